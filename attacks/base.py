@@ -7,7 +7,7 @@ attack's scorer (`securecluster.attacks.scoring`) compares a guess with it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
+from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import Party
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.privacy.masking.key_agreement import Secrets
+from securecluster.protections import protection
 
 if TYPE_CHECKING:
     from securecluster.attacks.scoring import Scorer
@@ -29,16 +32,19 @@ if TYPE_CHECKING:
 
 # protections that a run may claim of fields of clients' replies
 MASK = "a mask"
-SUMS = "secure sums"
-HIDDEN_PAIRS = "sums or encryption of pairs"
+SUMS = protection.HIDDEN_SUMS
+HIDDEN_PAIRS = protection.HIDDEN_PAIRS
 SEALS = "seals"
-ENCRYPTION = "encryption for a key authority"
+ENCRYPTION = protection.ENCRYPTION
 NOISE = "clients' noise"
 PROTECTIONS = frozenset({MASK, SUMS, HIDDEN_PAIRS, SEALS, ENCRYPTION, NOISE})
 # what an attack or its scorer may need that not every run has
 TRUE_CLUSTERS = "true clusters"
 TAPS = "replies before any protection"
 REQUIREMENTS = frozenset({TRUE_CLUSTERS, TAPS})
+# reasons that several attacks have not to be applicable
+NO_LABELS = "not applicable: the clients' data have no labels"
+NO_SAMPLES = "not applicable: the adversary has no samples to ask about"
 
 
 class View(ABC):
@@ -120,7 +126,44 @@ class Knowledge:
     width: int
     weighted: frozenset[str] = frozenset()
     colluders: Mapping[int, Colluder] = field(default_factory=dict)
-    samples: tuple[NDArray[Any], NDArray[Any]] | None = None
+    samples: tuple[Array, Array] | None = None
+
+    @property
+    def clients(self) -> int:
+        """Return the number of the run's clients."""
+        return int(self.config["clients"])
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes."""
+        return int(self.config["classes"])
+
+    @property
+    def dimension(self) -> int:
+        """Return the number d of the network's parameters."""
+        return self.network.dimension
+
+    @property
+    def mask(self) -> str:
+        """Return the name of the mask of updates, "none" without one."""
+        return str(self.config.get("mask", "none"))
+
+    @property
+    def has_labels(self) -> bool:
+        """Return True if the clients' data have labels."""
+        return self.network.objective.kind == "classification"
+
+    @property
+    def inputs(self) -> Array:
+        """Return X of the public samples, which there must be."""
+        assert self.samples is not None
+        return np.asarray(self.samples[0])
+
+    @property
+    def labels(self) -> Array:
+        """Return y of the public samples, which there must be."""
+        assert self.samples is not None
+        return np.asarray(self.samples[1])
 
     def parameters(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the parameters that the coordinates of unmasked rows belong to.
@@ -131,9 +174,9 @@ class Knowledge:
         Returns:
             Tensors (…, *shape) by the parameters' names.
         """
-        d = self.network.dimension
         # masks may pad rows beyond d; `views` splits exactly d contiguous coordinates
-        return self.network.views(rows[..., :d].contiguous())
+        unpadded = rows[..., : self.dimension].contiguous()
+        return self.network.views(unpadded)
 
     @cached_property
     def slices(self) -> dict[str, slice]:
@@ -197,6 +240,19 @@ class Truth:
         labels = np.asarray(self.federation.shards[client].y)
         return np.bincount(labels, minlength=self.federation.classes)
 
+    def tapped_rows(self, field: str) -> Iterator[tuple[Tap, int, torch.Tensor]]:
+        """Yield the rows of a field of replies, each with its tap and its client's number.
+
+        Args:
+            field: of the replies; those that have none are left out.
+        """
+        for tap in self.taps:
+            rows = getattr(tap.reply, field, None)
+            if not isinstance(rows, Rows):
+                continue
+            for client, row in zip(tap.ids, rows.values, strict=True):
+                yield tap, client, row
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -213,6 +269,19 @@ class Guess:
     values: Mapping[Any, Any]
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def listed(self) -> list[Any]:
+        """Return the guesses in the order of their subjects."""
+        return list(self.values.values())
+
+    def beside(self, others: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield the guess about each subject beside something else.
+
+        Args:
+            others: one thing for each subject.
+        """
+        return zip(self.values.values(), others, strict=True)
+
 
 class Attack(ABC):
     """Attack on what some parties observed.
@@ -226,6 +295,7 @@ class Attack(ABC):
         needs: one sentence on what the adversary must observe and know.
         anonymous: True if the attack works on an anonymous view.
         scorer: compares the guess with the truth.
+        further: other scores of the same guess.
         requires: what it or its scorer needs that not every run has, of `REQUIREMENTS`.
         reads: names of the fields of clients' replies that it reads; empty for all.
         hidden_by: protections, of `PROTECTIONS`, that are said to hide what it guesses where they
@@ -240,6 +310,7 @@ class Attack(ABC):
     needs: ClassVar[str]
     anonymous: ClassVar[bool] = False
     scorer: ClassVar[Scorer]
+    further: ClassVar[tuple[Scorer, ...]] = ()
     requires: ClassVar[Collection[str]] = frozenset()
     reads: ClassVar[Collection[str]] = frozenset()
     hidden_by: ClassVar[Collection[str]] = frozenset()

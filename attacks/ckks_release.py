@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.attacks.base import ENCRYPTION, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
-from securecluster.privacy.homomorphic.ciphers import CiphertextSum, SecretCipher
-from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
-from securecluster.privacy.homomorphic.parameters import CKKS, Parameters
+from securecluster.protections.encryption.ciphers import CiphertextSum, SecretCipher
+from securecluster.protections.encryption.packing import FieldShape, Layout, pack, unpack
+from securecluster.protections.encryption.parameters import CKKS, Parameters
 
 
 class Textbook(Parameters):
@@ -47,8 +47,6 @@ SUMS = 2
 FIXED_64 = 1
 LENGTH_DELIMITED = 2
 MIRROR = slice(None, None, -1)  # root 1/ω of root i is root N - 1 - i
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,7 @@ class KeyCoefficients(Scorer):
             guess: coefficients by number.
             truth: of the run, unused.
         """
-        keys = np.array(list(guess.values.values()), object)
+        keys = np.array(guess.listed, object)
         right: Array = (keys == guess.details["secret"]).astype(float)
         return right
 
@@ -261,7 +259,7 @@ class KeyCoefficients(Scorer):
             truth: of the run, unused.
             draw: of the order.
         """
-        keys = np.array(list(guess.values.values()), object)
+        keys = np.array(guess.listed, object)
         right: Array = (keys == draw.permutation(guess.details["secret"])).astype(float)
         return right
 
@@ -277,7 +275,7 @@ class CkksRelease(Attack):
     source = "Li and Micciancio 2021, On the Security of Homomorphic Encryption"
     needs = "two released sums of ciphertexts, and the ciphertexts"
     scorer = KeyCoefficients()
-    hidden_by = frozenset({ENCRYPTION})
+    hidden_by = (ENCRYPTION,)
     of_mechanism = True
 
     def __init__(self, exact: bool = True) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Knowledge, View
+from securecluster.attacks.arrays import as_array
+from securecluster.attacks.base import NO_SAMPLES, Knowledge, View
 from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -33,8 +34,8 @@ def why_not(view: View, knowledge: Knowledge) -> str | None:
         knowledge: what it knows besides.
     """
     if knowledge.samples is None:
-        return "not applicable: the adversary has no samples to ask about"
-    if knowledge.config.get("mask", "none") != "none":
+        return NO_SAMPLES
+    if knowledge.mask != "none":
         return "not applicable: no model can be evaluated under a mask"
     if len(first_models(view, knowledge)) < FEWEST:
         return "not applicable: no single updates of a first round were observed"
@@ -67,7 +68,7 @@ def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    d = knowledge.network.dimension
+    d = knowledge.dimension
     alone = _trained_alone(view)
     choices = _first_choices(view)
     models: dict[int, ShownModel] = {}
@@ -77,8 +78,9 @@ def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
             continue
         steps: tuple[int, ...] = ()
         if update.method == SENT_ALONE:
+            calls = alone.get(client, [])
             # calls after this upload trained other models
-            steps = tuple(step for step in alone.get(client, ()) if step < update.step)
+            steps = tuple(step for step in calls if step < update.step)
         elif update.round == 1:
             steps = (update.step,)
         if steps:
@@ -109,9 +111,10 @@ def _first_choices(view: View) -> dict[int, int]:
     choices: dict[int, int] = {}
     for message in view.messages(CHOICE, 1):
         chosen = getattr(message.content, "model", None)
-        client = message.sender.index
-        if chosen is not None and message.sender.kind == "client" and client is not None:
-            choices.setdefault(client, int(chosen.values[0]))
+        sender = message.sender
+        if chosen is not None and sender.kind == "client" and sender.index is not None:
+            number = int(chosen.values[0])
+            choices.setdefault(sender.index, number)
     return choices
 
 
@@ -122,7 +125,10 @@ def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    return {client: shown.model for client, shown in shown_models(view, knowledge).items()}
+    models = {}
+    for client, shown in shown_models(view, knowledge).items():
+        models[client] = shown.model
+    return models
 
 
 def _trained_alone(view: View) -> dict[int, list[int]]:
@@ -152,12 +158,12 @@ def candidate_losses(
         knowledge: with the candidates as its samples.
         samples: in place of the candidates' own samples, with the same labels, (candidates, …).
     """
-    assert knowledge.samples is not None
     if samples is None:
-        samples = np.asarray(knowledge.samples[0])
+        samples = knowledge.inputs
+    network = knowledge.network
     x = torch.as_tensor(samples).to(model)
-    y = torch.as_tensor(np.asarray(knowledge.samples[1]))
+    y = torch.as_tensor(knowledge.labels)
     with torch.no_grad():
-        outputs = knowledge.network.call(knowledge.parameters(model), x)
-        losses = knowledge.network.objective.losses(outputs, y)
-    return np.asarray(losses.double().cpu().numpy())
+        outputs = network.call(knowledge.parameters(model), x)
+        losses = network.objective.losses(outputs, y)
+    return as_array(losses)

@@ -17,20 +17,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.arrays import Array
+from securecluster.attacks.base import NO_LABELS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.client_models import candidate_losses
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 from securecluster.data.federation import Shard
 from securecluster.data.transforms import TURNS
 from securecluster.errors import UsageError
-
-Array = NDArray[Any]
 
 MAJORITY_CLASS = "majority class"
 ROTATION = "rotation"
@@ -83,8 +81,8 @@ class MajorityClass(Property):
         Args:
             knowledge: of the configuration.
         """
-        if knowledge.network.objective.kind != "classification":
-            return "not applicable: the clients' data have no labels"
+        if not knowledge.has_labels:
+            return NO_LABELS
         return None
 
     def of_client(self, truth: Truth, client: int) -> int:
@@ -111,10 +109,10 @@ class MajorityClass(Property):
             model: (d,).
             knowledge: with public samples.
         """
-        assert knowledge.samples is not None
-        x = torch.as_tensor(np.asarray(knowledge.samples[0])).to(model)
+        x = torch.as_tensor(knowledge.inputs).to(model)
+        parameters = knowledge.parameters(model)
         with torch.no_grad():
-            outputs = knowledge.network.call(knowledge.parameters(model), x)
+            outputs = knowledge.network.call(parameters, x)
         # a model trained on unbalanced classes shifts its predictions towards the frequent ones
         mean_prediction = outputs.double().softmax(-1).mean(0)
         return int(mean_prediction.argmax())
@@ -171,13 +169,13 @@ class Rotation(Property):
             model: (d,).
             knowledge: with public samples.
         """
-        assert knowledge.samples is not None
-        x = np.asarray(knowledge.samples[0])
+        x = knowledge.inputs
         losses = []
         for turns in range(4):
             # torch takes no arrays with negative strides, which rot90 returns: hence the copy
             turned = np.rot90(x, turns, axes=(-2, -1)).copy()
-            losses.append(candidate_losses(model, knowledge, turned).mean())
+            loss = candidate_losses(model, knowledge, turned).mean()
+            losses.append(loss)
         return int(np.argmin(losses))
 
 
@@ -200,7 +198,8 @@ class PropertiesFound(Scorer):
             guess: properties by client; its quantity is the name of the property.
             truth: of the run.
         """
-        return np.asarray(self._guessed(guess) == self._true(guess, truth), dtype=float)
+        true = self._true(guess, truth)
+        return np.asarray(self._guessed(guess) == true, dtype=float)
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
         """Return the same for the better guess that needs no clusters.
@@ -216,11 +215,12 @@ class PropertiesFound(Scorer):
         return np.asarray(max(permuted, commonest, key=np.sum), dtype=float)
 
     def _guessed(self, guess: Guess) -> Array:
-        return np.asarray(list(guess.values.values()))
+        return np.asarray(guess.listed)
 
     def _true(self, guess: Guess, truth: Truth) -> Array:
         described = PROPERTIES[guess.quantity]
-        return np.asarray([described.of_client(truth, client) for client in guess.values])
+        properties = [described.of_client(truth, client) for client in guess.values]
+        return np.asarray(properties)
 
 
 class ClusterProperty(Attack):
@@ -240,7 +240,7 @@ class ClusterProperty(Attack):
         "the clients' clusters; and clients whose property is known, or public samples and "
         "clusters' models without a mask"
     )
-    scorer: ClassVar[Scorer] = PropertiesFound()
+    scorer = PropertiesFound()
 
     def __init__(
         self, described: str = MAJORITY_CLASS, public: Mapping[int, int] | None = None
@@ -286,7 +286,8 @@ class ClusterProperty(Attack):
         members: dict[int, list[int]] = {}
         for client, cluster in view.clusters.items():
             if client in known_properties:
-                members.setdefault(cluster, []).append(known_properties[client])
+                properties = members.setdefault(cluster, [])
+                properties.append(known_properties[client])
         for cluster, properties in members.items():
             of_cluster[cluster] = _commonest(properties)
         # fallback for clusters about which nothing is known
@@ -323,21 +324,25 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    if knowledge.config.get("mask", "none") != "none":
+    if knowledge.mask != "none":
         return {}
     models: dict[int, torch.Tensor] = {}
     for message in view.messages():
         content: Any = message.content
-        client = message.receiver.index
+        receiver = message.receiver
         # IFCA's averages are of several models at once
         if not getattr(content, "absolute", False) or hasattr(content, "models"):
             continue
-        if message.receiver.kind != "client" or client is None or client not in view.clusters:
+        if receiver.kind != "client" or receiver.index is None:
+            continue
+        if receiver.index not in view.clusters:
             continue
         # an absolute message holds displacements from θ_0; the last one is the newest model
-        rows = content.means.table[list(content.means.picks[0])]
-        if len(rows) and rows.shape[-1] == knowledge.network.dimension:
-            models[view.clusters[client]] = knowledge.initial + rows[-1].to(knowledge.initial)
+        chosen = list(content.means.picks[0])
+        rows = content.means.table[chosen]
+        if len(rows) and rows.shape[-1] == knowledge.dimension:
+            cluster = view.clusters[receiver.index]
+            models[cluster] = knowledge.initial + rows[-1].to(knowledge.initial)
     return models
 
 

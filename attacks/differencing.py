@@ -10,60 +10,28 @@ approximately in consecutive rounds with a small learning rate.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.scoring import AgainstOthers
+from securecluster.attacks.views import observed_sums
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Rows
-from securecluster.runtime.endpoint import SUM
 
-Array = NDArray[Any]
 Subject = tuple[str, int, int]  # method, step of the call, number of the client
 
 
-@dataclass(frozen=True)
-class GroupSum:
-    """Sum of the updates of some clients.
-
-    Args:
-        method: client method that was called.
-        round: the protocol's round.
-        step: number of the call.
-        members: the clients.
-        row: their sum, (width,).
-    """
-
-    method: str
-    round: int
-    step: int
-    members: frozenset[int]
-    row: torch.Tensor
-
-
-class RecoveredUpdates(Scorer):
+class RecoveredUpdates(AgainstOthers):
     """Cosine of recovered updates with the true ones."""
 
     metric = "cosine of the recovered update with the true one"
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return the cosine of each guess, (n,).
+    def others(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> list[Subject]:
+        """Return for each update that of another client of its call.
 
-        Args:
-            guess: updates by method, call and client.
-            truth: of the run, with taps.
-        """
-        return self._cosines(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the cosines with updates of other clients of the same calls.
-
-        What the updates of all clients have in common is no success of the attack.
+        Updates of one call have a common part: only what goes beyond it is a success.
 
         Args:
             guess: updates by method, call and client.
@@ -73,22 +41,31 @@ class RecoveredUpdates(Scorer):
         updates = _true_updates(truth)
         others = []
         for method, step, client in guess.values:
-            same_call = [
-                subject
-                for subject in updates
-                if subject[:2] == (method, step) and subject[2] != client
-            ]
-            others.append(same_call[draw.integers(len(same_call))])
-        return self._cosines(guess, truth, others)
+            same_call = []
+            for subject in updates:
+                if subject[:2] == (method, step) and subject[2] != client:
+                    same_call.append(subject)
+            chosen = draw.integers(len(same_call))
+            others.append(same_call[chosen])
+        return others
 
-    def _cosines(self, guess: Guess, truth: Truth, subjects: list[Subject]) -> Array:
-        """Return the cosines with the updates of the given subjects, in the guess's order."""
+    def compared(self, guess: Guess, truth: Truth, subjects: list[Subject]) -> Array:
+        """Return the cosine of each guess with a client's update, (n,).
+
+        Args:
+            guess: updates by method, call and client.
+            truth: of the run, with taps.
+            subjects: one for each guess.
+        """
         updates = _true_updates(truth)
         cosines = []
-        for row, subject in zip(guess.values.values(), subjects, strict=True):
+        for row, subject in guess.beside(subjects):
             true = updates[subject]
-            length = float(row.norm() * true.norm())
-            cosines.append(float(row @ true) / length if length > 0 else 0.0)
+            lengths = float(row.norm() * true.norm())
+            cosine = 0.0
+            if lengths > 0:
+                cosine = float(row @ true) / lengths
+            cosines.append(cosine)
         return np.asarray(cosines)
 
 
@@ -99,9 +76,9 @@ class Differencing(Attack):
     source = "Bonawitz et al. 2017, Practical Secure Aggregation; Denning 1980, on trackers"
     needs = "sums over two groups that differ in one client, under one mask or none"
     scorer = RecoveredUpdates()
-    requires = frozenset({TAPS})
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({SUMS})
+    requires = (TAPS,)
+    reads = ("delta",)
+    hidden_by = (SUMS,)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -110,7 +87,7 @@ class Differencing(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.config.get("mask", "none") != "none":
+        if knowledge.mask != "none":
             return "not applicable: sums of different calls have different masks"
         if not _differences(view, knowledge):
             return "not applicable: no two sums over groups that differ in one client were observed"
@@ -127,8 +104,12 @@ class Differencing(Attack):
 
 
 def _differences(view: View, knowledge: Knowledge) -> dict[Subject, torch.Tensor]:
-    """Return the difference of the two nearest sums for each client that they single out."""
-    sums = list(_sums(view, knowledge))
+    """Return by client and call its update, from the two sums that differ in it alone."""
+    sums = []
+    for observed in observed_sums(view, "delta"):
+        # sums of other things, such as losses, have another width
+        if observed.row.shape[-1] == knowledge.width:
+            sums.append(replace(observed, row=observed.row.double()))
     nearest: dict[Subject, tuple[int, torch.Tensor]] = {}
     for larger, smaller in itertools.permutations(sums, 2):
         lone = larger.members - smaller.members
@@ -145,28 +126,9 @@ def _differences(view: View, knowledge: Knowledge) -> dict[Subject, torch.Tensor
     return {subject: row for subject, (_, row) in nearest.items()}
 
 
-def _sums(view: View, knowledge: Knowledge) -> Iterator[GroupSum]:
-    """Yield the sums of updates that the view's parties got."""
-    for outcome in view.outcomes:
-        delta = getattr(outcome.content, "delta", None)
-        if outcome.verb != SUM or not isinstance(delta, Rows):
-            continue
-        rows = delta.values.double()
-        # sums of other things, such as losses, have another width
-        if rows.shape[-1] != knowledge.width:
-            continue
-        for row, group in zip(rows, outcome.groups, strict=True):
-            members = frozenset(group)
-            yield GroupSum(outcome.method, outcome.round, outcome.step, members, row)
-
-
 def _true_updates(truth: Truth) -> dict[Subject, torch.Tensor]:
-    """Return the updates before any protection, from the taps of the run."""
+    """Return the updates before any protection, by method, call and client."""
     updates: dict[Subject, torch.Tensor] = {}
-    for tap in truth.taps:
-        delta = getattr(tap.reply, "delta", None)
-        if not isinstance(delta, Rows):
-            continue
-        for row, client in zip(delta.values.double(), tap.ids, strict=True):
-            updates[tap.method, tap.step, client] = row
+    for tap, client, row in truth.tapped_rows("delta"):
+        updates[tap.method, tap.step, client] = row.double()
     return updates

@@ -14,6 +14,8 @@ direction is the statistic that guesses the coin.
 A bound above the ε that a ledger claims refutes the claim; one below proves nothing. Masks are left
 out of the repeated run, since ε does not count on them. `securecluster.attacks.release_audits` does
 the same for losses, Gram matrices, eigenvectors, and training with DP-SGD.
+
+A canary that comes after the noise is refused: it would not be of the mechanism.
 """
 
 from __future__ import annotations
@@ -272,7 +274,7 @@ class CanaryScorer(Scorer):
             guess: statistics by client.
             truth: of the run, with the tap of `with_canaries`.
         """
-        statistics = list(guess.values.values())
+        statistics = guess.listed
         coins = _coins(guess, truth)
         return np.asarray(list(zip(statistics, coins, strict=True)))
 
@@ -332,8 +334,7 @@ class TwoWorldScorer(CanaryScorer):
         Args:
             units: (m, 2).
         """
-        present = units[units[:, 1] == 1, 0]
-        absent = units[units[:, 1] == 0, 0]
+        present, absent = _worlds(units)
         if min(len(present), len(absent)) < FEWEST:
             return 0.0
         # Without noise the variance is that of rounding, and its estimate of μ is arbitrary.
@@ -356,8 +357,7 @@ class RateScorer(CanaryScorer):
         Args:
             units: (m, 2).
         """
-        present = units[units[:, 1] == 1, 0]
-        absent = units[units[:, 1] == 0, 0]
+        present, absent = _worlds(units)
         # one half of each world chooses a threshold, and the other is tested
         if min(len(present), len(absent)) < FEWEST:
             return 0.0
@@ -465,6 +465,12 @@ class TwoWorldAudit(OneRunAudit):
     scorer: ClassVar[Scorer] = TwoWorldScorer()
 
 
+def _worlds(units: Array) -> tuple[Array, Array]:
+    """Return the statistics of clients with canaries and of those without."""
+    statistics, coins = units.T
+    return statistics[coins == 1], statistics[coins == 0]
+
+
 def _coins(guess: Guess, truth: Truth) -> list[float]:
     """Return the coins of the guess's clients.
 
@@ -482,7 +488,7 @@ def _statistics(view: View, knowledge: Knowledge) -> dict[int, float]:
 
     A sum over clients has the noise of all of them where each adds its own, so it counts less.
     """
-    planted = canaries(int(knowledge.config["clients"]), knowledge.width).double()
+    planted = canaries(knowledge.clients, knowledge.width).double()
     statistics: dict[int, float] = {}
     for outcome in view.outcomes:
         delta = getattr(outcome.content, "delta", None)

@@ -2,6 +2,11 @@
 
 For research only. The functions run a protocol in memory with clients that are not as they should
 be, or without the protection that it has.
+
+Taps repeat the run: replies before any protection are those of the same run once more, which draws
+the same numbers, while an unprotected twin differs after its first round. A run with changed
+clients is kept in no folder. Active attacks ask clients that are made again from the run's
+configuration, and only if the adversary is a server.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.arrays import Array
+from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.gradient_matching import (
     MOST_SAMPLES,
     GradientProblem,
@@ -28,9 +29,9 @@ from securecluster.attacks.gradient_matching import (
     problems,
     signed_adam,
 )
-from securecluster.attacks.image_quality import Array, MeanPSNR, MeanSSIM, ShareRecognised
-from securecluster.attacks.label_counts import last_bias, mean_prediction
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.image_quality import MeanPSNR, MeanSSIM, ShareRecognised
+from securecluster.attacks.label_counts import NO_BIAS, last_bias, mean_prediction
+from securecluster.attacks.scoring import AgainstOthers, Scorer
 from securecluster.core.lazy_torch import torch
 
 NO_STEP = (
@@ -43,35 +44,32 @@ NEEDS = (
 )
 
 
-class ReadLabels(Scorer):
+class ReadLabels(AgainstOthers):
     """Share of labels that were read rightly on the way, without regard to their order."""
 
     metric = "share of labels read"
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return the share of each client, (n,).
+    def others(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> list[int]:
+        """Return for each client of a guess any one of the run.
 
         Args:
-            guess: with the labels of each client in its details.
+            guess: by client.
             truth: of the run.
-        """
-        return self._shares(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the shares if labels are those of random clients.
-
-        Args:
-            guess: with the labels of each client in its details.
-            truth: of the run.
-            draw: source of the shuffle.
+            draw: source of the clients.
         """
         clients = draw.integers(0, len(truth.federation), len(guess.values))
-        return self._shares(guess, truth, clients.tolist())
+        return [int(client) for client in clients]
 
-    def _shares(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        """Return the shares against the labels of the given clients, in the guess's order."""
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
+        """Return the share of each client's labels that a client holds, (n,).
+
+        Args:
+            guess: by client; its labels are among the details.
+            truth: of the run.
+            subjects: clients, one for each guess.
+        """
         shares = []
-        for client, other in zip(guess.values, clients, strict=True):
+        for client, other in zip(guess.values, subjects, strict=True):
             true = truth.label_counts(other)
             read = np.bincount(guess.details["labels"][client], minlength=len(true))
             # the size of the multisets' intersection
@@ -87,8 +85,8 @@ class GradientInversion(Attack):
     """
 
     scorer = MeanPSNR()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({MASK, SUMS})
+    reads = ("delta",)
+    hidden_by = (MASK, SUMS)
     further: ClassVar[tuple[Scorer, ...]] = (MeanSSIM(), ShareRecognised())
 
 
@@ -110,7 +108,8 @@ class AnalyticInversion(GradientInversion):
         """
         if _first_dense(knowledge) is None:
             return "not applicable: the network's first layer is not a dense one with a bias"
-        if not any(g.samples == 1 for g in observed_gradients(view, knowledge)):
+        gradients = observed_gradients(view, knowledge)
+        if not any(gradient.samples == 1 for gradient in gradients):
             return (
                 "not applicable: no single update of a first round with one step of SGD over one "
                 "sample was observed"
@@ -132,7 +131,9 @@ class AnalyticInversion(GradientInversion):
             if observed.samples != 1:
                 continue
             parameters = knowledge.parameters(observed.gradient)
-            sample = dense_input(parameters[f"{name}weight"], parameters[f"{name}bias"])
+            weight = parameters[f"{name}weight"]
+            bias = parameters[f"{name}bias"]
+            sample = dense_input(weight, bias)
             guesses[observed.client] = sample.view(1, *shape).numpy()
         return Guess("samples", guesses)
 
@@ -145,11 +146,14 @@ def dense_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         bias: gradient of its bias, (outputs,); zeros give zeros.
     """
     # Least squares over x of ‖weight − bias xᵀ‖²; the clamp keeps a zero gradient from giving NaN.
-    return bias @ weight / bias.square().sum().clamp_min(torch.finfo(bias.dtype).tiny)
+    smallest = torch.finfo(bias.dtype).tiny
+    return bias @ weight / bias.square().sum().clamp_min(smallest)
 
 
 def _first_dense(knowledge: Knowledge) -> str | None:
     """Return the prefix of the first layer's parameters, or None if it is not dense with a bias."""
+    numbers = int(np.prod(knowledge.config["shape"]))
+    names = knowledge.network.shapes
     for name, layer in knowledge.network.module.named_modules():
         # containers and activations have no parameters of their own
         if not list(layer.parameters(recurse=False)):
@@ -157,10 +161,10 @@ def _first_dense(knowledge: Knowledge) -> str | None:
         if not isinstance(layer, torch.nn.Linear) or layer.bias is None:
             return None
         prefix = f"{name}." if name else ""
-        takes_samples = layer.in_features == int(np.prod(knowledge.config["shape"]))
-        names = knowledge.network.shapes
         trained = f"{prefix}weight" in names and f"{prefix}bias" in names
-        return prefix if takes_samples and trained else None
+        if trained and layer.in_features == numbers:
+            return prefix
+        return None
     return None
 
 
@@ -187,10 +191,10 @@ class GradientMatching(GradientInversion):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.network.objective.kind != "classification":
-            return "not applicable: the clients' data have no labels"
+        if not knowledge.has_labels:
+            return NO_LABELS
         if last_bias(knowledge) is None:
-            return "not applicable: the network's last parameter is no bias with one entry a class"
+            return NO_BIAS
         if not observed_gradients(view, knowledge):
             return NO_STEP
         return None
@@ -206,6 +210,9 @@ class GradientMatching(GradientInversion):
         # Labels first: searching for them as well makes DLG unstable (Zhao et al. 2020).
         prediction = torch.from_numpy(mean_prediction(knowledge))
         labels = [guessed_labels(gradient, knowledge, prediction) for gradient in gradients]
+        by_client = {}
+        for gradient, read in zip(gradients, labels, strict=True):
+            by_client[gradient.client] = read.numpy()
         samples: dict[int, Any] = {}
         losses: dict[int, float] = {}
         for positions, problem in problems(gradients, labels, knowledge, self.restarts):
@@ -214,8 +221,8 @@ class GradientMatching(GradientInversion):
             for client, images, value in zip(clients, guesses, values, strict=True):
                 samples[client] = images.numpy()
                 losses[client] = value
-        by_client = {g.client: label.numpy() for g, label in zip(gradients, labels, strict=True)}
-        return Guess("samples", samples, {"labels": by_client, "losses": losses})
+        details = {"labels": by_client, "losses": losses}
+        return Guess("samples", samples, details)
 
     def _best(
         self, problem: GradientProblem, clients: list[int]
@@ -229,18 +236,22 @@ class GradientMatching(GradientInversion):
             draw = np.random.default_rng([self.seed, client])
             starts.append(draw.normal(0.5, 0.25, (self.restarts, numbers)))
         low, high = problem.bounds
-        start = low + (high - low) * torch.from_numpy(np.concatenate(starts))
+        drawn = torch.from_numpy(np.concatenate(starts))
+        start = low + (high - low) * drawn
         rows = self.search(problem, start)
-        values = self.losses(problem, rows).detach().view(len(clients), self.restarts)
+        losses = self.losses(problem, rows).detach()
+        values = losses.view(len(clients), self.restarts)
         # a search that diverged is no minimum
         values = torch.where(values.isfinite(), values, torch.inf)
         best = values.argmin(1)
-        images = rows.clamp(low, high).view(len(clients), self.restarts, count, *problem.shape)
+        inside = rows.clamp(low, high)
+        images = inside.view(len(clients), self.restarts, count, *problem.shape)
         candidates = []
         smallest = []
         for k, winner in enumerate(best.tolist()):
             candidates.append(images[k, winner])
-            smallest.append(float(values[k, winner]))
+            value = float(values[k, winner])
+            smallest.append(value)
         return candidates, smallest
 
     @abstractmethod

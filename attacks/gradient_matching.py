@@ -3,6 +3,8 @@
 A client that makes one step of SGD over all of its samples sends −η times its gradient at a model
 that the server knows. Attacks look for samples with that gradient, all clients at once: their
 models are stacked, and the searches are independent.
+
+Each client's search has step lengths of its own, and ends where it would end alone.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from securecluster.training.config import LocalTraining
 NUMBERS = 1 << 23  # of all stacked models at once, which bounds memory
 MOST_SAMPLES = 8  # of one step: with more, matching one gradient is hopeless at this cost
 MOST_CLIENTS = 20  # that are attacked
+SMALLEST = 1e-30  # norm of a gradient
+MOST_HALVINGS = 20  # of the length of a step
+ARMIJO = 1e-4  # share of the decrease that a slope promises, which is enough
+CURVED = 1e-12  # cosine of a step and the change of the slope, below which it tells no curvature
 
 Losses = Callable[["torch.Tensor"], "torch.Tensor"]
 
@@ -63,8 +69,9 @@ def observed_gradients(view: View, knowledge: Knowledge) -> list[ObservedGradien
         if plan.number(samples) != 1 or samples > MOST_SAMPLES:
             continue
         # one step of SGD from θ_0 is Δ = −η·∇L(θ_0), so the gradient is −Δ/η
-        row = update.row[: knowledge.network.dimension].double().cpu()
-        gradients[client] = ObservedGradient(client, -row / float(config["lr"]), samples)
+        row = update.row[: knowledge.dimension].double().cpu()
+        gradient = -row / float(config["lr"])
+        gradients[client] = ObservedGradient(client, gradient, samples)
     return list(gradients.values())[:MOST_CLIENTS]
 
 
@@ -81,14 +88,15 @@ def guessed_labels(
         knowledge: of the network, whose last parameter is a bias with one entry a class.
         prediction: mean prediction of the network at θ_0, (classes,).
     """
-    classes = int(knowledge.config["classes"])
+    classes = knowledge.classes
     bias = gradient.gradient[-classes:]
     if gradient.samples == 1:
         return bias.argmin()[None]
     # ∂L/∂b_c = p̄_c − n_c/n (Geng et al. 2021; see `label_counts`)
     shares = (prediction - bias).numpy()
     counts = rounded(shares, gradient.samples)
-    return torch.from_numpy(np.repeat(np.arange(classes), counts))
+    labels = np.repeat(np.arange(classes), counts)
+    return torch.from_numpy(labels)
 
 
 @dataclass(frozen=True)
@@ -118,19 +126,21 @@ class GradientProblem:
             samples: (b, n·numbers of a sample).
         """
         searches, count = self.labels.shape
+        network = self.network
         x = samples.view(searches, count, *self.shape)
         rows = self.start.expand(searches, -1).clone().requires_grad_()
-        views = self.network.views(rows)
-        if self.network.together:
-            outputs = self.network.stacked(views, x)
+        views = network.views(rows)
+        if network.together:
+            outputs = network.stacked(views, x)
         else:
             single = []
             for n in range(searches):
                 parameters = {name: view[n] for name, view in views.items()}
-                single.append(self.network.call(parameters, x[n]))
+                output = network.call(parameters, x[n])
+                single.append(output)
             outputs = torch.stack(single)
         flat = outputs.flatten(0, 1)
-        losses = self.network.objective.losses(flat, self.labels.flatten())
+        losses = network.objective.losses(flat, self.labels.flatten())
         means = losses.view(searches, count).mean(1)
         # Searches are independent, so the gradient of their sum holds every search's own gradient.
         # The search differentiates it once more, by the samples: hence create_graph.
@@ -143,8 +153,10 @@ class GradientProblem:
         Args:
             samples: (b, n·numbers of a sample).
         """
-        errors = (self.gradients_of(samples) - self.gradients).square().sum(1)
-        return errors / self.gradients.square().sum(1).clamp_min(1e-30)
+        differences = self.gradients_of(samples) - self.gradients
+        errors = differences.square().sum(1)
+        norms = self.gradients.square().sum(1)
+        return errors / norms.clamp_min(SMALLEST)
 
     def cosine_distances(self, samples: torch.Tensor) -> torch.Tensor:
         """Return each search's 1 − cos of gradients, (b,).
@@ -153,9 +165,8 @@ class GradientProblem:
             samples: (b, n·numbers of a sample).
         """
         gradients = self.gradients_of(samples)
-        return 1 - torch.nn.functional.cosine_similarity(
-            gradients, self.gradients, dim=1, eps=1e-30
-        )
+        cosine_similarity = torch.nn.functional.cosine_similarity
+        return 1 - cosine_similarity(gradients, self.gradients, dim=1, eps=SMALLEST)
 
     def variation(self, samples: torch.Tensor) -> torch.Tensor:
         """Return each search's total variation, (b,): mean difference of neighbouring pixels.
@@ -167,11 +178,11 @@ class GradientProblem:
         """
         if len(self.shape) != 3:
             return samples.new_zeros(len(samples))
-        x = samples.view(len(samples), -1, *self.shape)
+        images = samples.view(len(samples), -1, *self.shape)
         # anisotropic total variation: vertical and horizontal differences count separately
-        vertical = x.diff(dim=-2).abs().flatten(1)
-        horizontal = x.diff(dim=-1).abs().flatten(1)
-        return vertical.mean(1) + horizontal.mean(1)
+        vertical = images.diff(dim=-2).abs()
+        horizontal = images.diff(dim=-1).abs()
+        return vertical.flatten(1).mean(1) + horizontal.flatten(1).mean(1)
 
 
 def problems(
@@ -192,8 +203,11 @@ def problems(
         The positions in `gradients` of each problem's clients, and the problem: it has `restarts`
         searches in a row for every client.
     """
-    network = knowledge.network.to(torch.device("cpu"), torch.float64)
+    cpu = torch.device("cpu")
+    network = knowledge.network.to(cpu, torch.float64)
     start = knowledge.initial.double().cpu()
+    shape = tuple(knowledge.config["shape"])
+    bounds = _bounds(knowledge)
     together = max(1, NUMBERS // (network.dimension * restarts))
     by_count: dict[int, list[int]] = {}
     for position, gradient in enumerate(gradients):
@@ -203,15 +217,10 @@ def problems(
         for first in range(0, len(positions), together):
             chosen = positions[first : first + together]
             rows = torch.stack([gradients[k].gradient for k in chosen])
+            rows = rows.repeat_interleave(restarts, 0)
             targets = torch.stack([labels[k] for k in chosen])
-            problem = GradientProblem(
-                network,
-                start,
-                rows.repeat_interleave(restarts, 0),
-                targets.repeat_interleave(restarts, 0),
-                tuple(knowledge.config["shape"]),
-                _bounds(knowledge),
-            )
+            targets = targets.repeat_interleave(restarts, 0)
+            problem = GradientProblem(network, start, rows, targets, shape, bounds)
             grouped.append((chosen, problem))
     return grouped
 
@@ -220,8 +229,8 @@ def _bounds(knowledge: Knowledge) -> tuple[float, float]:
     """Return the least and largest value of public samples, or 0 and 1 without any."""
     if knowledge.samples is None:
         return (0.0, 1.0)
-    samples = np.asarray(knowledge.samples[0])
-    return (float(samples.min()), float(samples.max()))
+    inputs = knowledge.inputs
+    return (float(inputs.min()), float(inputs.max()))
 
 
 def lbfgs(losses: Losses, start: torch.Tensor, steps: int, history: int = 20) -> torch.Tensor:
@@ -249,13 +258,14 @@ def lbfgs(losses: Losses, start: torch.Tensor, steps: int, history: int = 20) ->
         direction = _direction(slope, moves, changes, inverses)
         descent = (direction * slope).sum(1)
         # A poor estimate of the curvature may point uphill: fall back to steepest descent.
-        uphill = descent >= 0
-        direction = torch.where(uphill[:, None], -slope, direction)
+        uphill = (descent >= 0)[:, None]
+        direction = torch.where(uphill, -slope, direction)
         descent = (direction * slope).sum(1)
         length = torch.ones_like(value)
         # the first step has no curvature to scale it
         if not moves:
-            length = 1 / slope.abs().sum(1).clamp_min(1)
+            steepness = slope.abs().sum(1)
+            length = 1 / steepness.clamp_min(1)
         x_next, accepted = _backtracked(losses, x, value, direction, descent, length)
         if not bool(accepted.any()):
             if not moves:
@@ -267,8 +277,9 @@ def lbfgs(losses: Losses, start: torch.Tensor, steps: int, history: int = 20) ->
         change = slope_next - slope
         product = (move * change).sum(1)
         # a pair with sᵀy ≤ 0 would make H indefinite, so that −H·slope need not descend
-        curved = product > 1e-12 * move.norm(dim=1) * change.norm(dim=1)
-        inverse = torch.where(curved, 1 / torch.where(curved, product, 1.0), 0.0)
+        curved = product > CURVED * move.norm(dim=1) * change.norm(dim=1)
+        divisor = torch.where(curved, product, 1.0)
+        inverse = torch.where(curved, 1 / divisor, 0.0)
         moves.append(move)
         changes.append(change)
         inverses.append(inverse)
@@ -296,7 +307,8 @@ def _direction(
     """Return −H·slope, (b, n), by the two loops over stored pairs."""
     direction = -slope
     weights = []
-    for move, change, inverse in reversed(list(zip(moves, changes, inverses, strict=True))):
+    pairs = list(zip(moves, changes, inverses, strict=True))
+    for move, change, inverse in reversed(pairs):
         weight = inverse * (move * direction).sum(1)
         direction = direction - weight[:, None] * change
         weights.append(weight)
@@ -305,10 +317,12 @@ def _direction(
         squared = changes[-1].square().sum(1)
         product = (moves[-1] * changes[-1]).sum(1)
         counts = (inverses[-1] > 0) & (squared > 0)
-        scale = torch.where(counts, product / torch.where(counts, squared, 1.0), 1.0)
+        divisor = torch.where(counts, squared, 1.0)
+        scale = torch.where(counts, product / divisor, 1.0)
         direction = direction * scale[:, None]
-    pairs = zip(moves, changes, inverses, reversed(weights), strict=True)
-    for move, change, inverse, weight in pairs:
+    weights.reverse()
+    for pair, weight in zip(pairs, weights, strict=True):
+        move, change, inverse = pair
         correction = weight - inverse * (change * direction).sum(1)
         direction = direction + correction[:, None] * move
     return direction
@@ -325,13 +339,15 @@ def _backtracked(
     """Return rows after a step that decreases their losses, and which rows moved."""
     accepted = torch.zeros_like(value, dtype=torch.bool)
     result = x
-    for _ in range(20):
+    for _ in range(MOST_HALVINGS):
         trial = x + length[:, None] * direction
         # cosine and squared errors are of gradients, which need autograd even for a value alone
         with torch.enable_grad():
-            trial_value = losses(trial.detach().requires_grad_()).detach()
+            leaf = trial.detach().requires_grad_()
+            trial_value = losses(leaf).detach()
         # Armijo's condition of sufficient decrease, for each search with its own step length
-        enough = trial_value <= value + 1e-4 * length * descent
+        highest = value + ARMIJO * length * descent
+        enough = trial_value <= highest
         new = enough & ~accepted & (descent < 0)
         result = torch.where(new[:, None], trial, result)
         accepted = accepted | new

@@ -21,35 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securecluster.attacks.base import TAPS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.label_counts import (
-    MisplacedLabels,
-    last_bias,
-    least_steps,
-    local_steps,
-    mean_prediction,
-    normalised,
-    rounded,
-)
-from securecluster.attacks.scoring import Scorer
-from securecluster.attacks.signatures import (
-    OWN_MEMBERSHIP,
-    TYPICAL_SIZE,
-    OwnSampleMembership,
-    PublicRows,
-    mean_ratios,
-)
+from securecluster.attacks import label_counts, signatures
+from securecluster.attacks.arrays import Array, as_array
+from securecluster.attacks.base import NO_SAMPLES, TAPS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import AgainstOthers, Scorer, cosine
 from securecluster.clustering import noisy_centres
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
 from securecluster.runtime.endpoint import SUM
-
-Array = NDArray[Any]
 
 POINT = "point"  # fields of sums
 BLOCKS = "blocks"
@@ -57,6 +40,7 @@ SOURCE = "Denning 1980, on trackers; on these sums not in a paper"
 NEEDS = "sums over two groups that differ in one client, such as those of a run before it left"
 NO_PAIR = "not applicable: no two sums over groups that differ in one client were observed"
 FIRST_ROUND = 1
+ROUNDING = 1e-9  # singular values, relative to the largest, below which they are rounding
 MOST_DIRECTIONS = 128  # of gradients, in which candidates are compared
 
 
@@ -124,7 +108,7 @@ class TwoSums(Attack):
         """
         if knowledge.protocol != self.protocol:
             return "not applicable: clients are not clustered by sums of hidden"
-        if self.field == BLOCKS and knowledge.config.get("mask", "none") != "none":
+        if self.field == BLOCKS and knowledge.mask != "none":
             return "not applicable: updates are under masks, which are not those of another sum"
         if not self.differences(view):
             return NO_PAIR
@@ -156,22 +140,13 @@ class TwoSums(Attack):
         return dict(sorted(by_client.items()))
 
 
-class RecoveredPoints(Scorer):
+class RecoveredPoints(AgainstOthers):
     """Cosine of recovered points with the true ones."""
 
     metric = "cosine of the recovered point with the true one"
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return the cosine of each guess, (n,).
-
-        Args:
-            guess: points by client.
-            truth: of the run, with taps.
-        """
-        return self._cosines(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the cosines with points of other clients.
+    def others(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> list[int]:
+        """Return for each client of a guess any other one that sent a point.
 
         Args:
             guess: points by client.
@@ -183,17 +158,20 @@ class RecoveredPoints(Scorer):
         others = []
         for client in guess.values:
             possible = [other for other in clients if other != client]
-            others.append(possible[draw.integers(len(possible))])
-        return self._cosines(guess, truth, others)
+            chosen = draw.integers(len(possible))
+            others.append(possible[chosen])
+        return others
 
-    def _cosines(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        """Return the cosines with the points of the given clients, in the guess's order."""
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
+        """Return the cosine of each guess with a client's point, (n,).
+
+        Args:
+            guess: points by client.
+            truth: of the run, with taps.
+            subjects: clients, one for each guess.
+        """
         points = _true_rows(truth, POINT)
-        cosines = []
-        for row, client in zip(guess.values.values(), clients, strict=True):
-            true = points[client]
-            length = float(np.linalg.norm(row) * np.linalg.norm(true))
-            cosines.append(float(row @ true) / length if length > 0 else 0.0)
+        cosines = [cosine(row, points[client].ravel()) for row, client in guess.beside(subjects)]
         return np.asarray(cosines)
 
 
@@ -228,7 +206,7 @@ class RightClusters(Scorer):
 
     def _clusters(self, guess: Guess, truth: Truth) -> tuple[Array, Array]:
         """Return the guessed and the true clusters of the clients that have one."""
-        blocks = _true_rows(truth, BLOCKS, flat=False)
+        blocks = _true_rows(truth, BLOCKS)
         guessed = []
         true = []
         for client, cluster in guess.values.items():
@@ -237,7 +215,8 @@ class RightClusters(Scorer):
             guessed.append(cluster)
             # A client fills the block of its own cluster and leaves the others at zero.
             magnitudes = np.abs(blocks[client]).sum(1)
-            true.append(int(magnitudes.argmax()))
+            filled = int(magnitudes.argmax())
+            true.append(filled)
         return np.asarray(guessed), np.asarray(true)
 
 
@@ -247,7 +226,7 @@ class HiddenDifferencing(TwoSums):
     name = "hidden-differencing"
     needs = NEEDS
     scorer = RecoveredPoints()
-    requires = frozenset({TAPS})
+    requires = (TAPS,)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return recovered points (q,) by client.
@@ -256,8 +235,10 @@ class HiddenDifferencing(TwoSums):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        guesses = self.differences(view)
-        return Guess("points", {client: one.values for client, one in guesses.items()})
+        points = {}
+        for client, difference in self.differences(view).items():
+            points[client] = difference.values
+        return Guess("points", points)
 
 
 class HiddenCluster(TwoSums):
@@ -266,7 +247,7 @@ class HiddenCluster(TwoSums):
     name = "hidden-cluster"
     needs = f"{NEEDS}, and the public centres"
     scorer = RightClusters()
-    requires = frozenset({TAPS})
+    requires = (TAPS,)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -296,7 +277,8 @@ class HiddenCluster(TwoSums):
             point = noisy_centres.unit(difference.values[None])
             directions = noisy_centres.directions_from(point, mean)
             coordinates = noisy_centres.projections(directions, basis)
-            guesses[client] = int(noisy_centres.nearest_centres(coordinates, centres)[0])
+            (nearest,) = noisy_centres.nearest_centres(coordinates, centres)
+            guesses[client] = int(nearest)
         return Guess("clusters", guesses)
 
 
@@ -309,7 +291,7 @@ class HiddenLabelCounts(TwoSums):
         "counts"
     )
     needs = f"{NEEDS}, of a first round's updates without a mask, and the learning rate"
-    scorer = MisplacedLabels()
+    scorer = label_counts.MisplacedLabels()
     field = BLOCKS
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
@@ -319,8 +301,8 @@ class HiddenLabelCounts(TwoSums):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if last_bias(knowledge) is None:
-            return "not applicable: the network's last parameter is no bias with one entry a class"
+        if label_counts.last_bias(knowledge) is None:
+            return label_counts.NO_BIAS
         return super().applies(view, knowledge)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
@@ -330,22 +312,15 @@ class HiddenLabelCounts(TwoSums):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        name = last_bias(knowledge)
-        assert name is not None
-        prediction = mean_prediction(knowledge)
+        prediction = label_counts.mean_prediction(knowledge)
         lr = float(knowledge.config["lr"])
         guesses: dict[int, Array] = {}
         for client, difference in self.differences(view).items():
             update = _update(difference, knowledge)
             # Δb/η is about −steps·∂L/∂b, from which counts follow as in `label_counts`
-            gradients = knowledge.parameters(update)[name].numpy() / lr
+            gradients = label_counts.bias_of(knowledge, update) / lr
             size = _whole_size(difference)
-            if size:
-                steps = local_steps(knowledge, size)
-                guesses[client] = rounded(prediction + gradients / steps, size)
-            else:
-                steps = least_steps(prediction, gradients, int(knowledge.config["epochs"]))
-                guesses[client] = normalised(prediction + gradients / steps)
+            guesses[client] = label_counts.guessed_counts(knowledge, prediction, gradients, size)
         return Guess("label counts", guesses)
 
 
@@ -362,7 +337,7 @@ class HiddenMembership(TwoSums):
         f"{NEEDS}, of a first round's updates without a mask, and candidate samples, of which some "
         "may be clients' own"
     )
-    scorer = OwnSampleMembership()
+    scorer = signatures.OwnSampleMembership()
     field = BLOCKS
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
@@ -373,7 +348,7 @@ class HiddenMembership(TwoSums):
             knowledge: what it knows besides.
         """
         if knowledge.samples is None:
-            return "not applicable: the adversary has no samples to ask about"
+            return NO_SAMPLES
         return super().applies(view, knowledge)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
@@ -383,20 +358,21 @@ class HiddenMembership(TwoSums):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        assert knowledge.samples is not None
         gradients = candidate_gradients(knowledge)
         # A covariance in d dimensions cannot be estimated from a few hundred candidates.
         basis = _leading_rows(gradients, MOST_DIRECTIONS)
-        labels = np.asarray(knowledge.samples[1]).astype(np.int64)
-        public = PublicRows(gradients @ basis.T, labels, int(knowledge.config["classes"]))
+        labels = knowledge.labels.astype(np.int64)
+        public = signatures.PublicRows(gradients @ basis.T, labels, knowledge.classes)
         lr = float(knowledge.config["lr"])
         guesses = {}
         for client, difference in self.differences(view).items():
-            size = _whole_size(difference)
+            size = _whole_size(difference) or signatures.TYPICAL_SIZE
             # An update is −η times a sum of mean gradients; `mean_ratios` allows for its scale.
             mean_gradient = -_update(difference, knowledge).numpy() / lr
-            guesses[client] = mean_ratios(basis @ mean_gradient, public, size or TYPICAL_SIZE, 0.0)
-        return Guess(OWN_MEMBERSHIP, guesses, {"candidates": np.asarray(knowledge.samples[0])})
+            row = basis @ mean_gradient
+            guesses[client] = signatures.mean_ratios(row, public, size, 0.0)
+        details = {"candidates": knowledge.inputs}
+        return Guess(signatures.OWN_MEMBERSHIP, guesses, details)
 
 
 def candidate_gradients(knowledge: Knowledge) -> Array:
@@ -405,25 +381,28 @@ def candidate_gradients(knowledge: Knowledge) -> Array:
     Args:
         knowledge: with the candidates as its samples.
     """
-    assert knowledge.samples is not None
-    inputs = torch.as_tensor(np.asarray(knowledge.samples[0])).to(knowledge.initial)
-    labels = torch.as_tensor(np.asarray(knowledge.samples[1]))
+    network = knowledge.network
+    inputs = torch.as_tensor(knowledge.inputs).to(knowledge.initial)
+    labels = torch.as_tensor(knowledge.labels)
     rows = []
     # one at a time: per-sample gradients of all candidates at once may not fit into memory
     for x, y in zip(inputs, labels, strict=True):
         model = knowledge.initial.clone().requires_grad_()
-        outputs = knowledge.network.call(knowledge.parameters(model), x[None])
-        loss = knowledge.network.objective.losses(outputs, y[None]).sum()
+        parameters = knowledge.parameters(model)
+        outputs = network.call(parameters, x[None])
+        loss = network.objective.losses(outputs, y[None]).sum()
         (gradient,) = torch.autograd.grad(loss, model)
-        rows.append(_array(gradient))
+        rows.append(as_array(gradient))
     return np.stack(rows)
 
 
 def _leading_rows(rows: Array, count: int) -> Array:
     """Return orthonormal directions (count or fewer, d) in which rows vary most."""
-    _, scales, directions = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    centred = rows - rows.mean(0)
+    _, scales, directions = np.linalg.svd(centred, full_matrices=False)
     # directions of rounding errors alone would be scaled up by the inverse covariance
-    rank = int((scales > 1e-9 * scales[0]).sum())
+    is_direction = scales > ROUNDING * scales[0]
+    rank = int(is_direction.sum())
     return np.asarray(directions[: min(rank, count)])
 
 
@@ -435,7 +414,7 @@ def _sums(view: View, field: str) -> Iterator[ObservedSum]:
             continue
         weights = getattr(outcome.content, "weight", None)
         for position, group in enumerate(outcome.groups):
-            values = _array(rows.values[position])
+            values = as_array(rows.values[position])
             if field == BLOCKS:
                 # In the first round all clients train from θ_0, whatever block their update is in.
                 values = values.sum(0)
@@ -465,7 +444,7 @@ def _update(difference: Difference, knowledge: Knowledge) -> torch.Tensor:
     size = _whole_size(difference)
     if size:
         row = row / size
-    return row[: knowledge.network.dimension]
+    return row[: knowledge.dimension]
 
 
 def _whole_size(difference: Difference) -> int | None:
@@ -480,32 +459,16 @@ def _public_centres(view: View) -> tuple[Array, Array, Array] | None:
     for message in view.messages("assign"):
         centres = getattr(message.content, "centres", None)
         if centres is not None:
-            content = message.content
-            return _array(content.mean.value), _array(content.basis.value), _array(centres.value)
+            mean = as_array(message.content.mean.value)
+            basis = as_array(message.content.basis.value)
+            return mean, basis, as_array(centres.value)
     return None
 
 
-def _true_rows(truth: Truth, field: str, flat: bool = True) -> dict[int, Array]:
-    """Return by client its first row before any protection, from the taps of the run.
-
-    Args:
-        truth: with taps.
-        field: of the reply.
-        flat: False keeps the shape of a row.
-    """
+def _true_rows(truth: Truth, field: str) -> dict[int, Array]:
+    """Return by client the first row of a field before any protection."""
     found: dict[int, Array] = {}
-    for tap in truth.taps:
-        rows = getattr(tap.reply, field, None)
-        if not isinstance(rows, Rows):
-            continue
-        for row, client in zip(rows.values, tap.ids, strict=True):
-            values = _array(row)
-            if flat:
-                values = values.ravel()
-            found.setdefault(client, values)
+    for _, client, row in truth.tapped_rows(field):
+        if client not in found:
+            found[client] = as_array(row)
     return found
-
-
-def _array(values: torch.Tensor) -> Array:
-    """Return a tensor's numbers in float64."""
-    return np.asarray(values.double().cpu().numpy())

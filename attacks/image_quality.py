@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array, flat_rows
 from securecluster.attacks.base import Guess, Truth
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.scoring import AgainstOtherClients
 
-Array = NDArray[Any]
 LARGEST_PSNR = 200.0  # dB, of samples that are equal to the last bit
 RECOGNISABLE = 30.0  # dB, above which a reconstruction counts as successful
 WINDOW = 7  # pixels of a side, as in Wang et al. 2004's uniform variant
@@ -29,7 +27,8 @@ def psnr(guess: Array, true: Array, span: float = 1.0) -> float:
     error = float(np.mean(difference**2))
     if error == 0:
         return LARGEST_PSNR
-    return min(LARGEST_PSNR, 10 * float(np.log10(span**2 / error)))
+    decibels = 10 * float(np.log10(span**2 / error))
+    return min(LARGEST_PSNR, decibels)
 
 
 def ssim(guess: Array, true: Array, span: float = 1.0) -> float:
@@ -45,18 +44,22 @@ def ssim(guess: Array, true: Array, span: float = 1.0) -> float:
     """
     first = _channels(guess)
     second = _channels(true)
-    side = min(WINDOW, *first.shape[1:]) if len(np.shape(guess)) == 3 else 0
-    shape = (side, side) if side else first.shape[1:]
+    _, height, width = first.shape
+    # samples that are no images have one window
+    if np.ndim(guess) == 3:
+        height = width = min(WINDOW, height, width)
     windows = np.lib.stride_tricks.sliding_window_view
     axes = (-2, -1)
-    x = windows(first, shape, (1, 2))
-    y = windows(second, shape, (1, 2))
-    mean_x = x.mean(axes)
-    mean_y = y.mean(axes)
+    x = windows(first, (height, width), (1, 2))
+    y = windows(second, (height, width), (1, 2))
+    mean_x = x.mean(axes, keepdims=True)
+    mean_y = y.mean(axes, keepdims=True)
+    deviation_x = x - mean_x
+    deviation_y = y - mean_y
+    mean_x = mean_x.squeeze(axes)
+    mean_y = mean_y.squeeze(axes)
     # sample variances, as in scikit-image
-    unbiased = max(1, shape[0] * shape[1] - 1)
-    deviation_x = x - mean_x[..., None, None]
-    deviation_y = y - mean_y[..., None, None]
+    unbiased = max(1, height * width - 1)
     variance_x = (deviation_x**2).sum(axes) / unbiased
     variance_y = (deviation_y**2).sum(axes) / unbiased
     covariance = (deviation_x * deviation_y).sum(axes) / unbiased
@@ -64,7 +67,8 @@ def ssim(guess: Array, true: Array, span: float = 1.0) -> float:
     c1 = (0.01 * span) ** 2
     c2 = (0.03 * span) ** 2
     above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
-    below = (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
+    squares = mean_x**2 + mean_y**2
+    below = (squares + c1) * (variance_x + variance_y + c2)
     return float((above / below).mean())
 
 
@@ -76,7 +80,7 @@ def _channels(sample: Array) -> Array:
     return numbers.reshape(1, 1, -1)
 
 
-class Reconstruction(Scorer):
+class Reconstruction(AgainstOtherClients):
     """Quality of reconstructed samples, each against the true sample that it is nearest to.
 
     A guess has for each client samples (n, …); no true sample is taken twice. The negative control
@@ -93,40 +97,22 @@ class Reconstruction(Scorer):
             span: largest minus smallest value of true samples.
         """
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return the quality of each reconstruction, (n,).
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
+        """Return the quality of each reconstruction against a client's samples, (n,).
 
         Args:
             guess: samples by client.
             truth: of the run.
+            subjects: clients, one for each guess.
         """
-        return self._qualities(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the qualities if every client is scored against another one's samples.
-
-        Args:
-            guess: samples by client.
-            truth: of the run.
-            draw: source of the shuffle.
-        """
-        clients = len(truth.federation)
-        others = []
-        for client in guess.values:
-            # a random other client, never the client itself
-            step = int(draw.integers(1, clients)) if clients > 1 else 0
-            others.append((client + step) % clients)
-        return self._qualities(guess, truth, others)
-
-    def _qualities(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        """Return the qualities against the samples of the given clients, in the guess's order."""
         qualities = []
-        for samples, client in zip(guess.values.values(), clients, strict=True):
+        for samples, client in guess.beside(subjects):
             # images of one value have no span, and any one serves
             true = np.asarray(truth.federation.shards[client].x, float)
             span = float(true.max() - true.min()) or 1.0
             for row, column in nearest(samples, true):
-                qualities.append(self.quality(samples[row], true[column], span))
+                quality = self.quality(samples[row], true[column], span)
+                qualities.append(quality)
         return np.asarray(qualities)
 
 
@@ -172,8 +158,8 @@ def nearest(samples: Array, true: Array) -> list[tuple[int, int]]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    guessed_rows = np.asarray(samples, float).reshape(len(samples), -1)
-    true_rows = np.asarray(true, float).reshape(len(true), -1)
+    guessed_rows = flat_rows(samples)
+    true_rows = flat_rows(true)
     differences = guessed_rows[:, None] - true_rows[None]
     # The order of samples in a batch leaves no trace in its gradient, so they are matched.
     costs = (differences**2).sum(-1)

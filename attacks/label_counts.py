@@ -22,22 +22,21 @@ nearest whole number of epochs, which is exact where one batch holds all samples
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.arrays import Array, as_array
+from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import AgainstOthers
 from securecluster.attacks.views import ObservedUpdate, observed_updates
 from securecluster.core.lazy_torch import torch
 
-Counts = NDArray[np.int64]
 PROBES = 200  # samples of noise where no public ones are known
 SMALLEST = 1e-12  # prediction
+NO_BIAS = "not applicable: the network's last parameter is no bias with one entry a class"
 
 
-class MisplacedLabels(Scorer):
+class MisplacedLabels(AgainstOthers):
     """Share of a client's samples whose label the guess misplaces.
 
     Guesses are compared as shares, since not all of them have a total.
@@ -46,35 +45,15 @@ class MisplacedLabels(Scorer):
     metric = "share of misplaced labels"
     higher = False
 
-    def units(self, guess: Guess, truth: Truth) -> NDArray[Any]:
-        """Return the share of each client, (n,).
-
-        Args:
-            guess: label counts or shares by client.
-            truth: of the run.
-        """
-        return self._shares(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> NDArray[Any]:
-        """Return the shares if every client is scored against another one's labels.
-
-        Args:
-            guess: label counts or shares by client.
-            truth: of the run.
-            draw: source of the shuffle.
-        """
-        clients = list(guess.values)
-        others = [clients[k] for k in draw.permutation(len(clients))]
-        return self._shares(guess, truth, others)
-
-    def _shares(self, guess: Guess, truth: Truth, clients: list[int]) -> NDArray[Any]:
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
         """Return the shares against the labels of the given clients, in the guess's order."""
         shares = []
-        for guessed, client in zip(guess.values.values(), clients, strict=True):
+        for guessed, client in guess.beside(subjects):
             true = truth.label_counts(client)
             difference = guessed / guessed.sum() - true / true.sum()
             # each misplaced sample is missing in one class, and too many in another
-            shares.append(np.abs(difference).sum() / 2)
+            misplaced = np.abs(difference).sum() / 2
+            shares.append(misplaced)
         return np.asarray(shares)
 
 
@@ -91,8 +70,8 @@ class LabelCounts(Attack):
         "client (else it guesses the share of each label)"
     )
     scorer = MisplacedLabels()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({MASK, SUMS})
+    reads = ("delta",)
+    hidden_by = (MASK, SUMS)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -101,10 +80,10 @@ class LabelCounts(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.network.objective.kind != "classification":
-            return "not applicable: the clients' data have no labels"
+        if not knowledge.has_labels:
+            return NO_LABELS
         if last_bias(knowledge) is None:
-            return "not applicable: the network's last parameter is no bias with one entry a class"
+            return NO_BIAS
         if not _first_updates(view, knowledge):
             return "not applicable: no single update of a first round was observed"
         return None
@@ -116,30 +95,40 @@ class LabelCounts(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        name = last_bias(knowledge)
-        assert name is not None
         prediction = mean_prediction(knowledge)
         lr = float(knowledge.config["lr"])
-        guesses: dict[int, NDArray[Any]] = {}
+        guesses: dict[int, Array] = {}
         without_size = []
         for client, update in _first_updates(view, knowledge).items():
             # Δb of the last layer; divided by η it is −Σ ∂L/∂b over the steps
-            bias = knowledge.parameters(update.row)[name].double().cpu().numpy()
-            gradients = bias / lr
-            if update.size:
-                steps = local_steps(knowledge, update.size)
-                shares = prediction + gradients / steps
-                guesses[client] = rounded(shares, round(update.size))
-            else:
-                steps = least_steps(prediction, gradients, int(knowledge.config["epochs"]))
-                guesses[client] = normalised(prediction + gradients / steps)
+            gradients = bias_of(knowledge, update.row) / lr
+            guesses[client] = guessed_counts(knowledge, prediction, gradients, update.size)
+            if not update.size:
                 without_size.append(client)
-        return Guess("label counts", guesses, {"without size": tuple(without_size)})
+        details = {"without size": tuple(without_size)}
+        return Guess("label counts", guesses, details)
 
 
-def least_steps(
-    prediction: NDArray[np.float64], gradients: NDArray[np.float64], epochs: int
-) -> int:
+def guessed_counts(
+    knowledge: Knowledge, prediction: Array, gradients: Array, size: float | None
+) -> Array:
+    """Return the counts of a client's labels; their shares if its number of samples is unknown.
+
+    Args:
+        knowledge: of the configuration.
+        prediction: mean prediction of the network at θ_0, (classes,).
+        gradients: Δb/η of the last bias b in the client's update, (classes,).
+        size: the client's number of samples.
+    """
+    if not size:
+        steps = least_steps(prediction, gradients, int(knowledge.config["epochs"]))
+        return normalised(prediction + gradients / steps)
+    steps = local_steps(knowledge, size)
+    shares = prediction + gradients / steps
+    return rounded(shares, round(size))
+
+
+def least_steps(prediction: Array, gradients: Array, epochs: int) -> int:
     """Return the number of local steps below which a share would be negative, in whole epochs.
 
     Args:
@@ -148,11 +137,12 @@ def least_steps(
         epochs: of a round.
     """
     # p̄_c + Δb_c/(η·steps) ≥ 0 for every class c bounds the steps from below
-    bound = float((-gradients / np.maximum(prediction, SMALLEST)).max())
+    ratios = -gradients / np.maximum(prediction, SMALLEST)
+    bound = float(ratios.max())
     return epochs * max(1, round(bound / epochs))
 
 
-def normalised(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+def normalised(shares: Array) -> Array:
     """Return shares that are not negative and sum to 1.
 
     Args:
@@ -161,11 +151,10 @@ def normalised(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     positive = np.clip(shares, 0, None)
     if positive.sum() <= 0:  # nothing was learned about any class
         positive = np.ones_like(positive)
-    distribution: NDArray[np.float64] = positive / positive.sum()
-    return distribution
+    return np.asarray(positive / positive.sum())
 
 
-def rounded(shares: NDArray[np.float64], samples: int) -> Counts:
+def rounded(shares: Array, samples: int) -> Array:
     """Return counts with a given total that are nearest to some shares of it.
 
     Args:
@@ -173,12 +162,13 @@ def rounded(shares: NDArray[np.float64], samples: int) -> Counts:
         samples: number of samples.
     """
     exact = normalised(shares) * samples
-    counts: Counts = np.floor(exact).astype(np.int64)
+    counts = np.floor(exact).astype(np.int64)
     missing = samples - int(counts.sum())
     # the largest remainders are rounded up
     order = np.argsort(counts - exact, kind="stable")
-    counts[order[:missing]] += 1
-    return counts
+    largest = order[:missing]
+    counts[largest] += 1
+    return np.asarray(counts)
 
 
 def last_bias(knowledge: Knowledge) -> str | None:
@@ -195,6 +185,18 @@ def last_bias(knowledge: Knowledge) -> str | None:
     return name
 
 
+def bias_of(knowledge: Knowledge, rows: torch.Tensor) -> Array:
+    """Return the coordinates of the last bias in unmasked rows, (…, classes).
+
+    Args:
+        knowledge: of the network, whose last parameter is such a bias.
+        rows: (…, d) or wider.
+    """
+    name = last_bias(knowledge)
+    assert name is not None
+    return as_array(knowledge.parameters(rows)[name])
+
+
 def _first_updates(view: View, knowledge: Knowledge) -> dict[int, ObservedUpdate]:
     """Return the first update of each client, if it was trained from θ_0: in the first round."""
     first: dict[int, ObservedUpdate] = {}
@@ -205,7 +207,7 @@ def _first_updates(view: View, knowledge: Knowledge) -> dict[int, ObservedUpdate
     return first
 
 
-def mean_prediction(knowledge: Knowledge) -> NDArray[np.float64]:
+def mean_prediction(knowledge: Knowledge) -> Array:
     """Return the mean prediction of θ_0, (classes,), on public samples or else on noise.
 
     Args:
@@ -220,10 +222,10 @@ def mean_prediction(knowledge: Knowledge) -> NDArray[np.float64]:
         samples = torch.as_tensor(noise)
     views = knowledge.parameters(knowledge.initial)
     with torch.no_grad():
-        outputs = knowledge.network.call(views, samples.to(knowledge.initial))
+        inputs = samples.to(knowledge.initial)
+        outputs = knowledge.network.call(views, inputs)
         shares = outputs.double().softmax(-1).mean(0)
-    prediction: NDArray[np.float64] = shares.cpu().numpy()
-    return prediction
+    return as_array(shares)
 
 
 def local_steps(knowledge: Knowledge, size: float) -> int:
@@ -233,6 +235,7 @@ def local_steps(knowledge: Knowledge, size: float) -> int:
         knowledge: of the configuration.
         size: number of its samples.
     """
+    config = knowledge.config
     # the last batch of an epoch may be smaller, and is a step as well
-    batches = math.ceil(size / int(knowledge.config["batch_size"]))
-    return int(knowledge.config["epochs"]) * batches
+    batches = math.ceil(size / int(config["batch_size"]))
+    return int(config["epochs"]) * batches

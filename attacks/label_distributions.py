@@ -10,23 +10,20 @@ with labels by the truth, and holds up to the labels' names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.arrays import Array, as_array
+from securecluster.attacks.base import NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import AgainstOthers
 from securecluster.attacks.unmasking import NO_UPDATES, first_updates
-
-Array = NDArray[Any]
 
 GROUPS = 30  # more than labels: hidden units move together, too
 KEPT = 0.2  # share of columns, those that vary most over clients
 FEWEST = 4  # clients of a call: fewer move alike by accident
 
 
-class MatchedCorrelation(Scorer):
+class MatchedCorrelation(AgainstOthers):
     """Mean correlation over clients of labels' shares with the guess, matched one to one.
 
     The negative control shuffles the clients of the truth, and so includes what matching gains.
@@ -34,31 +31,16 @@ class MatchedCorrelation(Scorer):
 
     metric = "correlation of label shares"
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return each client's guess and true shares, (m, 2, columns), padded with NaN.
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
+        """Return each guess beside the true shares of a client, (m, 2, columns), padded with NaN.
 
         Args:
             guess: shares of unnamed labels by client.
             truth: of the run.
+            subjects: clients, one for each guess.
         """
-        return self._rows(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the same with the true shares of shuffled clients.
-
-        Args:
-            guess: shares of unnamed labels by client.
-            truth: of the run.
-            draw: source of the shuffle.
-        """
-        clients = list(guess.values)
-        order = draw.permutation(len(clients))
-        return self._rows(guess, truth, [clients[k] for k in order])
-
-    def _rows(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        """Return the units against the shares of the given clients, in the guess's order."""
         rows = []
-        for guessed, client in zip(guess.values.values(), clients, strict=True):
+        for guessed, client in guess.beside(subjects):
             counts = truth.label_counts(client)
             columns = max(len(guessed), len(counts))
             row = np.full((2, columns), np.nan)
@@ -84,9 +66,13 @@ class MatchedCorrelation(Scorer):
         labels, groups = matching(*_tables(units))
 
         def correlation(resampled: Array) -> float:
+            if not len(labels):
+                return 0.0
             guess, shares = _tables(resampled)
-            products = _standardised(shares)[:, labels] * _standardised(guess)[:, groups]
-            return float(products.sum(0).mean()) if len(labels) else 0.0
+            of_labels = _standardised(shares)[:, labels]
+            of_groups = _standardised(guess)[:, groups]
+            products = of_labels * of_groups
+            return float(products.sum(0).mean())
 
         return correlation
 
@@ -107,8 +93,8 @@ class LabelDistributions(Attack):
     )
     needs = f"single updates of {FEWEST} clients or more in one call of the first round"
     scorer = MatchedCorrelation()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({SUMS})  # under a mask columns still move alike
+    reads = ("delta",)
+    hidden_by = (SUMS,)  # under a mask columns still move alike
 
     def __init__(self, groups: int = GROUPS, seed: int = 0) -> None:
         self.groups = groups
@@ -121,8 +107,8 @@ class LabelDistributions(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.network.objective.kind != "classification":
-            return "not applicable: the clients' data have no labels"
+        if not knowledge.has_labels:
+            return NO_LABELS
         rows = _call(view, knowledge)
         if not rows:
             return NO_UPDATES
@@ -138,17 +124,20 @@ class LabelDistributions(Attack):
             knowledge: what it knows besides.
         """
         rows = _call(view, knowledge)
+        updates = np.stack(list(rows.values()))
         groups = min(self.groups, 3 * len(rows))
-        guess = guess_shares(np.stack(list(rows.values())), groups, self.seed)
-        return Guess("label shares", dict(zip(rows, guess, strict=True)))
+        shares = guess_shares(updates, groups, self.seed)
+        by_client = dict(zip(rows, shares, strict=True))
+        return Guess("label shares", by_client)
 
 
 def _call(view: View, knowledge: Knowledge) -> dict[int, Array]:
     """Return by client the updates of the first round's call with most clients."""
     calls: dict[tuple[str, int], dict[int, Array]] = {}
-    for (method, step, client), update in first_updates(view, knowledge).items():
+    for subject, update in first_updates(view, knowledge).items():
+        method, step, client = subject
         rows = calls.setdefault((method, step), {})
-        rows[client] = update.row.double().cpu().numpy()
+        rows[client] = as_array(update.row)
     # columns are comparable only within a call, which has one mask
     return max(calls.values(), key=len, default={})
 
@@ -166,7 +155,8 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
     # over clients: what all have in common says nothing of their labels
     centred = updates - updates.mean(0)
     norms = np.linalg.norm(centred, axis=0)
-    selected = (norms >= np.quantile(norms, 1 - KEPT)) & (norms > 0)
+    least = np.quantile(norms, 1 - KEPT)
+    selected = (norms >= least) & (norms > 0)
     columns: Array = centred[:, selected]
     if columns.shape[1] < groups:  # too few columns move for any grouping
         return columns
@@ -183,8 +173,11 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
 
 def _tables(units: Array) -> tuple[Array, Array]:
     """Return the guess (m, g) and the true shares (m, k) of units, without padding."""
-    guess, shares = units[:, 0], units[:, 1]
-    return guess[:, ~np.isnan(guess[0])], shares[:, ~np.isnan(shares[0])]
+    guess = units[:, 0]
+    shares = units[:, 1]
+    groups = ~np.isnan(guess[0])
+    labels = ~np.isnan(shares[0])
+    return guess[:, groups], shares[:, labels]
 
 
 def matched_correlation(guess: Array, shares: Array) -> float:
@@ -218,13 +211,11 @@ def matching(guess: Array, shares: Array) -> tuple[Array, Array]:
 
 def _correlation(guess: Array, shares: Array) -> Array:
     """Return the correlation of each label's shares with each group, (k, g)."""
-    correlation: Array = _standardised(shares).T @ _standardised(guess)
-    return correlation
+    return np.asarray(_standardised(shares).T @ _standardised(guess))
 
 
 def _standardised(table: Array) -> Array:
     """Return columns with mean zero and norm one; a constant column is zero."""
     centred = table - table.mean(0)
     norms = np.linalg.norm(centred, axis=0)
-    standardised: Array = centred / np.where(norms > 0, norms, 1.0)
-    return standardised
+    return np.asarray(centred / np.where(norms > 0, norms, 1.0))

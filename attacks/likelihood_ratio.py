@@ -25,15 +25,15 @@ where clients apply them to what leaves, but not the noise of a training with DP
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, View
+from securecluster.attacks.arrays import as_array
+from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import ShownModel, shown_models, why_not
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.shadow_training import locally_trained
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 from securecluster.core.lazy_torch import torch
@@ -74,10 +74,10 @@ class LikelihoodRatio(Attack):
         "and candidate samples with labels, of which some may be clients' own"
     )
     scorer = SampleMembership()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({MASK, SUMS})
+    reads = ("delta",)
+    hidden_by = (MASK, SUMS)
     online: ClassVar[bool] = True
-    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
+    further = AT_LOW_RATES
 
     def __init__(self, shadows: int = SHADOWS, seed: int = 0) -> None:
         self.shadows = shadows
@@ -90,8 +90,8 @@ class LikelihoodRatio(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.network.objective.kind != "classification":
-            return "not applicable: the clients' data have no labels"
+        if not knowledge.has_labels:
+            return NO_LABELS
         return why_not(view, knowledge)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
@@ -101,26 +101,18 @@ class LikelihoodRatio(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        assert knowledge.samples is not None
         shown = shown_models(view, knowledge)
-        # Shadow models are expensive, and clients of about one size that started alike share them.
-        sizes = [_size(model) for model in shown.values()]
-        groups: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
-        representative = _representative(sizes)
-        for client, model in shown.items():
-            size = _nearest(representative, _size(model))
-            group = (size, model.number, model.steps)
-            groups.setdefault(group, []).append(client)
         guesses: dict[int, Array] = {}
-        for (size, _, _), clients in groups.items():
-            inside, shadows = self._shadows(knowledge, size, shown[clients[0]])
+        for group, clients in _alike(shown).items():
+            inside, shadows = self._shadows(knowledge, group.size, shown[clients[0]])
             shadow = confidences(shadows, knowledge)
             models = torch.stack([shown[client].model for client in clients])
             observed = confidences(models, knowledge)
             for client, row in zip(clients, observed, strict=True):
                 guesses[client] = scores(row, shadow, inside, self.online)
         ordered = {client: guesses[client] for client in shown}
-        return Guess("membership", ordered, {"candidates": np.asarray(knowledge.samples[0])})
+        details = {"candidates": knowledge.inputs}
+        return Guess("membership", ordered, details)
 
     def _shadows(
         self, knowledge: Knowledge, size: int, shown: ShownModel
@@ -135,20 +127,19 @@ class LikelihoodRatio(Attack):
         Returns:
             Booleans (shadows, candidates), and models (shadows, d).
         """
-        assert knowledge.samples is not None
-        x = np.asarray(knowledge.samples[0])
-        y = np.asarray(knowledge.samples[1])
+        x = knowledge.inputs
+        y = knowledge.labels
         draw = np.random.default_rng(self.seed)
-        room = MOST_NUMBERS // knowledge.network.dimension
+        room = MOST_NUMBERS // knowledge.dimension
         largest = max(FEWEST_SHADOWS, min(room, MOST_SHADOWS))
         inside = dealt(len(y), size, self.shadows, largest, draw)
         shards = [Shard(x[row], y[row], x[:0], y[:0]) for row in inside]
         # numbers of no client, so that no batch is one of the run's
-        first = int(knowledge.config["clients"])
+        first = knowledge.clients
         numbers = range(first, first + len(shards))
         updates = locally_trained(knowledge, shards, numbers, shown.steps, shown.initial)
-        models = shown.initial.cpu() + as_sent(updates, knowledge, self.seed)
-        return inside, models
+        sent = as_sent(updates, knowledge, self.seed)
+        return inside, shown.initial.cpu() + sent
 
 
 class OfflineLikelihoodRatio(LikelihoodRatio):
@@ -185,7 +176,9 @@ def dealt(
         position = k % hands_of_a_deck
         if position == 0:
             order = draw.permutation(candidates)
-        inside[k, order[position * hand : (position + 1) * hand]] = True
+        first = position * hand
+        chosen = order[first : first + hand]
+        inside[k, chosen] = True
     return inside
 
 
@@ -196,20 +189,20 @@ def confidences(models: torch.Tensor, knowledge: Knowledge) -> Array:
         models: (models, d).
         knowledge: with the candidates as its samples.
     """
-    assert knowledge.samples is not None
-    x = torch.as_tensor(np.asarray(knowledge.samples[0])).to(models)
-    y = torch.as_tensor(np.asarray(knowledge.samples[1])).long()
+    x = torch.as_tensor(knowledge.inputs).to(models)
+    labels = torch.as_tensor(knowledge.labels).long()
+    y = labels[:, None]
     rows = []
     with torch.no_grad():
         for model in models:
-            outputs = knowledge.network.call(knowledge.parameters(model), x).double()
-            true_class = outputs.gather(1, y[:, None])[:, 0]
+            parameters = knowledge.parameters(model)
+            outputs = knowledge.network.call(parameters, x).double()
+            true_class = outputs.gather(1, y)[:, 0]
             # log(1 − p_y) from the other outputs: of a sure model 1 − p_y is rounded to zero
-            others = outputs.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-            rows.append((true_class - others).cpu().numpy())
+            others = outputs.scatter(1, y, -torch.inf).logsumexp(1)
+            rows.append(as_array(true_class - others))
     # NaN of a model that diverged becomes φ = 0, which is p_y = 1/2
-    finite: Array = np.nan_to_num(np.stack(rows))
-    return finite
+    return np.asarray(np.nan_to_num(np.stack(rows)))
 
 
 def scores(observed: Array, shadow: Array, inside: Inside, online: bool = True) -> Array:
@@ -224,8 +217,8 @@ def scores(observed: Array, shadow: Array, inside: Inside, online: bool = True) 
     mean_out, squares_out = _moments(shadow, ~inside)
     count_out = (~inside).sum(0)
     if not online:
-        surprise: Array = (observed - mean_out) / _deviations([squares_out], [count_out])
-        return surprise
+        deviation_out = _deviations([squares_out], [count_out])
+        return np.asarray((observed - mean_out) / deviation_out)
     mean_in, squares_in = _moments(shadow, inside)
     count_in = inside.sum(0)
     if min(count_in.min(), count_out.min()) >= ENOUGH:
@@ -239,12 +232,12 @@ def scores(observed: Array, shadow: Array, inside: Inside, online: bool = True) 
         # a candidate that no shadow model saw moves as far as the others do on average
         shift = 0.0
         if not unseen.all():
-            shift = float((mean_in - mean_out)[~unseen].mean())
+            shifts = mean_in - mean_out
+            shift = float(shifts[~unseen].mean())
         mean_in = np.where(unseen, mean_out + shift, mean_in)
     member = _log_density(observed, mean_in, deviation_in)
     other = _log_density(observed, mean_out, deviation_out)
-    ratio: Array = member - other
-    return ratio
+    return np.asarray(member - other)
 
 
 def _moments(shadow: Array, chosen: Inside) -> tuple[Array, Array]:
@@ -260,8 +253,9 @@ def _moments(shadow: Array, chosen: Inside) -> tuple[Array, Array]:
     counts = chosen.sum(0)
     totals = np.where(chosen, shadow, 0.0).sum(0)
     means = totals / np.maximum(counts, 1)
-    squares = np.where(chosen, (shadow - means) ** 2, 0.0).sum(0)
-    return means, squares
+    differences = shadow - means
+    squares = np.where(chosen, differences**2, 0.0)
+    return means, squares.sum(0)
 
 
 def _deviations(squares: Sequence[Array], counts: Sequence[Counts]) -> Array:
@@ -278,18 +272,41 @@ def _deviations(squares: Sequence[Array], counts: Sequence[Counts]) -> Array:
     if len(counts) == 1 and counts[0].min() >= ENOUGH:
         deviations = np.sqrt(sum_of_squares / freedom)
     else:
-        deviations = np.full(
-            len(sum_of_squares), math.sqrt(sum_of_squares.sum() / max(1, freedom.sum()))
-        )
-    bounded: Array = np.maximum(deviations, SMALLEST)
-    return bounded
+        variance = sum_of_squares.sum() / max(1, freedom.sum())
+        deviations = np.full(len(sum_of_squares), math.sqrt(variance))
+    return np.asarray(np.maximum(deviations, SMALLEST))
 
 
 def _log_density(values: Array, means: Array, deviations: Array) -> Array:
     """Return log N(value; mean, deviation²), (n,)."""
     scaled = (values - means) / deviations
-    densities: Array = -np.log(deviations) - math.log(2 * math.pi) / 2 - scaled**2 / 2
-    return densities
+    constant = math.log(2 * math.pi) / 2
+    return np.asarray(-np.log(deviations) - constant - scaled**2 / 2)
+
+
+class Group(NamedTuple):
+    """What clients have in common that share shadow models, which are expensive.
+
+    Attributes:
+        size: number of samples, which is near to that of each client.
+        number: of the initial model.
+        steps: numbers of the calls in which their models were trained.
+    """
+
+    size: int
+    number: int
+    steps: tuple[int, ...]
+
+
+def _alike(shown: Mapping[int, ShownModel]) -> dict[Group, list[int]]:
+    """Return the clients that are of about one size and started alike."""
+    representative = _representative([_size(model) for model in shown.values()])
+    groups: dict[Group, list[int]] = {}
+    for client, model in shown.items():
+        size = _nearest(representative, _size(model))
+        group = Group(size, model.number, model.steps)
+        groups.setdefault(group, []).append(client)
+    return groups
 
 
 def _size(model: ShownModel) -> int:
@@ -308,7 +325,8 @@ def _representative(sizes: Sequence[int]) -> list[int]:
     if len(distinct) <= MOST_SIZES:
         return distinct
     # midpoints of equally large groups, such as 1/6, 1/2 and 5/6 for three
-    quantiles = np.quantile(sizes, np.linspace(0, 1, 2 * MOST_SIZES + 1)[1::2])
+    shares = np.linspace(0, 1, 2 * MOST_SIZES + 1)[1::2]
+    quantiles = np.quantile(sizes, shares)
     return [int(value) for value in quantiles]
 
 
@@ -325,10 +343,11 @@ def as_sent(updates: torch.Tensor, knowledge: Knowledge, seed: int) -> torch.Ten
     if clip is None or config.get("dp_unit", "client") != "client":
         return updates
     # the order of a client's own pipeline: clip first, so that the noise fits the sensitivity
-    clipped = Clip(float(clip), nonfinite_as_zeros=True).forward(updates, 0)
+    norm = float(clip)
+    clipped = Clip(norm, nonfinite_as_zeros=True).forward(updates, 0)
     noise = float(config.get("noise") or 0.0)
     if not noise or config.get("placement", "local") != "local":
         return clipped
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(clipped.shape, generator=generator, dtype=clipped.dtype)
-    return clipped + noise * float(clip) * normal
+    return clipped + noise * norm * normal

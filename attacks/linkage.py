@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import as_array
 from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
@@ -51,7 +52,8 @@ class LinkedClients(Scorer):
         """
         correct = []
         for earlier, later in guess.values.items():
-            correct.append(truth.identities[earlier] == truth.identities[later])
+            same = truth.identities[earlier] == truth.identities[later]
+            correct.append(same)
         return np.asarray(correct, dtype=float)
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> NDArray[Any]:
@@ -67,7 +69,8 @@ class LinkedClients(Scorer):
             labels = [guess.values[label] for label in earlier]
             assert set(labels) <= set(later)
             for label, k in zip(earlier, draw.permutation(len(labels)), strict=True):
-                correct.append(truth.identities[label] == truth.identities[labels[k]])
+                same = truth.identities[label] == truth.identities[labels[k]]
+                correct.append(same)
         return np.asarray(correct, dtype=float)
 
 
@@ -82,8 +85,8 @@ class Linkage(Attack):
     needs = "single updates of two rounds or more, whose mask keeps inner products"
     anonymous = True
     scorer = LinkedClients()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({SUMS})  # masks keep inner products
+    reads = ("delta",)
+    hidden_by = (SUMS,)  # masks keep inner products
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -114,11 +117,11 @@ class Linkage(Attack):
             after = list(later)
             rows_before = np.stack(list(earlier.values()))
             rows_after = np.stack(list(later.values()))
-            match = matched(rows_before, rows_after)
             linked = []
-            for row, column in match:
-                links[before[row]] = after[column]
-                linked.append(before[row])
+            for row, column in matched(rows_before, rows_after):
+                label = before[row]
+                links[label] = after[column]
+                linked.append(label)
             rounds.append((tuple(linked), tuple(after)))
         return Guess("links", links, {"rounds": rounds})
 
@@ -140,29 +143,25 @@ def matched(first: Array, second: Array, seed: int = 0) -> list[tuple[int, int]]
         # With other clients in them the rounds have other means.
         pairs.insert(0, (_correlations(first), _correlations(second)))
     # agreements are compared across starts, so all are measured on the same matrices
-    chosen = pairs[0]
-    best: Match | None = None
-    best_agreement = -np.inf
+    chosen, chosen_other = pairs[0]
+    matches = []
     for gram, other in pairs:
         costs = _profile_costs(gram, other)
         for start in range(STARTS):
             # the first start is the best guess, and further ones vary it
             spread = costs.std() * min(start, 1)
             jitter = spread * draw.normal(size=costs.shape)
-            match = _fixed_point(gram, other, costs + jitter)
-            agreement = _agreement(*chosen, match)
-            if agreement > best_agreement:
-                best_agreement = agreement
-                best = match
-    assert best is not None
-    rows, columns = _exchanged(*chosen, best)
+            matches.append(_fixed_point(gram, other, costs + jitter))
+    best = max(matches, key=lambda match: _agreement(chosen, chosen_other, match))
+    rows, columns = _exchanged(chosen, chosen_other, best)
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
 def _cosines(rows: Array) -> Array:
     """Return cosines off the diagonal, and norms over their mean on it, (n, n)."""
     norms = np.linalg.norm(rows, axis=1)
-    directions = rows / np.where(norms > 0, norms, 1.0)[:, None]
+    lengths = np.where(norms > 0, norms, 1.0)
+    directions = rows / lengths[:, None]
     gram: Array = directions @ directions.T
     scale = norms.mean() or 1.0
     np.fill_diagonal(gram, norms / scale)
@@ -180,8 +179,7 @@ def _profile_costs(gram: Array, other: Array) -> Array:
     profiles = _profiles(gram, quantiles)
     other_profiles = _profiles(other, quantiles)
     differences = profiles[:, None] - other_profiles[None]
-    costs: Array = (differences**2).sum(-1)
-    return costs
+    return np.asarray((differences**2).sum(-1))
 
 
 def _profiles(gram: Array, quantiles: Array) -> Array:
@@ -190,7 +188,8 @@ def _profiles(gram: Array, quantiles: Array) -> Array:
     for k, row in enumerate(gram):
         # quantiles do not depend on the order of columns, which is unknown in the other round
         cosines = np.delete(row, k)
-        profiles.append([row[k], *np.quantile(cosines, quantiles)])
+        profile = [row[k], *np.quantile(cosines, quantiles)]
+        profiles.append(profile)
     return np.asarray(profiles)
 
 
@@ -205,7 +204,9 @@ def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(costs)
-    norm_differences = np.diag(gram)[:, None] - np.diag(other)[None, :]
+    norms = np.diag(gram)
+    other_norms = np.diag(other)
+    norm_differences = norms[:, None] - other_norms[None, :]
     diagonals = norm_differences**2
     for _ in range(PASSES):
         # entries of both matrices that the current match makes one client's
@@ -224,7 +225,9 @@ def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
 def _agreement(gram: Array, other: Array, match: Match) -> float:
     """Return minus the squared distance of two matrices, as far as rows are matched."""
     rows, columns = match
-    differences = gram[np.ix_(rows, rows)] - other[np.ix_(columns, columns)]
+    matched_gram = gram[np.ix_(rows, rows)]
+    matched_other = other[np.ix_(columns, columns)]
+    differences = matched_gram - matched_other
     return -float((differences**2).sum())
 
 
@@ -259,6 +262,7 @@ def _calls(view: View, knowledge: Knowledge) -> list[Labels]:
         label = update.sender.index
         if label is None or update.sender.kind != "anonymous":
             continue
-        rows = calls.setdefault((update.method, update.step), {})
-        rows[label] = update.row.double().cpu().numpy()
+        call = (update.method, update.step)
+        rows = calls.setdefault(call, {})
+        rows[label] = as_array(update.row)
     return [rows for rows in calls.values() if len(rows) >= FEWEST]

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import numpy as np
-
 from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 
 
 class LossThreshold(Attack):
-    """Membership of candidates in clients' data: the lower the loss, the likelier.
-
-    Attributes:
-        further: other scores of the same guess.
-    """
+    """Membership of candidates in clients' data: the lower the loss, the likelier."""
 
     name = "membership-loss-threshold"
     source = "Yeom et al. 2018, Privacy Risk in Machine Learning"
@@ -26,9 +17,9 @@ class LossThreshold(Attack):
         "and candidate samples, of which some may be clients' own"
     )
     scorer = SampleMembership()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({MASK, SUMS})
-    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
+    reads = ("delta",)
+    hidden_by = (MASK, SUMS)
+    further = AT_LOW_RATES
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -46,9 +37,8 @@ class LossThreshold(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        assert knowledge.samples is not None
         losses = {}
         for client, model in first_models(view, knowledge).items():
             # scorers take larger values for likelier members
             losses[client] = -candidate_losses(model, knowledge)
-        return Guess("membership", losses, {"candidates": np.asarray(knowledge.samples[0])})
+        return Guess("membership", losses, {"candidates": knowledge.inputs})

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.attacks.base import NOISE, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
@@ -29,8 +29,6 @@ DIMENSION = 4096
 DISTANCE = 1e-3  # of the candidates, relative to their norm
 # (row, noise multiplier, norm of rows, number of the row) -> the released row
 Release = Callable[[torch.Tensor, float, float, int], torch.Tensor]
-
-Array = NDArray[Any]
 
 
 def grid_release() -> Release:
@@ -69,7 +67,8 @@ def impossible(released: torch.Tensor, candidate: torch.Tensor) -> int:
     nearest = released - candidate
     reached = candidate + nearest == released
     for direction in (-torch.inf, torch.inf):
-        neighbour = torch.nextafter(nearest, torch.full_like(nearest, direction))
+        beyond = torch.full_like(nearest, direction)
+        neighbour = torch.nextafter(nearest, beyond)
         reached |= candidate + neighbour == released
     return int((~reached).sum())
 
@@ -103,12 +102,35 @@ class ToldApart(Scorer):
 
     def _right(self, guess: Guess, worlds: Array) -> Array:
         """Return 1 for each row whose candidate is that of `worlds`."""
-        guessed = np.asarray(list(guess.values.values()))
-        right: Array = (guessed == worlds).astype(float)
-        return right
+        guessed = np.asarray(guess.listed)
+        return np.asarray(guessed == worlds, dtype=float)
 
 
-class LowBits(Attack):
+class RowMechanism(Attack):
+    """Base class of attacks on the noise that clients add to rows, with rows of their own."""
+
+    reads = ("delta",)
+    hidden_by = (NOISE,)
+    of_mechanism = True
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        config = knowledge.config
+        if not observed_updates(view, knowledge):
+            return "not applicable: no single updates were observed"
+        if noise_multiplier(config) == 0:
+            return None
+        if config.get("placement") not in (None, "local") or config.get("dp_unit") == "example":
+            return "not applicable: clients add no noise to their updates"
+        return None
+
+
+class LowBits(RowMechanism):
     """Distinguishes two close rows by released numbers that only one of them can produce.
 
     Args:
@@ -119,21 +141,9 @@ class LowBits(Attack):
     source = "Mironov 2012, On Significance of the Least Significant Bits"
     needs = "single updates with clients' noise; two candidates for each"
     scorer = ToldApart()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({NOISE})
-    of_mechanism = True
 
     def __init__(self, release: Release | None = None) -> None:
         self._release = release
-
-    def applies(self, view: View, knowledge: Knowledge) -> str | None:
-        """Return why the attack is not applicable; None if it is.
-
-        Args:
-            view: what the adversary observed.
-            knowledge: what it knows besides.
-        """
-        return why_not_on_rows(view, knowledge)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the candidate of each row, 0 or 1; the true ones are in the details.
@@ -142,15 +152,17 @@ class LowBits(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        multiplier = noise_multiplier(knowledge.config)
-        norm = float(knowledge.config.get("clip") or 1.0)
+        config = knowledge.config
+        dtype = getattr(torch, config["dtype"])
+        multiplier = noise_multiplier(config)
+        norm = float(config.get("clip") or 1.0)
         release = self._release or grid_release()
         draw = np.random.default_rng(0)
         worlds = draw.integers(0, 2, ROWS)
         guesses = {}
         for number in range(ROWS):
             # half of the rows are in each world on average, so guessing one world gives 1/2
-            candidates = near_rows(draw, norm, getattr(torch, knowledge.config["dtype"]))
+            candidates = near_rows(draw, norm, dtype)
             row = candidates[worlds[number]]
             if multiplier > 0:
                 row = release(row, multiplier, norm, number)
@@ -188,20 +200,3 @@ def noise_multiplier(config: Mapping[str, Any]) -> float:
         config: the configuration.
     """
     return float(config.get("noise") or 0.0)
-
-
-def why_not_on_rows(view: View, knowledge: Knowledge) -> str | None:
-    """Return why attacks on the noise of single rows are not applicable; None if they are.
-
-    Args:
-        view: what the adversary observed.
-        knowledge: what it knows besides.
-    """
-    config = knowledge.config
-    if not observed_updates(view, knowledge):
-        return "not applicable: no single updates were observed"
-    if noise_multiplier(config) == 0:
-        return None
-    if config.get("placement") not in (None, "local") or config.get("dp_unit") == "example":
-        return "not applicable: clients add no noise to their updates"
-    return None

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.attacks.experiments import with_colluding_updates, with_poisoned_data
 from securecluster.clustering.metrics import agreement, mean
 from securecluster.core.client_names import Client
@@ -30,7 +30,6 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.settings import Settings
 
 P = TypeVar("P", bound=ClusteringProtocol)
-Array = NDArray[Any]
 Labels = Sequence[int] | Array
 # (updates of the malicious clients of a call, (k, d), draw) -> the updates that they send, (k, d)
 Change = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]

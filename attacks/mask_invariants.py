@@ -11,25 +11,16 @@ Representations").
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.arrays import Array, as_array
+from securecluster.attacks.base import NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import AgainstOthers
 from securecluster.attacks.shadow_training import local_updates
-from securecluster.attacks.subspaces import auc
-from securecluster.attacks.unmasking import (
-    NO_MASK,
-    NO_UPDATES,
-    first_updates,
-    keeps_values,
-    mask_of,
-)
+from securecluster.attacks.subspaces import auc, scored_answers
+from securecluster.attacks.unmasking import NO_MASK, NO_UPDATES, first_updates, keeps_values
 from securecluster.data.federation import Shard
 
-Array = NDArray[Any]
 SHADOWS = 500
 QUANTILES = 129  # of sorted values
 CONCENTRATION = 0.3  # of the Dirichlet distribution of shadow clients' labels
@@ -37,7 +28,7 @@ USUAL_SIZE = 40  # samples of a client that does not send its number
 SMALLEST = 1e-12  # magnitudes below this count as zeros
 
 
-class PresenceByClass(Scorer):
+class PresenceByClass(AgainstOthers):
     """Mean over classes of the AUC, over clients, of the question who holds samples of a class.
 
     Within a class alone, since how frequent classes are is public. The negative control shuffles
@@ -46,33 +37,12 @@ class PresenceByClass(Scorer):
 
     metric = "class presence AUC"
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return scores and answers, (n, classes, 2), by client.
-
-        Args:
-            guess: scores (classes,) by client.
-            truth: of the run.
-        """
-        return self._rows(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the same with the answers of shuffled clients.
-
-        Args:
-            guess: scores (classes,) by client.
-            truth: of the run.
-            draw: source of the shuffle.
-        """
-        clients = list(guess.values)
-        order = draw.permutation(len(clients))
-        return self._rows(guess, truth, [clients[k] for k in order])
-
-    def _rows(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        """Return the units against the answers of the given clients, in the guess's order."""
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
+        """Return the units against the answers of the given subjects, in the guess's order."""
         rows = []
-        for scores, client in zip(guess.values.values(), clients, strict=True):
+        for scores, client in guess.beside(subjects):
             present = truth.label_counts(client) > 0
-            rows.append(np.stack([np.asarray(scores, float), present.astype(float)], axis=-1))
+            rows.append(scored_answers(scores, present))
         return np.stack(rows)
 
     def summary(self, units: Array) -> float:
@@ -83,10 +53,13 @@ class PresenceByClass(Scorer):
         """
         areas = []
         for k in range(units.shape[1]):
+            scores = units[:, k, 0]
             present = units[:, k, 1] > 0
             if present.any() and not present.all():
-                areas.append(auc(units[:, k, 0], present))
-        return float(np.mean(areas)) if areas else 0.5
+                areas.append(auc(scores, present))
+        if not areas:
+            return 0.5
+        return float(np.mean(areas))
 
 
 class MaskInvariants(Attack):
@@ -104,8 +77,8 @@ class MaskInvariants(Attack):
     )
     needs = "single masked updates of the first round, and public samples with labels"
     scorer = PresenceByClass()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({SUMS})  # a mask keeps what it is named after
+    reads = ("delta",)
+    hidden_by = (SUMS,)  # a mask keeps what it is named after
 
     def __init__(self, shadows: int = SHADOWS, seed: int = 0) -> None:
         self.shadows = shadows
@@ -118,9 +91,9 @@ class MaskInvariants(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.network.objective.kind != "classification":
-            return "not applicable: the clients' data have no labels"
-        if mask_of(knowledge) == "none":
+        if not knowledge.has_labels:
+            return NO_LABELS
+        if knowledge.mask == "none":
             return NO_MASK
         if knowledge.samples is None:
             return "not applicable: the adversary has no public samples to train shadow clients on"
@@ -135,25 +108,29 @@ class MaskInvariants(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        mask = mask_of(knowledge)
+        mask = knowledge.mask
         rows: dict[int, Array] = {}
         sizes = []
         step = 1
-        for (_, call, client), update in first_updates(view, knowledge).items():
+        for subject, update in first_updates(view, knowledge).items():
+            _, call, client = subject
             if client not in rows:
-                rows[client] = update.row.double().cpu().numpy()
-                sizes.append(round(update.size or USUAL_SIZE))
+                rows[client] = as_array(update.row)
+                size = round(update.size or USUAL_SIZE)
+                sizes.append(size)
                 step = call
         shards = shadow_shards(knowledge, self.shadows, sizes, self.seed)
         numbers = range(len(shards))
-        updates = local_updates(knowledge, shards, numbers, step).double().numpy()
-        d = knowledge.network.dimension
+        updates = as_array(local_updates(knowledge, shards, numbers, step))
+        observed = np.stack(list(rows.values()))
+        d = knowledge.dimension
         examples = invariants(updates, mask, d)
-        queries = invariants(np.stack(list(rows.values())), mask, d)
-        classes = int(knowledge.config["classes"])
-        counts = np.stack([np.bincount(shard.y, minlength=classes) for shard in shards])
-        scores = _log_odds(examples, counts > 0, queries)
-        return Guess("classes", dict(zip(rows, scores, strict=True)))
+        queries = invariants(observed, mask, d)
+        counts = [np.bincount(shard.y, minlength=knowledge.classes) for shard in shards]
+        present = np.stack(counts) > 0
+        scores = _log_odds(examples, present, queries)
+        by_client = dict(zip(rows, scores, strict=True))
+        return Guess("classes", by_client)
 
 
 def shadow_shards(knowledge: Knowledge, count: int, sizes: list[int], seed: int = 0) -> list[Shard]:
@@ -165,20 +142,21 @@ def shadow_shards(knowledge: Knowledge, count: int, sizes: list[int], seed: int 
         sizes: numbers of samples that clients have, from which shadow clients' are drawn.
         seed: of the draws.
     """
-    assert knowledge.samples is not None
-    x = np.asarray(knowledge.samples[0], np.float32)
-    y = np.asarray(knowledge.samples[1], np.int64)
+    x = np.asarray(knowledge.inputs, np.float32)
+    y = np.asarray(knowledge.labels, np.int64)
     classes = np.unique(y)
     by_class = {label: np.flatnonzero(y == label) for label in classes}
+    # Dirichlet shares, the usual model of label skew (Hsu et al. 2019)
+    concentrations = np.full(len(classes), CONCENTRATION)
     draw = np.random.default_rng(seed)
     shards = []
-    # Dirichlet shares, the usual model of label skew (Hsu et al. 2019)
     for _ in range(count):
-        shares = draw.dirichlet(np.full(len(classes), CONCENTRATION))
+        shares = draw.dirichlet(concentrations)
         size = int(draw.choice(sizes))
         labels = draw.choice(classes, size=size, p=shares)
-        chosen = np.asarray([draw.choice(by_class[label]) for label in labels])
-        shards.append(Shard(x[chosen], y[chosen], x[:0], y[:0]))
+        chosen = [draw.choice(by_class[label]) for label in labels]
+        shard = Shard(x[chosen], y[chosen], x[:0], y[:0])
+        shards.append(shard)
     return shards
 
 
@@ -190,18 +168,21 @@ def invariants(rows: Array, mask: str, dimension: int) -> Array:
         mask: its name.
         dimension: numbers in a row before the mask; masks of sorted values do not lengthen it.
     """
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
     # logarithms, since norms of updates vary by orders of magnitude over clients
-    norms: Array = np.log(np.linalg.norm(rows, axis=1) + SMALLEST)[:, None]
+    logarithms = np.log(norms + SMALLEST)
     if not keeps_values(mask):
-        return norms
+        return np.asarray(logarithms)
     values = rows[:, :dimension]
     if mask != "permutation":
         values = np.abs(values)
-    zeros = (np.abs(values) < SMALLEST).mean(1)[:, None]
+    is_zero = np.abs(values) < SMALLEST
+    zeros = is_zero.mean(1, keepdims=True)
     row_sums = values.sum(1, keepdims=True)
     # sorted values in fewer numbers: d features from a few hundred shadow clients would overfit
-    quantiles = np.quantile(values, np.linspace(0, 1, QUANTILES), axis=1).T
-    return np.concatenate([norms, zeros, row_sums, quantiles], axis=1)
+    shares = np.linspace(0, 1, QUANTILES)
+    quantiles = np.quantile(values, shares, axis=1).T
+    return np.concatenate([logarithms, zeros, row_sums, quantiles], axis=1)
 
 
 def _log_odds(examples: Array, present: Array, queries: Array) -> Array:

@@ -10,35 +10,16 @@ Data Perturbation Methods", Section 4).
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
+from securecluster.attacks import unmasking
+from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Knowledge, View
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.shadow_training import local_updates
-from securecluster.attacks.unmasking import (
-    NO_MASK,
-    NO_UPDATES,
-    Array,
-    RecoveredCoordinates,
-    Subject,
-    UnmaskedCosine,
-    by_rank,
-    by_span,
-    first_updates,
-    flips_signs,
-    keeps_values,
-    mask_of,
-)
 
 
 class MaskKnownPlaintext(Attack):
-    """Updates without their mask, by the data of colluding clients.
-
-    Attributes:
-        further: other scores of the same guess.
-    """
+    """Updates without their mask, by the data of colluding clients."""
 
     name = "mask-known-plaintext"
     source = (
@@ -49,11 +30,11 @@ class MaskKnownPlaintext(Attack):
         "single masked updates of the first round, and the data, though not the seeds, of a client "
         "that took part in the same call"
     )
-    scorer = UnmaskedCosine()
-    requires = frozenset({TAPS})
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({SUMS})  # a mask falls with one known row
-    further: ClassVar[tuple[Scorer, ...]] = (RecoveredCoordinates(),)
+    scorer = unmasking.UnmaskedCosine()
+    requires = (TAPS,)
+    reads = ("delta",)
+    hidden_by = (SUMS,)  # a mask falls with one known row
+    further = (unmasking.RecoveredCoordinates(),)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -62,13 +43,13 @@ class MaskKnownPlaintext(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if mask_of(knowledge) == "none":
-            return NO_MASK
+        if knowledge.mask == "none":
+            return unmasking.NO_MASK
         if not knowledge.colluders:
             return "not applicable: no client gives the adversary its data"
-        updates = first_updates(view, knowledge)
+        updates = unmasking.first_updates(view, knowledge)
         if not updates:
-            return NO_UPDATES
+            return unmasking.NO_UPDATES
         for opened, others in _calls(list(updates), knowledge):
             if opened and others:
                 return None
@@ -81,32 +62,36 @@ class MaskKnownPlaintext(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        updates = first_updates(view, knowledge)
-        rows = {key: update.row.double().cpu().numpy() for key, update in updates.items()}
-        mask = mask_of(knowledge)
-        d = knowledge.network.dimension
-        recovered: dict[Subject, Array] = {}
-        for opened, others in _calls(list(updates), knowledge):
+        rows: dict[unmasking.Subject, Array] = {}
+        for subject, update in unmasking.first_updates(view, knowledge).items():
+            rows[subject] = as_array(update.row)
+        mask = knowledge.mask
+        d = knowledge.dimension
+        recovered: dict[unmasking.Subject, Array] = {}
+        for opened, others in _calls(list(rows), knowledge):
             if not opened or not others:
                 continue
             # training is deterministic given the data and the configuration's seed
             plain = _plain(opened, knowledge)
-            masked_known = np.stack([rows[key] for key in opened])
-            masked = np.stack([rows[key] for key in others])
-            if keeps_values(mask):
-                guesses = by_rank(plain, masked_known, masked, flips_signs(mask))
+            masked_known = np.stack([rows[subject] for subject in opened])
+            masked = np.stack([rows[subject] for subject in others])
+            if unmasking.keeps_values(mask):
+                guesses = unmasking.by_rank(
+                    plain, masked_known, masked, unmasking.flips_signs(mask)
+                )
             else:
-                guesses = by_span(plain, masked_known, masked)
-            for key, guess in zip(others, guesses, strict=True):
-                recovered[key] = guess[:d]
-        return Guess("updates", recovered, {"pairs": len(knowledge.colluders), "mask": mask})
+                guesses = unmasking.by_span(plain, masked_known, masked)
+            for subject, guess in zip(others, guesses, strict=True):
+                recovered[subject] = guess[:d]
+        details = {"pairs": len(knowledge.colluders), "mask": mask}
+        return Guess("updates", recovered, details)
 
 
 def _calls(
-    subjects: list[Subject], knowledge: Knowledge
-) -> list[tuple[list[Subject], list[Subject]]]:
+    subjects: list[unmasking.Subject], knowledge: Knowledge
+) -> list[tuple[list[unmasking.Subject], list[unmasking.Subject]]]:
     """Return for each call its colluding clients and the others."""
-    calls: dict[tuple[str, int], tuple[list[Subject], list[Subject]]] = {}
+    calls: dict[tuple[str, int], tuple[list[unmasking.Subject], list[unmasking.Subject]]] = {}
     for subject in subjects:
         method, step, client = subject
         opened, others = calls.setdefault((method, step), ([], []))
@@ -117,10 +102,9 @@ def _calls(
     return list(calls.values())
 
 
-def _plain(subjects: list[Subject], knowledge: Knowledge) -> Array:
+def _plain(subjects: list[unmasking.Subject], knowledge: Knowledge) -> Array:
     """Return the updates of colluding clients of one call before the mask, (k, d)."""
     clients = [client for _, _, client in subjects]
     shards = [knowledge.colluders[client].shard for client in clients]
-    step = subjects[0][1]
-    rows: Array = local_updates(knowledge, shards, clients, step).double().numpy()
-    return rows
+    _, step, _ = subjects[0]
+    return as_array(local_updates(knowledge, shards, clients, step))

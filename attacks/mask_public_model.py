@@ -8,38 +8,22 @@ its score says whether they do.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from securecluster.attacks import unmasking
+from securecluster.attacks.arrays import as_array
 from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Knowledge, View
-from securecluster.attacks.scoring import Scorer
-from securecluster.attacks.unmasking import (
-    NO_MASK,
-    NO_UPDATES,
-    RecoveredCoordinates,
-    UnmaskedCosine,
-    by_rank,
-    first_updates,
-    flips_signs,
-    keeps_values,
-    mask_of,
-)
 
 
 class MaskPublicModel(Attack):
-    """Rows without their permutation, by the order of the weights of θ_0.
-
-    Attributes:
-        further: other scores of the same guess.
-    """
+    """Rows without their permutation, by the order of the weights of θ_0."""
 
     name = "mask-public-model"
     source = "this project's threat model: ranks of known values against a permutation"
     needs = "single updates of the first round under a mask that moves numbers, and θ_0"
-    scorer = RecoveredCoordinates()
-    requires = frozenset({TAPS})
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({MASK, SUMS})
-    further: ClassVar[tuple[Scorer, ...]] = (UnmaskedCosine(),)
+    scorer = unmasking.RecoveredCoordinates()
+    requires = (TAPS,)
+    reads = ("delta",)
+    hidden_by = (MASK, SUMS)
+    further = (unmasking.UnmaskedCosine(),)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -48,13 +32,13 @@ class MaskPublicModel(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        mask = mask_of(knowledge)
+        mask = knowledge.mask
         if mask == "none":
-            return NO_MASK
-        if not keeps_values(mask):
+            return unmasking.NO_MASK
+        if not unmasking.keeps_values(mask):
             return f"not applicable: the mask {mask} mixes numbers, so their order tells nothing"
-        if not first_updates(view, knowledge):
-            return NO_UPDATES
+        if not unmasking.first_updates(view, knowledge):
+            return unmasking.NO_UPDATES
         return None
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
@@ -64,11 +48,11 @@ class MaskPublicModel(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        initial = knowledge.initial.double().cpu().numpy()[None]
-        signed = flips_signs(mask_of(knowledge))
+        initial = as_array(knowledge.initial)[None]
+        signed = unmasking.flips_signs(knowledge.mask)
         guesses = {}
-        for subject, update in first_updates(view, knowledge).items():
-            row = update.row.double().cpu().numpy()[None]
+        for subject, update in unmasking.first_updates(view, knowledge).items():
+            row = as_array(update.row)[None]
             # θ_0 stands in for the unmasked row: after one round the order of weights is nearly its
-            guesses[subject] = by_rank(initial, row, row, signed)[0]
+            (guesses[subject],) = unmasking.by_rank(initial, row, row, signed)
         return Guess("rows", guesses)

@@ -25,23 +25,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks import dp_audit
+from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import Guess, Knowledge, View
-from securecluster.attacks.dp_audit import (
-    DELTA,
-    MOST_NUMBERS,
-    SEED,
-    CanaryAudit,
-    Planted,
-    TwoWorldScorer,
-    heads,
-)
+from securecluster.attacks.dp_audit import CanaryAudit, Planted, TwoWorldScorer
 from securecluster.attacks.experiments import with_poisoned_data
-from securecluster.attacks.scoring import Scorer
 from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
@@ -67,7 +59,6 @@ from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded
 
-Array = NDArray[Any]
 # what hides values without noise: ε does not count on it
 OPEN = {
     "mask": "none", "layer_mask": "none", "sealed": False, "aggregation": "plain",
@@ -98,15 +89,16 @@ def planted_losses(
     if ask is None:
         raise UsageError("no losses leave clients in this run")
     method, request = ask
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     opened = _opened(protocol)
     canaries = _loss_canaries(opened, federation, coins)
     net, transcript = _connected(opened, canaries, settings)
     request(net)
-    rows = _replies(transcript, method, LOSS_FIELD)
-    # a canary moves all losses of a row alike, so their mean lies along its direction
-    statistics = {client: float(row.mean()) for client, row in rows.items()}
-    return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
+    statistics = {}
+    for client, row in _replies(transcript, method, LOSS_FIELD).items():
+        # a canary moves all losses of a row alike, so their mean lies along its direction
+        statistics[client] = float(row.mean())
+    return Planted(statistics, coins, _claimed(net))
 
 
 def _asked_losses(
@@ -132,10 +124,13 @@ def _ask_for_path_losses(net: ServerChannel) -> None:
     clients = len(net.clients)
     # a split must have two halves, whatever the clients' data
     half = clients // 2
+    first = list(range(half))
+    second = list(range(half, clients))
     tree = ParameterTree.start(clients)
-    tree.branch(0, (list(range(half)), list(range(half, clients))), 1)
+    tree.branch(0, (first, second), 1)
     for node in tree.nodes:
-        node.model = ModelDelta(torch.zeros(net.agreed["dimension"]))
+        still = torch.zeros(net.agreed["dimension"])
+        node.model = ModelDelta(still)
     labels = [int(client >= half) for client in range(clients)]
     pending = PendingUpdates.start(clients, fresh=False)
     choose_fallback_models(net, tree, pending, labels)
@@ -193,7 +188,7 @@ def _labelled_canaries(
             y[:canary_samples] = unlikeliest
         return replace(shard, x=x, y=y)
 
-    return with_poisoned_data(federation, map(at, range(len(federation))), change)
+    return _changed(federation, change)
 
 
 def _one_aside(share: float) -> int:
@@ -208,11 +203,13 @@ def _surest_sample(protocol: ClusteringProtocol, federation: Federation) -> tupl
     """Return a long sample (…), the label that θ_0 is surest of there, and the least likely one."""
     network = protocol.flat_model(federation)
     shape = federation.shape
-    draw = np.random.default_rng(SEED)
-    samples = draw.standard_normal((CANDIDATES, *shape)).astype(np.float32) * SCALE
+    draw = np.random.default_rng(dp_audit.SEED)
+    normal = draw.standard_normal((CANDIDATES, *shape)).astype(np.float32)
+    samples = normal * SCALE
     with torch.no_grad():
         parameters = network.views(network.initial())
-        logits = network.call(parameters, torch.from_numpy(samples)).double().numpy()
+        outputs = network.call(parameters, torch.from_numpy(samples))
+    logits = as_array(outputs)
     ordered = np.sort(logits, axis=1)
     # the larger the margin, the nearer the loss of the surest label is to 0
     margins = ordered[:, -1] - ordered[:, -2]
@@ -246,22 +243,23 @@ def planted_rows(
     width = int(config["width"])
     if width < 2:
         raise UsageError("a canary row and the others need two dimensions")
-    along, others = directions(2, width, SEED).numpy().astype(np.float32)
+    along, others = _directions(2, width)
+    spectral_norm = z * math.sqrt(width)
     # at least two rows, also without noise
-    rows = max(2, math.ceil(BASELINE * z * math.sqrt(width)))
-    coins = heads(len(federation))
+    rows = max(2, math.ceil(BASELINE * spectral_norm))
+    coins = dp_audit.heads(len(federation))
     numbers = len(federation) * (rows + 1) * (1 + SPREAD) * width
-    if numbers > MOST_NUMBERS:
+    if numbers > dp_audit.MOST_NUMBERS:
         raise UsageError(f"canary rows would take {numbers} numbers in memory")
 
     def change(client: int, shard: Shard) -> Shard:
         # the canary is one more row along u, so the two worlds differ in a single sample
-        rows_along = np.tile(along, (rows + int(coins[client]), 1))
+        count = rows + int(coins[client])
+        rows_along = np.tile(along, (count, 1))
         rows_across = np.tile(others, (SPREAD * rows, 1))
-        x = np.concatenate([rows_along, rows_across])
-        return _shard_of(shard, x)
+        return _shard_of(shard, np.concatenate([rows_along, rows_across]))
 
-    clients = with_poisoned_data(federation, map(at, range(len(federation))), change)
+    clients = _changed(federation, change)
     net, transcript = _connected(opened, clients, settings)
     shared = net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     crafted = torch.zeros_like(shared.rows.vectors.values)
@@ -271,8 +269,9 @@ def planted_rows(
     statistics = {}
     for client, row in _replies(transcript, "relevance", "row").items():
         # all others were given the same vector, and the client itself counts as 1
-        statistics[client] = float(row[(client + 1) % len(row)])
-    return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
+        other = (client + 1) % len(row)
+        statistics[client] = float(row[other])
+    return Planted(statistics, coins, _claimed(net))
 
 
 def planted_eigenvectors(
@@ -299,7 +298,7 @@ def planted_eigenvectors(
     # The largest entry is made positive, so that a little tilt turns the sign of the vector.
     present = _turned(count, width, math.pi / 4 - TILT)
     absent = _turned(count, width, math.pi / 4 + TILT)
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     # different eigenvalues give the eigenvectors their order
     scales = np.arange(count, 0, -1, dtype=np.float32)[:, None]
 
@@ -309,15 +308,16 @@ def planted_eigenvectors(
             eigenvectors = present
         return _shard_of(shard, scales * eigenvectors)
 
-    clients = with_poisoned_data(federation, map(at, range(len(federation))), change)
+    clients = _changed(federation, change)
     net, transcript = _connected(opened, clients, settings)
     net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     # `absent` comes out with the other sign
     difference = (present + absent).ravel()
     statistics = {}
     for client, vectors in _replies(transcript, "eigen", "vectors").items():
-        statistics[client] = float(vectors[:count].ravel() @ difference)
-    return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
+        sent = vectors[:count].ravel()
+        statistics[client] = float(sent @ difference)
+    return Planted(statistics, coins, _claimed(net))
 
 
 def planted_signatures(
@@ -342,11 +342,11 @@ def planted_signatures(
     resolved = opened.config(federation, settings.dtype)
     opened = opened.set_params(signature_blocks=resolved["signature_kind"])
     bare = _opened(opened).set_params(signature_noise=0.0, noise=0.0, target_epsilon=None)
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     # one number of samples for all, so that all signatures have the same scale
-    size = int(np.median([len(shard.y) for shard in federation.shards]))
+    size = _median_size(federation)
     width = int(np.prod(federation.shape))
-    canary = SCALE * directions(1, width, SEED).numpy().astype(np.float32)
+    canary = SCALE * _directions(1, width)
 
     def change(client: int, shard: Shard) -> Shard:
         sample = -canary
@@ -360,12 +360,11 @@ def planted_signatures(
         unchanged = np.zeros((size - canary_samples, width), dtype=np.float32)
         return _shard_of(shard, np.concatenate([changed, unchanged]))
 
-    clients = with_poisoned_data(federation, map(at, range(len(federation))), change)
+    clients = _changed(federation, change)
     plain, _ = _first_signatures(bare, clients, settings)
     difference = _difference_of_worlds(plain, coins, "signatures")
     rows, claimed = _first_signatures(opened, clients, settings)
-    statistics = {client: float(row @ difference) for client, row in rows.items()}
-    return Planted(statistics, coins, claimed)
+    return Planted(_components(rows, difference), coins, claimed)
 
 
 def _first_signatures(
@@ -388,8 +387,9 @@ def _first_signatures(
     by_field = [_replies(transcript, method.__name__, name) for name in fields]
     rows = {}
     for client in by_field[0]:
-        rows[client] = np.concatenate([replies[client].ravel() for replies in by_field])
-    price = net.state.ledger.price(DELTA, "replace")
+        parts = [replies[client].ravel() for replies in by_field]
+        rows[client] = np.concatenate(parts)
+    price = net.state.ledger.price(dp_audit.DELTA, "replace")
     assert price is not None  # nothing is sampled
     return rows, price.epsilon
 
@@ -412,24 +412,23 @@ def planted_samples(
     opened = _opened(protocol).set_params(rounds=1)
     # the same run without noise gives the direction in which the two worlds differ
     bare = _opened(protocol).set_params(rounds=1, noise=0.0, target_epsilon=None)
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     # one number of samples for all, so that all updates have the same scale
-    sizes = [len(shard.y) for shard in federation.shards]
-    size = int(np.median(sizes))
+    size = _median_size(federation)
     clients = _labelled_canaries(opened, federation, coins, size, several=False)
     width = opened.flat_model(clients).dimension
     plain = _first_updates(bare.fit(clients, settings), width)
     difference = _difference_of_worlds(plain, coins, "updates")
     fitted = opened.fit(clients, settings)
     rows = _first_updates(fitted, width)
-    statistics = {client: float(row @ difference) for client, row in rows.items()}
+    statistics = _components(rows, difference)
     events = [event for event in fitted.ledger_.events if event.mechanism in ("dp-sgd", "free")]
     if not any(event.mechanism == "dp-sgd" for event in events):
         return Planted(statistics, coins, math.inf)
     training = Ledger(events, fitted.ledger_.samples)
     # sampled batches make mixtures of Gaussians
     full_batch = opened.batch_size >= size and not protocol.validation_share
-    return Planted(statistics, coins, training.price(DELTA).epsilon, gaussian=full_batch)
+    return Planted(statistics, coins, training.price(dp_audit.DELTA).epsilon, gaussian=full_batch)
 
 
 def _difference_of_worlds(rows: dict[int, Array], coins: tuple[bool, ...], quantity: str) -> Array:
@@ -449,8 +448,34 @@ def _difference_of_worlds(rows: dict[int, Array], coins: tuple[bool, ...], quant
     absent = [row for client, row in rows.items() if not coins[client]]
     if not (present and absent):
         raise UsageError(f"clients send no {quantity} by themselves")
-    difference: Array = np.mean(present, axis=0) - np.mean(absent, axis=0)
-    return difference
+    return np.asarray(np.mean(present, axis=0) - np.mean(absent, axis=0))
+
+
+def _components(rows: dict[int, Array], direction: Array) -> dict[int, float]:
+    """Return by client the component of its row along a direction, times the direction's length."""
+    return {client: float(row @ direction) for client, row in rows.items()}
+
+
+def _directions(count: int, width: int) -> Array:
+    """Return public orthonormal rows, (count, width)."""
+    return directions(count, width, dp_audit.SEED).numpy().astype(np.float32)
+
+
+def _median_size(federation: Federation) -> int:
+    """Return the median of the clients' numbers of samples."""
+    sizes = [len(shard.y) for shard in federation.shards]
+    return int(np.median(sizes))
+
+
+def _changed(federation: Federation, change: Callable[[int, Shard], Shard]) -> Federation:
+    """Return the same clients with other data, which follow from their number and their data."""
+    everybody = map(at, range(len(federation)))
+    return with_poisoned_data(federation, everybody, change)
+
+
+def _claimed(net: ServerChannel) -> float:
+    """Return the ε at the audits' δ that the run's ledger claims of all releases so far."""
+    return net.state.ledger.price(dp_audit.DELTA).epsilon
 
 
 def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
@@ -465,7 +490,7 @@ def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
         delta = getattr(answer.reply, "delta", None)
         if not isinstance(delta, Rows) or delta.values.shape[-1] != width:
             continue
-        rows = delta.values.double().cpu().numpy()
+        rows = as_array(delta.values)
         for client, row in zip(answer.ids, rows, strict=True):
             updates.setdefault(client, row)
     return updates
@@ -488,8 +513,10 @@ def _check_features(protocol: OneShot) -> None:
 
 def _shard_of(shard: Shard, rows: Array) -> Shard:
     """Return a client whose samples are some rows (n, D), all of the first class."""
-    x = rows.reshape(len(rows), *shard.x.shape[1:]).astype(shard.x.dtype)
-    return replace(shard, x=x, y=np.zeros(len(rows), dtype=shard.y.dtype))
+    shape = shard.x.shape[1:]
+    x = rows.reshape(len(rows), *shape).astype(shard.x.dtype)
+    y = np.zeros(len(rows), dtype=shard.y.dtype)
+    return replace(shard, x=x, y=y)
 
 
 def _opened(protocol: ClusteringProtocol) -> Any:
@@ -519,8 +546,8 @@ def _replies(transcript: Transcript, method: str, field: str) -> dict[int, Array
         if entry.method != method:
             continue
         _, answer = transcript.content(position)
-        values = getattr(answer.reply, field).values.double().cpu().numpy()
-        replies.update(zip(answer.ids, values, strict=True))
+        rows = as_array(getattr(answer.reply, field).values)
+        replies.update(zip(answer.ids, rows, strict=True))
     return replies
 
 
@@ -533,7 +560,7 @@ class ReleaseAudit(CanaryAudit):
 
     source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
     needs = "an active server, and clients that hold canary samples or samples that show nothing"
-    scorer: ClassVar[Scorer] = TwoWorldScorer()
+    scorer = TwoWorldScorer()
 
     def __init__(self, planted: Planted | None = None) -> None:
         self.planted = planted

@@ -16,69 +16,52 @@ sealed under the clients' seed: the server needs a colluding client's seed for b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks import base
+from securecluster.attacks.arrays import Array, as_array, flat_rows
 from securecluster.attacks.base import HIDDEN_PAIRS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import probe
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.scoring import AgainstOtherClients
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Call, Picks
 from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.runtime.endpoint import PAIRS, Endpoint, config_hash
 
-Array = NDArray[Any]
 MOST_DIMENSIONS = 64  # D up to which all of G² is read; beyond, energies of candidates only
+SMALLEST = 1e-6  # energy that errors are relative to
 RANK = 1e-5  # eigenvalues of G², relative to the largest, below which they are rounding
 
 
-class EnergyError(Scorer):
+class EnergyError(AgainstOtherClients):
     """Mean relative error of the energies ‖G x‖ / (λ_1 ‖x‖) of candidates."""
 
     metric = "relative error of the energy"
     higher = False
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return the error of each client, (n,).
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
+        """Return the error of the energies of each client against those of a client, (n,).
 
         Args:
-            guess: with energies by client in its details.
+            guess: by client; the energies are among the details.
             truth: of the run.
+            subjects: clients, one for each guess.
         """
-        return self._errors(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the errors against the energies of other clients.
-
-        Args:
-            guess: with energies by client in its details.
-            truth: of the run.
-            draw: source of the shuffle.
-        """
-        clients = len(truth.federation)
-        others = []
-        for client in guess.values:
-            step = int(draw.integers(1, clients)) if clients > 1 else 0
-            others.append((client + step) % clients)
-        return self._errors(guess, truth, others)
-
-    def _errors(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        """Return the errors against the energies of the given clients, in the guess's order."""
         candidates = _unit_rows(guess.details["candidates"])
         errors = []
-        for client, other in zip(guess.values, clients, strict=True):
-            samples = np.asarray(truth.federation.shards[other].x, float)
-            flat = samples.reshape(len(samples), -1)
+        for client, other in zip(guess.values, subjects, strict=True):
+            flat = flat_rows(truth.federation.shards[other].x)
             gram = flat.T @ flat / len(flat)
             largest = np.linalg.norm(gram, 2)
             true = np.linalg.norm(candidates @ gram, axis=1) / largest
             read = guess.details["energies"][client]
             differences = np.abs(read - true)
             # a relative error needs a floor where a candidate has no energy
-            errors.append(np.mean(differences / np.maximum(true, 1e-6)))
+            relative = differences / np.maximum(true, SMALLEST)
+            errors.append(relative.mean())
         return np.asarray(errors)
 
 
@@ -97,9 +80,9 @@ class RelevanceOracle(Attack):
         "and candidate samples"
     )
     scorer = SampleMembership()
-    reads = frozenset({"row"})
-    hidden_by = frozenset({HIDDEN_PAIRS})
-    further: ClassVar[tuple[Scorer, ...]] = (*AT_LOW_RATES, EnergyError())
+    reads = ("row",)
+    hidden_by = (HIDDEN_PAIRS,)
+    further = (*AT_LOW_RATES, EnergyError())
 
     def __init__(self, endpoint: Endpoint[Any] | None = None) -> None:
         self.endpoint = endpoint
@@ -119,12 +102,12 @@ class RelevanceOracle(Attack):
         if self.endpoint is None:
             return "not applicable: the adversary only observed, and sent no calls of its own"
         if knowledge.samples is None:
-            return "not applicable: the adversary has no samples to ask about"
+            return base.NO_SAMPLES
         if config.get("relevance", "plain") != "plain":
             return "not applicable: a client's relevance is padded or encrypted, and only R is read"
         if config.get("sealed", False):
             return "not applicable: clients open only what was sealed under their seed"
-        if config.get("mask", "none") != "none":
+        if knowledge.mask != "none":
             return "not applicable: clients undo a mask that the server does not know"
         return None
 
@@ -138,20 +121,23 @@ class RelevanceOracle(Attack):
         Raises:
             SecureClusterError: a client refuses a crafted call.
         """
-        assert self.endpoint is not None and knowledge.samples is not None
-        candidates = np.asarray(knowledge.samples[0])
+        endpoint = self.endpoint
+        assert endpoint is not None
+        candidates = knowledge.inputs
         queries = _unit_rows(candidates)
         scores = {}
         read = {}
         grams = {}
-        for client in self.endpoint.ids:
+        for client in endpoint.ids:
             if client in knowledge.colluders:
                 continue
-            read[client] = energies_of(self.endpoint, knowledge, client, queries)
-            scores[client] = read[client]
+            energies = energies_of(endpoint, knowledge, client, queries)
+            read[client] = energies
+            scores[client] = energies
             if queries.shape[1] <= MOST_DIMENSIONS:
-                grams[client] = squared_gram(self.endpoint, knowledge, client)
-                scores[client] = _share_in_range(grams[client], queries)
+                gram = squared_gram(endpoint, knowledge, client)
+                grams[client] = gram
+                scores[client] = _share_in_range(gram, queries)
         details = {"candidates": candidates, "energies": read, "squared_grams": grams}
         return Guess("membership", scores, details)
 
@@ -176,7 +162,7 @@ def energies_of(
         if answer.refusal is not None:
             raise answer.refusal
         others = call.query.ids.table.tolist()
-        row = answer.reply.row.values[0].double().cpu().numpy()
+        row = as_array(answer.reply.row.values[0])
         energies.append(row[others])
     return np.concatenate(energies)[: len(vectors)]
 
@@ -184,26 +170,23 @@ def energies_of(
 def _crafted(knowledge: Knowledge, client: int, vectors: Array) -> Iterator[Call]:
     """Yield calls that pass each vector off as the only eigenvector of another client."""
     config = knowledge.config
-    clients = int(config["clients"])
+    run = config_hash(config)
     width = int(config["width"])
-    count = min(int(config["vectors"]), width)
-    others = [k for k in range(clients) if k != client]
+    vectors_each = min(int(config["vectors"]), width)
+    others = [other for other in range(knowledge.clients) if other != client]
+    count = len(others)
+    picks = (tuple(range(count)),)
+    ids = Picks(torch.as_tensor(others), picks)
     # one call carries a vector in the name of every other client
-    for first in range(0, len(vectors), len(others)):
-        block = torch.from_numpy(vectors[first : first + len(others)]).to(knowledge.initial)
-        table = torch.zeros(clients - 1, count, width, dtype=block.dtype)
+    for first in range(0, len(vectors), count):
+        chosen = torch.from_numpy(vectors[first : first + count])
+        block = chosen.to(knowledge.initial)
+        table = torch.zeros(count, vectors_each, width, dtype=block.dtype)
         table[: len(block), 0] = block
         # the last call's unused places hold a vector, too: the row must have its usual length
         table[len(block) :, 0] = block[-1]
-        picks = (tuple(range(clients - 1)),)
-        query = OtherEigenvectors(
-            vectors=Picks(table, picks),
-            ids=Picks(torch.as_tensor(others), picks),
-            labels=None,
-            step=1,
-        )
-        call = Call(config_hash(config), "relevance", PAIRS, 1, 1, (client,), query, (1,))
-        yield call
+        query = OtherEigenvectors(vectors=Picks(table, picks), ids=ids, labels=None, step=1)
+        yield Call(run, "relevance", PAIRS, 1, 1, (client,), query, (1,))
 
 
 def squared_gram(endpoint: Endpoint[Any], knowledge: Knowledge, client: int) -> Array:
@@ -224,8 +207,10 @@ def squared_gram(endpoint: Endpoint[Any], knowledge: Knowledge, client: int) -> 
     diagonal = squares[:width]
     matrix = np.diag(diagonal)
     # vᵀ A v of v = (e_a + e_b) / √2 is (A_aa + A_bb) / 2 + A_ab
-    matrix[rows, columns] = squares[width:] - (diagonal[rows] + diagonal[columns]) / 2
-    matrix[columns, rows] = matrix[rows, columns]
+    means = (diagonal[rows] + diagonal[columns]) / 2
+    beside = squares[width:] - means
+    matrix[rows, columns] = beside
+    matrix[columns, rows] = beside
     return matrix
 
 
@@ -234,16 +219,15 @@ def _share_in_range(squared: Array, vectors: Array) -> Array:
     # eigh sorts eigenvalues in ascending order, so the last one is the largest
     values, columns = np.linalg.eigh(squared)
     basis = columns[:, values > RANK * values[-1]]
-    share: Array = ((vectors @ basis) ** 2).sum(1)
-    return share
+    coordinates = vectors @ basis
+    return np.asarray((coordinates**2).sum(1))
 
 
 def _unit_rows(samples: Array) -> Array:
     """Return samples as rows of norm one; zeros stay zeros."""
-    flat = np.asarray(samples, float).reshape(len(samples), -1)
+    flat = flat_rows(samples)
     norms = np.linalg.norm(flat, axis=1, keepdims=True)
-    rows: Array = flat / np.where(norms > 0, norms, 1.0)
-    return rows
+    return np.asarray(flat / np.where(norms > 0, norms, 1.0))
 
 
 def with_endpoint(endpoint: Endpoint[Any]) -> Mapping[str, Attack]:

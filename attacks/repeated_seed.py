@@ -13,13 +13,12 @@ one configuration and half in runs of two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securecluster.attacks.base import NOISE, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.low_bits import near_rows, noise_multiplier, why_not_on_rows
+from securecluster.attacks.arrays import Array
+from securecluster.attacks.base import Guess, Knowledge, Truth, View
+from securecluster.attacks.low_bits import RowMechanism, naive_release, near_rows, noise_multiplier
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -30,8 +29,6 @@ DIMENSION = 1024
 RUNS = ("one configuration", "another configuration")
 # (configuration's hash, row, noise multiplier, norm of rows, number of the call) -> released row
 Release = Callable[[str, torch.Tensor, float, float, int], torch.Tensor]
-
-Array = NDArray[Any]
 
 
 def derived_release(
@@ -62,9 +59,7 @@ def seeded_release(
         norm: norm of rows.
         number: of the call.
     """
-    draw = torch.Generator().manual_seed(number)
-    noise = torch.randn(row.shape, generator=draw, dtype=row.dtype)
-    return row + multiplier * norm * noise
+    return naive_release(row, multiplier, norm, number)
 
 
 class RecoveredDifferences(Scorer):
@@ -92,17 +87,18 @@ class RecoveredDifferences(Scorer):
             truth: of the run, unused.
             draw: of the order.
         """
-        return self._cosines(guess, draw.permutation(guess.details["differences"]))
+        others = draw.permutation(guess.details["differences"])
+        return self._cosines(guess, others)
 
     def _cosines(self, guess: Guess, true: Array) -> Array:
         """Return the cosines of recovered rows with rows (pairs, d)."""
-        differences = np.stack(list(guess.values.values()))
+        differences = np.stack(guess.listed)
         lengths = np.linalg.norm(differences, axis=1) * np.linalg.norm(true, axis=1)
-        cosines: Array = (differences * true).sum(1) / np.maximum(lengths, np.finfo(float).tiny)
-        return cosines
+        products = (differences * true).sum(1)
+        return np.asarray(products / np.maximum(lengths, np.finfo(float).tiny))
 
 
-class RepeatedSeed(Attack):
+class RepeatedSeed(RowMechanism):
     """Differences of rows, from two releases under one seed.
 
     Args:
@@ -113,21 +109,9 @@ class RepeatedSeed(Attack):
     source = "Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy, 3.5"
     needs = "single updates of a client in two runs on one seed"
     scorer = RecoveredDifferences()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({NOISE})
-    of_mechanism = True
 
     def __init__(self, release: Release | None = None) -> None:
         self._release = release or derived_release
-
-    def applies(self, view: View, knowledge: Knowledge) -> str | None:
-        """Return why the attack is not applicable; None if it is.
-
-        Args:
-            view: what the adversary observed.
-            knowledge: what it knows besides.
-        """
-        return why_not_on_rows(view, knowledge)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the difference of each pair of releases; the true ones are in the details.
@@ -136,8 +120,9 @@ class RepeatedSeed(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        multiplier = noise_multiplier(knowledge.config)
-        norm = float(knowledge.config.get("clip") or 1.0)
+        config = knowledge.config
+        multiplier = noise_multiplier(config)
+        norm = float(config.get("clip") or 1.0)
         draw = np.random.default_rng(0)
         recovered = {}
         differences = []
@@ -149,4 +134,5 @@ class RepeatedSeed(Attack):
                 first = self._release(RUNS[0], first, multiplier, norm, number)
                 second = self._release(other, second, multiplier, norm, number)
             recovered[number] = (first - second).numpy()
-        return Guess("differences", recovered, {"differences": np.stack(differences)})
+        details = {"differences": np.stack(differences)}
+        return Guess("differences", recovered, details)

@@ -10,6 +10,10 @@ begin there. The best choice, held fixed, is the derivative of the maximum, by w
 is right again where one choice is best (Fang & Santos 2019, Inference on Directionally
 Differentiable Functions, Theorem 3.2). A bound with an error of its own has no interval, and
 neither has a score without spread between units, of which a bootstrap tells no width.
+
+A score within the range of shuffled truths is at chance; one beyond it whose own interval reaches
+into it is undecided. A rate is told where units suffice for it: a true positive rate at 0.1 % takes
+1000 non-members, and `Scorer.why_not` says how many are missing.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View, unmet
 from securecluster.errors import UsageError
 
@@ -37,8 +41,6 @@ BOOTSTRAP = "bootstrap"
 OF_BOUND = "none: the score is a bound with an error of its own"
 OF_EQUALS = "none: all units score alike"
 SPREAD = 1e-9  # relative width below which an interval is rounding
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,87 @@ class Scorer(ABC):
         return self.summary
 
 
+class AgainstOthers(Scorer):
+    """Base class of scorers that compare each guess with the truth about its subject.
+
+    The negative control compares it with the truth about another subject.
+    """
+
+    @abstractmethod
+    def compared(self, guess: Guess, truth: Truth, subjects: list[Any]) -> Array:
+        """Return how well each guess agrees with the truth about a subject, (n,) or (n, …).
+
+        Args:
+            guess: by the attack.
+            truth: of the run.
+            subjects: for each guess the one that it is compared with.
+        """
+
+    def others(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> list[Any]:
+        """Return for each guess the subject that the control compares it with: they are shuffled.
+
+        Args:
+            guess: by the attack.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        subjects = list(guess.values)
+        order = draw.permutation(len(subjects))
+        return [subjects[k] for k in order]
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return the agreement of each guess with the truth about its own subject.
+
+        Args:
+            guess: by the attack.
+            truth: of the run.
+        """
+        return self.compared(guess, truth, list(guess.values))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the agreement of each guess with the truth about another subject.
+
+        Args:
+            guess: by the attack.
+            truth: of the run.
+            draw: source of the other subjects.
+        """
+        others = self.others(guess, truth, draw)
+        return self.compared(guess, truth, others)
+
+
+class AgainstOtherClients(AgainstOthers):
+    """Base class of scorers whose control compares with any other client of the run."""
+
+    def others(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> list[int]:
+        """Return for each client of a guess a random other one, never the client itself.
+
+        Args:
+            guess: by client.
+            truth: of the run.
+            draw: source of the other clients.
+        """
+        clients = len(truth.federation)
+        others = []
+        for client in guess.values:
+            step = int(draw.integers(1, clients)) if clients > 1 else 0
+            others.append((client + step) % clients)
+        return others
+
+
+def cosine(row: Array, other: Array) -> float:
+    """Return the cosine of two rows; 0 if one of them is zero.
+
+    Args:
+        row: (d,).
+        other: (d,).
+    """
+    lengths = float(np.linalg.norm(row) * np.linalg.norm(other))
+    if lengths > 0:
+        return float(row @ other) / lengths
+    return 0.0
+
+
 def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
     """Return the score of a guess.
 
@@ -264,8 +347,7 @@ def further_scores(
         Each score, or why it cannot be told.
     """
     further: dict[str, Score | str] = {}
-    scorers: tuple[Scorer, ...] = getattr(attack, "further", ())
-    for scorer in scorers:
+    for scorer in attack.further:
         reason = scorer.why_not(guess, truth)
         further[scorer.metric] = reason or score(scorer, guess, truth, seed)
     return further

@@ -22,8 +22,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import Probed, probe
 from securecluster.attacks.scoring import Scorer
@@ -32,14 +32,14 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, format_ids
-from securecluster.privacy.secure_sum import shamir
-from securecluster.privacy.secure_sum.double_mask import SumContext, commitment, coordinate
-from securecluster.privacy.secure_sum.pads import KEY, KeyPair
+from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.privacy.masking.pads import KEY, KeyPair
+from securecluster.protections.secure_sums import client as sum_client
+from securecluster.protections.secure_sums import shamir
+from securecluster.protections.secure_sums.double_mask import SumContext, commitment, coordinate
+from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols.fedavg import FedAvg
-from securecluster.runtime import secure_sum_client
 from securecluster.runtime.endpoint import GATHER, MINIMUM, Endpoint
-from securecluster.runtime.key_exchange import as_bytes, as_table
-from securecluster.runtime.secure_sum_client import LostMembers
 from securecluster.runtime.settings import Settings
 
 CLIENTS = 5
@@ -53,8 +53,6 @@ NOISE: dict[str, Any] = {"clip": 1.0, "noise": 1.0, "placement": "distributed"}
 # the clients that a lying server calls are made anew, with the keys of the honest run
 SETTINGS = Settings(transcript="full", threads=1, keys_from_seed=True)
 HIGHEST_BIT = 128  # of a key's last byte: X25519 ignores it
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -546,7 +544,7 @@ def _opened(server: LyingServer, numbers: Mapping[int, int]) -> Probed:
     call = server.call(SUM_METHOD, 0)
     run = call.config.encode()
     public = dict.fromkeys(EVERYONE, b"")
-    threshold = secure_sum_client.sum_graph(run, EVERYONE, public, MINIMUM).threshold
+    threshold = sum_client.sum_graph(run, EVERYONE, public, MINIMUM).threshold
     if len(numbers) < threshold:
         short = f"{len(numbers)} shares of the seed of client 0 were revealed, and it takes"
         return Probed(None, FrameError(f"{short} {threshold}"))
@@ -668,7 +666,7 @@ class SecureSumConformance(Attack):
     source = "Bonawitz et al. 2017, Practical Secure Aggregation; Bell et al. 2020"
     needs = "a server that lies to clients; the program of clients"
     scorer = BrokenRules()
-    hidden_by = frozenset({SUMS})
+    hidden_by = (SUMS,)
     of_mechanism = True
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:

@@ -1,4 +1,8 @@
-"""Local training as clients do it, on data that the adversary has."""
+"""Local training as clients do it, on data that the adversary has.
+
+Shadow models are trained as clients are, bit for bit on the same data, and clipped and noised as
+updates are.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ def locally_trained(
     """
     count = len(shards)
     trainer = _trainer(knowledge, shards, numbers)
-    updates = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
+    updates = torch.zeros(count, knowledge.dimension, dtype=initial.dtype)
     # each call draws other batches, as it did at the client
     for step in steps:
         models = Rows(initial.cpu() + updates, tuple(range(count)))

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array, as_array, sample_keys
 from securecluster.attacks.base import MASK, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.label_counts import MisplacedLabels, normalised, rounded
 from securecluster.attacks.subspaces import SampleMembership
@@ -32,8 +32,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch, clipped_rows
-
-Array = NDArray[Any]
 
 CLIP = 1.0  # norm to which clients clip the row of a sample
 RIDGE = 0.01  # of covariances, as a share of their mean variance
@@ -69,32 +67,37 @@ def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]
     """
     if "signature_kind" not in knowledge.config:
         return {}
-    observed: dict[int, Observed] = {}
-    sizes: dict[int, float] = dict(enumerate(knowledge.config.get("signature_sizes", ())))
+    signatures: dict[int, Observed] = {}
+    public_sizes = knowledge.config.get("signature_sizes", ())
+    sizes: dict[int, float] = dict(enumerate(public_sizes))
     for message in view.messages():
         client = message.sender.index
         if message.sender.kind != "client" or client is None:
             continue
         signature = _signature_of(message.content)
         if signature is not None:
-            observed.setdefault(client, signature)
+            signatures.setdefault(client, signature)
         size = getattr(message.content, "size", None)
         if isinstance(size, Rows) and size.values.is_floating_point():
             sizes.setdefault(client, float(size.values[0]))
-    return {client: replace(one, size=sizes.get(client)) for client, one in observed.items()}
+    observed = {}
+    for client, signature in signatures.items():
+        observed[client] = replace(signature, size=sizes.get(client))
+    return observed
 
 
 def _signature_of(content: Any) -> Observed | None:
     """Return the signature in a message of one client; None if there is none."""
     projections = getattr(content, "projections", None)
     if projections is not None:
-        shares = _numbers(content.shares.values[0])
-        return Observed(_numbers(projections.values[0]), shares, None)
+        rows = as_array(projections.values[0])
+        shares = as_array(content.shares.values[0])
+        return Observed(rows, shares, None)
     sketch = getattr(content, "signature", None)
     # messages of key agreement carry cryptographic signatures, in bytes, under the same name
     if not isinstance(sketch, Rows) or not sketch.values.is_floating_point():
         return None
-    return Observed(_numbers(sketch.values), None, None)
+    return Observed(as_array(sketch.values), None, None)
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,10 @@ class PublicRows:
 
     def means(self) -> Array:
         """Return the mean row of each class, (C, width); that of all for a class without any."""
-        means = [self.rows[self.of_class(label)].mean(0) for label in range(self.classes)]
+        means = []
+        for label in range(self.classes):
+            rows = self.rows[self.of_class(label)]
+            means.append(rows.mean(0))
         return np.stack(means)
 
     def covariance(self) -> Array:
@@ -141,21 +147,23 @@ def public_rows(knowledge: Knowledge, width: int) -> PublicRows:
         knowledge: with samples, and the configuration that determines the map.
         width: q, or r of class blocks.
     """
-    assert knowledge.samples is not None
     config = knowledge.config
-    samples = torch.as_tensor(np.asarray(knowledge.samples[0]))
+    samples = torch.as_tensor(knowledge.inputs)
     inputs = samples.flatten(1).float()
-    labels = np.asarray(knowledge.samples[1]).astype(np.int64)
-    classes = int(config["classes"])
-    options = (classes, float(config["signature_centre"]), Randomness(int(config["seed"])))
+    features = inputs.shape[1]
+    labels = knowledge.labels.astype(np.int64)
+    classes = knowledge.classes
+    centre = float(config["signature_centre"])
+    randomness = Randomness(int(config["seed"]))
     if config["signature_kind"] == "blocks":
-        rows = ClassBlocks(width, inputs.shape[1], *options).rows(inputs)
+        blocks = ClassBlocks(width, features, classes, centre, randomness)
+        rows = blocks.rows(inputs)
     else:
-        sketch = GradientSketch(width, inputs.shape[1], *options)
+        sketch = GradientSketch(width, features, classes, centre, randomness)
         rows = sketch.rows(inputs, torch.as_tensor(labels))
     # clients clip each row before they average, so the adversary does, too
     clipped = clipped_rows(rows, CLIP)
-    return PublicRows(_numbers(clipped), labels, classes)
+    return PublicRows(as_array(clipped), labels, classes)
 
 
 class SignatureLabelCounts(Attack):
@@ -168,8 +176,8 @@ class SignatureLabelCounts(Attack):
         "the shares of classes under every mask)"
     )
     scorer = MisplacedLabels()
-    reads = frozenset({"signature", "projections", "shares"})
-    hidden_by = frozenset({MASK})  # of sketches: shares of classes have none
+    reads = ("signature", "projections", "shares")
+    hidden_by = (MASK,)  # of sketches: shares of classes have none
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -198,7 +206,8 @@ class SignatureLabelCounts(Attack):
             if observed.size is None:
                 guesses[client] = normalised(weights)
             else:
-                guesses[client] = rounded(weights, round(observed.size))
+                size = round(observed.size)
+                guesses[client] = rounded(weights, size)
         return Guess("label counts", guesses)
 
 
@@ -220,13 +229,13 @@ class OwnSampleMembership(SampleMembership):
             truth: of the run.
         """
         shards = truth.federation.shards
+        candidates = np.asarray(guess.details["candidates"])
         # samples are compared byte by byte, so both sides need the same type
-        candidates = np.asarray(guess.details["candidates"]).astype(shards[0].x.dtype)
-        keys = _keys(candidates)
+        keys = sample_keys(candidates.astype(shards[0].x.dtype))
         rows = np.full((len(guess.values), len(keys), 2), np.nan)
         for position, (client, scores) in enumerate(guess.values.items()):
-            members = set(_keys(shards[client].x))
-            clients_samples = members | set(_keys(shards[client].x_test))
+            members = set(sample_keys(shards[client].x))
+            clients_samples = members | set(sample_keys(shards[client].x_test))
             for k, key in enumerate(keys):
                 if key in clients_samples:
                     rows[position, k] = scores[k], key in members
@@ -242,8 +251,9 @@ class OwnSampleMembership(SampleMembership):
         """
         rows = self.units(guess, truth)
         for client_rows in rows:
-            in_training = ~np.isnan(client_rows[:, 1])
-            client_rows[in_training, 1] = draw.permutation(client_rows[in_training, 1])
+            answers = client_rows[:, 1]
+            own = ~np.isnan(answers)
+            answers[own] = draw.permutation(answers[own])
         return rows
 
     def summary(self, units: Array) -> float:
@@ -253,7 +263,8 @@ class OwnSampleMembership(SampleMembership):
             units: (n, candidates, 2).
         """
         rows = units.reshape(-1, 2)
-        return super().summary(rows[~np.isnan(rows[:, 1])])
+        own = ~np.isnan(rows[:, 1])
+        return super().summary(rows[own])
 
 
 class SignatureMembership(Attack):
@@ -266,8 +277,8 @@ class SignatureMembership(Attack):
     )
     needs = "single signatures without a mask, and candidates with labels, some of them members"
     scorer = OwnSampleMembership()
-    reads = frozenset({"signature", "projections"})
-    hidden_by = frozenset({MASK})
+    reads = ("signature", "projections")
+    hidden_by = (MASK,)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -287,7 +298,6 @@ class SignatureMembership(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        assert knowledge.samples is not None
         guesses = {}
         for client, observed in observed_signatures(view, knowledge).items():
             if observed.shares is not None:
@@ -297,7 +307,8 @@ class SignatureMembership(Attack):
                 size = _size(observed)
                 deviation = _deviation(knowledge, size)
                 guesses[client] = mean_ratios(observed.rows[0], public, size, deviation)
-        return Guess(OWN_MEMBERSHIP, guesses, {"candidates": np.asarray(knowledge.samples[0])})
+        details = {"candidates": knowledge.inputs}
+        return Guess(OWN_MEMBERSHIP, guesses, details)
 
 
 def class_weights(observed: Observed, knowledge: Knowledge) -> Array:
@@ -314,9 +325,11 @@ def class_weights(observed: Observed, knowledge: Knowledge) -> Array:
         return observed.shares
     public = public_rows(knowledge, observed.rows.shape[1])
     if observed.shares is not None:
-        return np.asarray(observed.shares / public.means()[:, -1])
+        samples_each = public.means()[:, -1]
+        return np.asarray(observed.shares / samples_each)
     size = _size(observed)
-    return explained_weights(observed.rows[0], public, size, _deviation(knowledge, size))
+    deviation = _deviation(knowledge, size)
+    return explained_weights(observed.rows[0], public, size, deviation)
 
 
 def explained_weights(row: Array, public: PublicRows, size: float, deviation: float) -> Array:
@@ -335,7 +348,8 @@ def explained_weights(row: Array, public: PublicRows, size: float, deviation: fl
     precision = precision_of(public.covariance(), size, deviation)
     # With P = LLᵀ, generalised least squares with weights P is ordinary least squares on Lᵀ·rows.
     root = np.linalg.cholesky(precision).T
-    weights, _ = nnls(root @ public.means().T, root @ row)
+    means = root @ public.means().T
+    weights, _ = nnls(means, root @ row)
     return np.asarray(weights)
 
 
@@ -354,7 +368,8 @@ def mean_ratios(row: Array, public: PublicRows, size: float, deviation: float) -
     means = public.means()
     residual = (row - weights @ means) / scale
     precision = precision_of(public.covariance(), size, deviation / scale)
-    return likelihood_ratios(public.rows - means[public.labels], residual, precision, size)
+    rows = public.rows - means[public.labels]
+    return likelihood_ratios(rows, residual, precision, size)
 
 
 def likelihood_ratios(rows: Array, residual: Array, precision: Array, size: float) -> Array:
@@ -389,6 +404,7 @@ def _blocks_ratios(observed: Observed, shares: Array, knowledge: Knowledge) -> A
     expected = known.rows[:, -1:] * directions[known.labels]
     rows = known.rows[:, :-1] - expected
     covariance = rows.T @ rows / len(rows)
+    deviation = _deviation(knowledge, size) / scale
     ratios = np.zeros(len(rows))
     # the blocks have disjoint samples, so each is a test of its own
     for label in range(known.classes):
@@ -397,7 +413,7 @@ def _blocks_ratios(observed: Observed, shares: Array, knowledge: Knowledge) -> A
         residual = (observed.rows[label] - expected_block) / scale
         # the mean over all n samples has those of the class alone; it holds one or more of them
         share = max(float(parts[label]), 1 / size)
-        precision = precision_of(share * covariance, size, _deviation(knowledge, size) / scale)
+        precision = precision_of(share * covariance, size, deviation)
         ratios[candidates] = likelihood_ratios(rows[candidates], residual, precision, size)
     return ratios
 
@@ -410,10 +426,13 @@ def precision_of(covariance: Array, size: float, deviation: float) -> Array:
         size: number of rows.
         deviation: of the noise in each number.
     """
-    variance = covariance / size + deviation**2 * np.eye(len(covariance))
+    numbers = len(covariance)
+    identity = np.eye(numbers)
+    variance = covariance / size + deviation**2 * identity
     # Fewer samples than numbers give a singular covariance: a ridge makes it invertible.
-    ridge = RIDGE * np.trace(variance) / len(variance)
-    return np.asarray(np.linalg.inv(variance + ridge * np.eye(len(variance))))
+    ridge = RIDGE * np.trace(variance) / numbers
+    inverse = np.linalg.inv(variance + ridge * identity)
+    return np.asarray(inverse)
 
 
 def _deviation(knowledge: Knowledge, size: float) -> float:
@@ -429,16 +448,11 @@ def _deviation(knowledge: Knowledge, size: float) -> float:
     return noise * CLIP / size
 
 
-def _keys(samples: Array) -> list[bytes]:
-    """Return the bytes of each sample, by which equal ones are found."""
-    return [np.ascontiguousarray(sample).tobytes() for sample in samples]
-
-
 def _why_no_rows(knowledge: Knowledge) -> str | None:
     """Return why samples cannot be compared with signatures; None if they can."""
     if knowledge.samples is None:
         return NO_SAMPLES
-    if knowledge.config.get("mask", "none") != "none":
+    if knowledge.mask != "none":
         return MASKED
     return None
 
@@ -455,8 +469,3 @@ def _positive(value: float) -> float:
     if value > 0:
         return float(value)
     return 1.0
-
-
-def _numbers(values: torch.Tensor) -> Array:
-    """Return a tensor's numbers in float64."""
-    return np.asarray(values.double().cpu().numpy())

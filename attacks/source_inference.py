@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array, sample_keys
 from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
 from securecluster.attacks.scoring import Scorer
-
-Array = NDArray[Any]
 
 
 class OwnersFound(Scorer):
@@ -45,13 +41,14 @@ class OwnersFound(Scorer):
         # A sample that several clients hold counts as the last one's, which is rare in images.
         owner_of = {}
         for client, shard in enumerate(truth.federation.shards):
-            for sample in np.asarray(shard.x, dtype=np.float32):
-                owner_of[sample.tobytes()] = client
+            for key in sample_keys(np.asarray(shard.x, np.float32)):
+                owner_of[key] = client
         guessed = []
         owners = []
-        candidates = np.asarray(guess.details["candidates"], dtype=np.float32)
+        candidates = np.asarray(guess.details["candidates"], np.float32)
+        keys = sample_keys(candidates)
         for position, client in guess.values.items():
-            key = candidates[position].tobytes()
+            key = keys[position]
             if key in owner_of:
                 guessed.append(client)
                 owners.append(owner_of[key])
@@ -68,8 +65,8 @@ class SourceInference(Attack):
         "and records of unknown owners"
     )
     scorer = OwnersFound()
-    reads = frozenset({"delta"})
-    hidden_by = frozenset({MASK, SUMS})
+    reads = ("delta",)
+    hidden_by = (MASK, SUMS)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -87,7 +84,6 @@ class SourceInference(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        assert knowledge.samples is not None
         models = first_models(view, knowledge)
         rows = [candidate_losses(model, knowledge) for model in models.values()]
         losses = np.stack(rows)  # (clients, candidates)
@@ -95,4 +91,5 @@ class SourceInference(Attack):
         nearest = losses.argmin(0).tolist()
         clients = list(models)
         owners = {position: clients[row] for position, row in enumerate(nearest)}
-        return Guess("owners", owners, {"candidates": np.asarray(knowledge.samples[0])})
+        details = {"candidates": knowledge.inputs}
+        return Guess("owners", owners, details)

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks import base
+from securecluster.attacks.arrays import Array, as_array, flat_rows, sample_keys
 from securecluster.attacks.base import MASK, SEALS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.scoring import Scorer, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks
@@ -31,7 +32,6 @@ from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import config_hash
 
-Array = NDArray[Any]
 SOURCE = "Oja 1983, Subspace Methods of Pattern Recognition; this project's threat model"
 NEEDS = "clients' eigenvectors in the clear, or a colluding client that can open them"
 FALSE_POSITIVES = 0.01  # rate at which the true positive rate is read
@@ -54,10 +54,11 @@ def observed_subspaces(view: View, knowledge: Knowledge) -> dict[int, Array]:
         if vectors is None:
             continue
         if isinstance(vectors, Picks):  # what a client received of others
+            content = message.content
             rows = list(vectors.picks[0])
-            ids = message.content.ids.table[rows].tolist()
+            ids = content.ids.table[rows].tolist()
             table = vectors.table[rows]
-            step = int(message.content.step)
+            step = int(content.step)
         elif message.sender.kind == "client" and message.sender.index is not None:
             ids = [message.sender.index]
             table = vectors.values
@@ -81,27 +82,27 @@ def _opened(table: torch.Tensor, ids: list[int], step: int, knowledge: Knowledge
     """
     config = knowledge.config
     seed = _shared_seed(knowledge)
+    width = int(config["width"])
     # sealed vectors are bytes, and any client with the shared seed can open them
     if not table.is_floating_point():
         if seed is None:
             return None
         seal = Seal(config_hash(config))
         seal.unlock(seed)
-        shape = (min(int(config["vectors"]), int(config["width"])), int(config["width"]))
-        template = torch.empty(shape, dtype=knowledge.initial.dtype)
+        count = min(int(config["vectors"]), width)
+        template = torch.empty((count, width), dtype=knowledge.initial.dtype)
         try:
             table = seal.open(table, ids, step, "eigen", "vectors", template)
         except FrameError:
             # authentication failed: the colluder's seed is not that of these clients
             return None
-    elif config.get("mask", "none") != "none":
+    elif knowledge.mask != "none":
         if seed is None:
             return None
-        pipeline = Pipeline(build(config["mask"], int(config["width"])))
+        pipeline = Pipeline(build(knowledge.mask, width))
         pipeline.unlock(seed)
         table = pipeline.inverse(table, step)
-    opened: Array = table.double().cpu().numpy()
-    return opened
+    return as_array(table)
 
 
 def _shared_seed(knowledge: Knowledge) -> bytes | None:
@@ -119,12 +120,12 @@ def energies(vectors: Array, samples: Array) -> Array:
         vectors: orthonormal rows, or zeros, (p, D).
         samples: (n, …) of D numbers each.
     """
-    flat = np.asarray(samples, float).reshape(len(samples), -1)
+    flat = flat_rows(samples)
     squared = (flat**2).sum(1)
     # rows are orthonormal, so ‖V x‖ is the norm of the projection; a zero sample has share 0
     coordinates = flat @ vectors.T
-    inside: Array = (coordinates**2).sum(1) / np.where(squared > 0, squared, 1.0)
-    return inside
+    inside = (coordinates**2).sum(1)
+    return np.asarray(inside / np.where(squared > 0, squared, 1.0))
 
 
 def auc(scores: Array, positive: Array) -> float:
@@ -140,8 +141,9 @@ def auc(scores: Array, positive: Array) -> float:
     if not len(others) or not chosen.any():
         return 0.5
     # Mann–Whitney: the AUC is the probability that a positive exceeds a negative, ties half
-    below = np.searchsorted(others, values[chosen], side="left")
-    not_above = np.searchsorted(others, values[chosen], side="right")
+    positives = values[chosen]
+    below = np.searchsorted(others, positives, side="left")
+    not_above = np.searchsorted(others, positives, side="right")
     return float(np.mean(below + not_above) / 2 / len(others))
 
 
@@ -160,8 +162,18 @@ def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSI
         return 0.0
     # the threshold is the score of the first negative that must not be exceeded
     allowed = math.floor(false * len(others) + ROUNDING)
-    threshold = others[allowed]
-    return float(np.mean(values[chosen] > threshold))
+    found = values[chosen] > others[allowed]
+    return float(np.mean(found))
+
+
+def scored_answers(scores: Array, answers: Array) -> Array:
+    """Return scores beside their answers, (n, 2), as units of an AUC.
+
+    Args:
+        scores: (n,).
+        answers: (n,) of bool.
+    """
+    return np.stack([np.asarray(scores, float), answers.astype(float)], axis=-1)
 
 
 class Detection(Scorer):
@@ -178,8 +190,8 @@ class Detection(Scorer):
         Args:
             units: (n, 2) or (n, questions, 2).
         """
-        rows = units.reshape(-1, 2)
-        return auc(rows[:, 0], rows[:, 1] > 0)
+        scores, answers = units.reshape(-1, 2).T
+        return auc(scores, answers > 0)
 
     def units(self, guess: Guess, truth: Truth) -> Array:
         """Return scores and answers, (n, questions, 2), by client.
@@ -191,7 +203,7 @@ class Detection(Scorer):
         rows = []
         for client, scores in guess.values.items():
             answers = self.answers(guess, truth, client)
-            rows.append(np.stack([np.asarray(scores, float), answers.astype(float)], axis=-1))
+            rows.append(scored_answers(scores, answers))
         return np.stack(rows)
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
@@ -229,12 +241,9 @@ class SampleMembership(Detection):
         """Return for each candidate True if it is among the client's samples, (candidates,)."""
         # samples are equal if their bytes are; converting types first makes these comparable
         samples = truth.federation.shards[client].x
-        training = {np.ascontiguousarray(sample).tobytes() for sample in samples}
+        training = set(sample_keys(samples))
         candidates = np.asarray(guess.details["candidates"]).astype(samples.dtype)
-        answers = []
-        for candidate in candidates:
-            key = np.ascontiguousarray(candidate).tobytes()
-            answers.append(key in training)
+        answers = [key in training for key in sample_keys(candidates)]
         return np.asarray(answers)
 
 
@@ -277,8 +286,8 @@ class MembershipAtLowRate(SampleMembership):
         Args:
             units: (n, candidates, 2).
         """
-        rows = units.reshape(-1, 2)
-        return true_positive_rate(rows[:, 0], rows[:, 1] > 0, self.rate)
+        scores, answers = units.reshape(-1, 2).T
+        return true_positive_rate(scores, answers > 0, self.rate)
 
 
 # true positive rates of every attack on membership
@@ -325,13 +334,12 @@ class MeanCosine(Scorer):
         self, guess: Guess, truth: Truth, clients: list[int], draw: np.random.Generator | None
     ) -> Array:
         cosines = []
-        for direction, client in zip(guess.values.values(), clients, strict=True):
-            true = np.asarray(truth.federation.shards[client].x, float)
-            mean = true.reshape(len(true), -1).mean(0)
+        for direction, client in guess.beside(clients):
+            samples = truth.federation.shards[client].x
+            mean = flat_rows(samples).mean(0)
             if draw is not None:
                 mean = draw.permutation(mean)
-            norms = np.linalg.norm(direction) * np.linalg.norm(mean)
-            cosines.append(abs(float(direction @ mean)) / norms if norms else 0.0)
+            cosines.append(abs(cosine(direction, mean)))
         return np.asarray(cosines)
 
 
@@ -339,9 +347,8 @@ class SubspaceAttack(Attack):
     """Base class of attacks on shared eigenvectors."""
 
     source = SOURCE
-    reads = frozenset({"vectors"})
-    hidden_by = frozenset({MASK, SEALS})
-    further: ClassVar[tuple[Scorer, ...]] = ()
+    reads = ("vectors",)
+    hidden_by = (MASK, SEALS)
     takes_samples: ClassVar[bool] = True
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
@@ -351,12 +358,13 @@ class SubspaceAttack(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if "vectors" not in knowledge.config or "width" not in knowledge.config:
+        config = knowledge.config
+        if "vectors" not in config or "width" not in config:
             return "not applicable: clients of this protocol share no eigenvectors"
-        if knowledge.config.get("features", "identity") != "identity":
+        if config.get("features", "identity") != "identity":
             return "not applicable: the eigenvectors are of features, not of the samples themselves"
         if self.takes_samples and knowledge.samples is None:
-            return "not applicable: the adversary has no samples to ask about"
+            return base.NO_SAMPLES
         if not _others(view, knowledge):
             return (
                 "not applicable: no eigenvectors of another client can be read; they are sealed or "
@@ -367,8 +375,11 @@ class SubspaceAttack(Attack):
 
 def _others(view: View, knowledge: Knowledge) -> Mapping[int, Array]:
     """Return the eigenvectors of clients that do not collude."""
-    subspaces = observed_subspaces(view, knowledge)
-    return {k: rows for k, rows in sorted(subspaces.items()) if k not in knowledge.colluders}
+    others = {}
+    for client, vectors in sorted(observed_subspaces(view, knowledge).items()):
+        if client not in knowledge.colluders:
+            others[client] = vectors
+    return others
 
 
 class SubspaceMembership(SubspaceAttack):
@@ -380,7 +391,7 @@ class SubspaceMembership(SubspaceAttack):
     name = "subspace-membership"
     needs = f"{NEEDS}, and candidate samples, of which some may be clients' own"
     scorer = SampleMembership()
-    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
+    further = AT_LOW_RATES
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the energy of each candidate by client, (candidates,).
@@ -389,9 +400,10 @@ class SubspaceMembership(SubspaceAttack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        assert knowledge.samples is not None
-        candidates = np.asarray(knowledge.samples[0])
-        guesses = {k: energies(v, candidates) for k, v in _others(view, knowledge).items()}
+        candidates = knowledge.inputs
+        guesses = {}
+        for client, vectors in _others(view, knowledge).items():
+            guesses[client] = energies(vectors, candidates)
         return Guess("membership", guesses, {"candidates": candidates})
 
 
@@ -409,16 +421,15 @@ class SubspaceComposition(SubspaceAttack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        assert knowledge.samples is not None
-        samples, labels = knowledge.samples
-        classes = int(knowledge.config["classes"])
+        inputs = knowledge.inputs
         table = {}
         for client, vectors in _others(view, knowledge).items():
-            inside = energies(vectors, samples)
-            table[client] = _class_means(inside, np.asarray(labels), classes)
+            inside = energies(vectors, inputs)
+            table[client] = _class_means(inside, knowledge.labels, knowledge.classes)
         # Some classes fit well into any span, so only differences between clients are evidence.
         common = np.mean(list(table.values()), axis=0)
-        return Guess("classes", {client: row - common for client, row in table.items()})
+        beyond = {client: means - common for client, means in table.items()}
+        return Guess("classes", beyond)
 
 
 def _class_means(values: Array, labels: Array, classes: int) -> Array:
@@ -450,5 +461,7 @@ class MeanImage(SubspaceAttack):
         for client, vectors in _others(view, knowledge).items():
             first = vectors[0]
             # an eigenvector has no sign of its own, and pixels are not negative
-            guesses[client] = -first if first.sum() < 0 else first
+            if first.sum() < 0:
+                first = -first
+            guesses[client] = first
         return Guess("mean samples", guesses)

@@ -30,17 +30,16 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from securecluster.attacks import base
+from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.label_counts import last_bias, normalised
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.label_counts import NO_BIAS, bias_of, last_bias, normalised
+from securecluster.attacks.scoring import AgainstOthers, cosine
+from securecluster.attacks.views import ObservedSum, observed_sums
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
-from securecluster.runtime.endpoint import SUM
-
-Array = NDArray[Any]
 
 SOURCE = (
     "So et al. 2023, Securing Secure Aggregation: Mitigating Multi-Round Privacy Leakage in "
@@ -81,8 +80,8 @@ class MemberSums:
     @property
     def clients(self) -> list[int]:
         """Return the clients that are in a sum."""
-        present: list[int] = np.flatnonzero(self.members.any(0)).tolist()
-        return present
+        present = self.members.any(0)
+        return [int(client) for client in np.flatnonzero(present)]
 
     @cached_property
     def rank(self) -> int:
@@ -96,8 +95,8 @@ class MemberSums:
         They are those whose unit vector is in the row space of the members.
         """
         projection = np.linalg.pinv(self.members) @ self.members
-        found: list[int] = np.flatnonzero(np.diag(projection) > 1 - TOLERANCE).tolist()
-        return found
+        in_row_space = np.diag(projection) > 1 - TOLERANCE
+        return [int(client) for client in np.flatnonzero(in_row_space)]
 
     @cached_property
     def together(self) -> Array:
@@ -110,7 +109,8 @@ class MemberSums:
     def columns(self) -> Array:
         """Return how many clients of each number of `together` are in a sum, (sums, numbers)."""
         count = int(self.together.max()) + 1
-        return np.asarray(self.members @ np.eye(count)[self.together])
+        group_of_client = np.eye(count)[self.together]
+        return np.asarray(self.members @ group_of_client)
 
     @property
     def in_words(self) -> str:
@@ -128,7 +128,8 @@ class MemberSums:
             chosen: True for these, (sums,).
         """
         steps = tuple(np.asarray(self.steps)[chosen].tolist())
-        return MemberSums(self.members[chosen], self.values[chosen], self.rounds[chosen], steps)
+        members = self.members[chosen]
+        return MemberSums(members, self.values[chosen], self.rounds[chosen], steps)
 
     def with_values(self, values: Array) -> MemberSums:
         """Return other numbers of the same sums.
@@ -143,8 +144,12 @@ class MemberSums:
 
         Clients that are in the same sums have their mean.
         """
-        found = [nnls(self.columns, column)[0] for column in self.values.T]
-        return np.asarray(np.stack(found, axis=1)[self.together])
+        found = []
+        for column in self.values.T:
+            summands, _ = nnls(self.columns, column)
+            found.append(summands)
+        by_group = np.stack(found, axis=1)
+        return np.asarray(by_group[self.together])
 
     def mean_summands(self) -> Array:
         """Return by how much each client's mean summand differs from that of all, (clients, q).
@@ -152,20 +157,28 @@ class MemberSums:
         What all members have in common is a polynomial of the round. What a client adds besides is
         Gaussian, so that this is ridge regression.
         """
-        sizes = self.columns.sum(1, keepdims=True)
-        powers = min(MOST_POWERS, len(self.members) // SUMS_PER_POWER)
-        middle = (self.rounds.min() + self.rounds.max()) / 2
-        half = max(1.0, (self.rounds.max() - self.rounds.min()) / 2)
-        times = ((self.rounds - middle) / half)[:, None]
-        common = sizes * times ** np.arange(powers + 1)
+        common = self._in_common()
         design = np.hstack([self.columns, common])
         # the mean of n alike clients has the n-th part of the variance of one
         counts = np.bincount(self.together)
         # what is in common is as good as free, and the system stays regular
-        penalty = np.hstack([RIDGE * counts, np.full(powers + 1, TOLERANCE)])
+        free = np.full(common.shape[1], TOLERANCE)
+        penalty = np.hstack([RIDGE * counts, free])
         normal = design.T @ design + np.diag(penalty)
-        found: Array = np.linalg.solve(normal, design.T @ self.values)
-        return found[: len(counts)][self.together]
+        found = np.linalg.solve(normal, design.T @ self.values)
+        by_group = found[: len(counts)]
+        return np.asarray(by_group[self.together])
+
+    def _in_common(self) -> Array:
+        """Return powers of the round number, from −1 to 1, times each sum's members, (sums, p)."""
+        powers = min(MOST_POWERS, len(self.members) // SUMS_PER_POWER)
+        first = self.rounds.min()
+        last = self.rounds.max()
+        middle = (first + last) / 2
+        half = max(1.0, (last - first) / 2)
+        times = (self.rounds - middle) / half
+        sizes = self.columns.sum(1, keepdims=True)
+        return np.asarray(sizes * times[:, None] ** np.arange(powers + 1))
 
     def explained(self, summands: Array) -> float:
         """Return which share of the sums' spread some summands explain.
@@ -176,25 +189,20 @@ class MemberSums:
             summands: (clients, q).
         """
         sizes = self.members.sum(1, keepdims=True)
-        equal = sizes * (self.values.sum(0) / sizes.sum())
-        spread = float(((self.values - equal) ** 2).sum())
-        left = float(((self.values - self.members @ summands) ** 2).sum())
-        return 1 - left / spread if spread > 0 else 0.0
+        mean = self.values.sum(0) / sizes.sum()
+        differences = self.values - sizes * mean
+        residuals = self.values - self.members @ summands
+        spread = float((differences**2).sum())
+        if spread <= 0:
+            return 0.0
+        left = float((residuals**2).sum())
+        return 1 - left / spread
 
 
-class AmongAlike(Scorer):
+class AmongAlike(AgainstOthers):
     """Scorer whose negative control shuffles clients among those of one group."""
 
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return the score of each client, (n,).
-
-        Args:
-            guess: by client, with its groups.
-            truth: of the run.
-        """
-        return self.compared(guess, truth, list(guess.values))
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+    def others(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> list[int]:
         """Return the scores if each client is compared with one of its group.
 
         Args:
@@ -202,23 +210,14 @@ class AmongAlike(Scorer):
             truth: of the run.
             draw: source of the shuffle.
         """
+        alike = guess.details[ALIKE]
         clients = np.asarray(list(guess.values))
-        groups = np.asarray([guess.details[ALIKE][client] for client in clients.tolist()])
+        groups = np.asarray([alike[client] for client in guess.values])
         others = clients.copy()
         for group in np.unique(groups):
             positions = np.flatnonzero(groups == group)
             others[positions] = clients[draw.permutation(positions)]
-        return self.compared(guess, truth, others.tolist())
-
-    def compared(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        """Return the scores of guesses against the truth of other clients, in the guess's order.
-
-        Args:
-            guess: by client.
-            truth: of the run.
-            clients: whose truth each guess is compared with.
-        """
-        raise NotImplementedError
+        return [int(client) for client in others]
 
 
 class ClustersFound(AmongAlike):
@@ -229,17 +228,18 @@ class ClustersFound(AmongAlike):
 
     metric = "share of clusters found"
 
-    def compared(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
         """Return 1 for each right cluster and 0 for each wrong one, (n,).
 
         Args:
             guess: clusters by client.
             truth: of the run, with taps.
-            clients: whose truth each guess is compared with.
+            subjects: clients, one for each guess.
         """
-        chosen = _chosen_blocks(truth, frozenset(guess.details[STEPS]))
+        steps = frozenset(guess.details[STEPS])
+        chosen = _chosen_blocks(truth, steps)
         found = []
-        for guessed, client in zip(guess.values.values(), clients, strict=True):
+        for guessed, client in guess.beside(subjects):
             # of a client that never added anything, no guess is right
             found.append(chosen.get(client) == guessed)
         return np.asarray(found, dtype=float)
@@ -250,21 +250,19 @@ class LabelCorrelation(AmongAlike):
 
     metric = "correlation of guessed and true label counts"
 
-    def compared(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
         """Return the correlation of each client; 0 where one of both is the same for all classes.
 
         Args:
             guess: label counts or shares by client.
             truth: of the run.
-            clients: whose truth each guess is compared with.
+            subjects: clients, one for each guess.
         """
         found = []
-        for guessed, client in zip(guess.values.values(), clients, strict=True):
+        for guessed, client in guess.beside(subjects):
             true = truth.label_counts(client).astype(float)
-            one = guessed - guessed.mean()
-            other = true - true.mean()
-            lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-            found.append(float(one @ other) / lengths if lengths > 0 else 0.0)
+            correlation = cosine(guessed - guessed.mean(), true - true.mean())
+            found.append(correlation)
         return np.asarray(found)
 
 
@@ -273,19 +271,20 @@ class CommonestLabel(AmongAlike):
 
     metric = "share of commonest labels found"
 
-    def compared(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
         """Return 1 for each right label and 0 for each wrong one, (n,).
 
         Args:
             guess: label counts or shares by client.
             truth: of the run.
-            clients: whose truth each guess is compared with.
+            subjects: clients, one for each guess.
         """
         found = []
-        for guessed, client in zip(guess.values.values(), clients, strict=True):
+        for guessed, client in guess.beside(subjects):
             true = truth.label_counts(client)
+            commonest = int(guessed.argmax())
             # several labels may be the commonest
-            found.append(true[int(guessed.argmax())] == true.max())
+            found.append(true[commonest] == true.max())
         return np.asarray(found, dtype=float)
 
 
@@ -295,18 +294,19 @@ class SizeError(AmongAlike):
     metric = "relative error of the number of samples"
     higher = False
 
-    def compared(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+    def compared(self, guess: Guess, truth: Truth, subjects: list[int]) -> Array:
         """Return the error of each client, (n,).
 
         Args:
             guess: numbers of samples by client.
             truth: of the run.
-            clients: whose truth each guess is compared with.
+            subjects: clients, one for each guess.
         """
         found = []
-        for guessed, client in zip(guess.values.values(), clients, strict=True):
+        for guessed, client in guess.beside(subjects):
             true = len(truth.federation.shards[client].y)
-            found.append(abs(guessed - true) / true)
+            error = abs(guessed - true)
+            found.append(error / true)
         return np.asarray(found)
 
 
@@ -360,14 +360,16 @@ class SumsOverRounds(Attack):
             sums: that it was found by.
             values: by client.
         """
-        alone = np.bincount(sums.together)[sums.together] == 1
-        groups = {}
+        sizes = np.bincount(sums.together)
+        names: dict[tuple[int, int], int] = {}
+        alike = {}
         for client in values:
+            number = int(sums.together[client])
             # clients that some sum tells from all others are one group
-            number = -1 if alone[client] else int(sums.together[client])
-            groups[client] = (view.clusters.get(client, -1), number)
-        names = {group: name for name, group in enumerate(dict.fromkeys(groups.values()))}
-        alike = {client: names[group] for client, group in groups.items()}
+            if sizes[number] == 1:
+                number = -1
+            group = (view.clusters.get(client, -1), number)
+            alike[client] = names.setdefault(group, len(names))
         details = {ALIKE: alike, STEPS: sums.steps, SAID: (sums.in_words,)}
         return Guess(quantity, values, details)
 
@@ -379,9 +381,9 @@ class ClustersOverRounds(SumsOverRounds):
     needs = f"{NEEDS}; the sums have a number or a block for each cluster"
     missing = "what clients add to the block of their cluster"
     scorer = ClustersFound()
-    requires = frozenset({TAPS})
-    reads = frozenset({COUNT, "weight", BLOCKS})
-    hidden_by = frozenset({SUMS})
+    requires = (TAPS,)
+    reads = (COUNT, "weight", BLOCKS)
+    hidden_by = (SUMS,)
 
     def systems(self, view: View, knowledge: Knowledge) -> list[MemberSums]:
         """Return sums of counts, of weights, and lengths of blocks, those that there are.
@@ -412,7 +414,9 @@ class ClustersOverRounds(SumsOverRounds):
             if sums.rank == 1:
                 continue
             of_blocks = sums.values.ndim > 2
-            numbers = sums.with_values(_relative_lengths(sums)) if of_blocks else sums
+            numbers = sums
+            if of_blocks:
+                numbers = sums.with_values(_relative_lengths(sums))
             summands = numbers.not_negative()
             # rounding decides nothing: the first ones are the most exact
             explained = round(numbers.explained(summands), 3)
@@ -440,8 +444,8 @@ class LabelsOverRounds(SumsOverRounds):
     missing = "updates"
     scorer = LabelCorrelation()
     further = (CommonestLabel(),)
-    reads = frozenset({DELTA, BLOCKS})
-    hidden_by = frozenset({MASK, SUMS})
+    reads = (DELTA, BLOCKS)
+    hidden_by = (MASK, SUMS)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -450,10 +454,10 @@ class LabelsOverRounds(SumsOverRounds):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.network.objective.kind != "classification":
-            return "not applicable: the clients' data have no labels"
+        if not knowledge.has_labels:
+            return base.NO_LABELS
         if last_bias(knowledge) is None:
-            return "not applicable: the network's last parameter is no bias with one entry a class"
+            return NO_BIAS
         return super().applies(view, knowledge)
 
     def systems(self, view: View, knowledge: Knowledge) -> list[MemberSums]:
@@ -482,16 +486,16 @@ class LabelsOverRounds(SumsOverRounds):
             knowledge: what it knows besides.
         """
         sums = _longest(self.systems(view, knowledge))
-        name = last_bias(knowledge)
-        assert name is not None
-        bias = knowledge.parameters(torch.as_tensor(sums.values))[name].numpy()
+        bias = bias_of(knowledge, torch.as_tensor(sums.values))
         # a sum of n·Δb is about η·(n_c − n·p̄_c) for each step (see `label_counts`)
-        moves = sums.with_values(bias).mean_summands()[sums.clients]
+        summands = sums.with_values(bias).mean_summands()
+        moves = summands[sums.clients]
         # Over many rounds the mean prediction is nearer to equal shares than to that of θ_0.
         equal = 1 / moves.shape[1]
         # Steps shrink as models improve. Shares are not negative, which bounds the scale of each
         # client from below; one scale of all keeps what clients with few labels tell.
-        scale = float(np.median((-moves / equal).max(1)))
+        least_scales = (-moves / equal).max(1)
+        scale = float(np.median(least_scales))
         shares = equal + moves / max(scale, np.finfo(float).tiny)
         values = {}
         for client, row in zip(sums.clients, shares, strict=True):
@@ -507,7 +511,7 @@ class SizesOverRounds(SumsOverRounds):
     missing = "numbers of samples"
     scorer = SizeError()
     reads = frozenset(SIZES)
-    hidden_by = frozenset({SUMS})
+    hidden_by = (SUMS,)
 
     def systems(self, view: View, knowledge: Knowledge) -> list[MemberSums]:
         """Return sums of numbers of samples that clients train on, over all clusters.
@@ -517,13 +521,15 @@ class SizesOverRounds(SumsOverRounds):
             knowledge: what it knows besides.
         """
         found = []
-        of_updates = {**_sums(view, knowledge, DELTA), **_sums(view, knowledge, BLOCKS)}
+        of_updates = {*_sums(view, knowledge, DELTA), *_sums(view, knowledge, BLOCKS)}
         for field in SIZES:
             for method, sums in _sums(view, knowledge, field).items():
                 # beside losses, for example, there are numbers of other samples
-                if method in of_updates:
-                    sizes = sums.values.reshape(len(sums.members), -1).sum(1, keepdims=True)
-                    found.append(sums.with_values(sizes))
+                if method not in of_updates:
+                    continue
+                flat = sums.values.reshape(len(sums.members), -1)
+                sizes = flat.sum(1, keepdims=True)
+                found.append(sums.with_values(sizes))
         return found
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
@@ -541,28 +547,20 @@ class SizesOverRounds(SumsOverRounds):
 
 def _sums(view: View, knowledge: Knowledge, field: str) -> dict[str, MemberSums]:
     """Return the sums of a field by client method, in the order of the methods' first calls."""
-    clients = int(knowledge.config["clients"])
-    by_method: dict[str, list[tuple[Array, Array, int, int]]] = {}
-    for outcome in view.outcomes:
-        rows = getattr(outcome.content, field, None)
-        if outcome.verb != SUM or not isinstance(rows, Rows):
-            continue
-        for group, values in zip(outcome.groups, rows.values, strict=True):
-            if not group:
-                continue
-            members = np.zeros(clients)
-            members[list(group)] = 1
-            numbers = np.asarray(values.double().cpu().numpy())
-            listed = by_method.setdefault(outcome.method, [])
-            listed.append((members, numbers, outcome.round, outcome.step))
+    by_method: dict[str, list[ObservedSum]] = {}
+    for observed in observed_sums(view, field):
+        if observed.members:
+            listed = by_method.setdefault(observed.method, [])
+            listed.append(observed)
     found = {}
     for method, listed in by_method.items():
-        found[method] = MemberSums(
-            np.stack([members for members, _, _, _ in listed]),
-            np.stack([numbers for _, numbers, _, _ in listed]),
-            np.asarray([round for _, _, round, _ in listed]),
-            tuple(step for _, _, _, step in listed),
-        )
+        members = np.zeros((len(listed), knowledge.clients))
+        for row, observed in zip(members, listed, strict=True):
+            row[list(observed.members)] = 1
+        values = [as_array(observed.row) for observed in listed]
+        rounds = [observed.round for observed in listed]
+        steps = tuple(observed.step for observed in listed)
+        found[method] = MemberSums(members, np.stack(values), np.asarray(rounds), steps)
     return found
 
 
@@ -582,7 +580,8 @@ def _relative_lengths(sums: MemberSums) -> Array:
     """
     lengths = np.linalg.norm(sums.values, axis=2)
     by_member = lengths.sum(1) / sums.members.sum(1)
-    return np.asarray(lengths / np.where(by_member > 0, by_member, 1.0)[:, None])
+    divisors = np.where(by_member > 0, by_member, 1.0)
+    return np.asarray(lengths / divisors[:, None])
 
 
 def _standardised(values: Array) -> Array:
@@ -601,10 +600,12 @@ def _of_last_start(view: View, knowledge: Knowledge, sums: MemberSums) -> Member
         return sums
     starts: dict[int, int] = {}
     for message in view.messages():
-        start = getattr(message.content, "start", None)
+        content = message.content
+        start = getattr(content, "start", None)
         # blocks follow a count of the same start
         if start is None:
-            start = starts.get(getattr(message.content, "earlier", -1))
+            earlier = getattr(content, "earlier", -1)
+            start = starts.get(earlier)
         if start is not None:
             starts.setdefault(message.step, int(start))
     of_sums = np.asarray([starts[step] for step in sums.steps])
@@ -621,7 +622,9 @@ def _chosen_blocks(truth: Truth, steps: frozenset[int]) -> dict[int, int]:
         if tap.step not in steps or not isinstance(rows, Rows):
             continue
         for row, client in zip(rows.values, tap.ids, strict=True):
-            magnitudes = row.double().abs().flatten(1).sum(1) if row.ndim > 1 else row
+            magnitudes = row
+            if row.ndim > 1:
+                magnitudes = row.double().abs().flatten(1).sum(1)
             # a client whose model nobody else chose adds zeros
             if bool(magnitudes.any()):
                 chosen[client] = int(magnitudes.argmax())

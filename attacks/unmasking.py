@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import WEIGHTED, ObservedUpdate, observed_updates
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import ENTRYWISE
 
-Array = NDArray[Any]
 Subject = tuple[str, int, int]  # client method, number of the call, client
 TOLERANCE = 1e-4  # relative error of a coordinate that counts as recovered
 NO_MASK = "not applicable: updates are not masked"
@@ -34,15 +32,6 @@ def first_updates(view: View, knowledge: Knowledge) -> dict[Subject, ObservedUpd
         if update.round == 1 and client is not None:
             updates[update.method, update.step, client] = update
     return updates
-
-
-def mask_of(knowledge: Knowledge) -> str:
-    """Return the name of the mask of updates, "none" without one.
-
-    Args:
-        knowledge: of the configuration.
-    """
-    return str(knowledge.config.get("mask", "none"))
 
 
 def keeps_values(mask: str) -> bool:
@@ -114,8 +103,7 @@ def by_span(pairs: Array, masked_known: Array, masked: Array) -> Array:
     """
     # for an orthonormal M, ‖Mx − Σ c_k M x_k‖ = ‖x − Σ c_k x_k‖, so both sides have the same c
     combination, *_ = np.linalg.lstsq(masked_known.T, masked.T, rcond=None)
-    projected: Array = combination.T @ pairs
-    return projected
+    return np.asarray(combination.T @ pairs)
 
 
 def true_row(truth: Truth, subject: Subject) -> Array:
@@ -132,11 +120,11 @@ def true_row(truth: Truth, subject: Subject) -> Array:
     for tap in truth.taps:
         if (tap.method, tap.step) != (method, step) or client not in tap.ids:
             continue
-        k = tap.ids.index(client)
-        row: Array = tap.reply.delta.values[k].double().cpu().numpy()
+        position = tap.ids.index(client)
+        row = as_array(tap.reply.delta.values[position])
         size = getattr(tap.reply, "size", None)
         if method in WEIGHTED and size is not None:
-            row = row / float(size.values[k])
+            row = row / float(size.values[position])
         return row
     raise UsageError(
         "the truth has no update before its protection: repeat the run with "
@@ -176,9 +164,7 @@ class UnmaskedRows(Scorer):
             truth: of the run, with taps.
             draw: source of the offsets.
         """
-        offsets = []
-        for row in guess.values.values():
-            offsets.append(int(draw.integers(1, len(row))))
+        offsets = [int(draw.integers(1, len(row))) for row in guess.listed]
         return self._agreements(guess, truth, offsets)
 
     def _agreements(self, guess: Guess, truth: Truth, offsets: list[int]) -> Array:
@@ -203,8 +189,10 @@ class RecoveredCoordinates(UnmaskedRows):
         counted = true != 0
         if not counted.any():
             return 0.0
-        errors = np.abs(guess[counted] - true[counted])
-        return float(np.mean(errors <= TOLERANCE * np.abs(true[counted])))
+        numbers = true[counted]
+        errors = np.abs(guess[counted] - numbers)
+        recovered = errors <= TOLERANCE * np.abs(numbers)
+        return float(np.mean(recovered))
 
 
 class UnmaskedCosine(UnmaskedRows):

@@ -1,4 +1,14 @@
-"""Views, knowledge and truth of a finished run."""
+"""Views, knowledge and truth of a finished run.
+
+Groups, sums, a trusted server's noise, unmasked secure sums and R are in no frame. The server's
+replay gives them bit for bit, so no file has to hold them. A key authority is a party, with its
+frames and the sums that it decrypts; of R there is no record, so a run with taps records it. A view
+has clusters where its parties compute them, and none where clients choose in secret.
+
+An anonymous view has new labels for every call, in an order that says nothing, so that an attack
+that links calls cannot read its answer. A colluding client gives its own secrets away, and those of
+no other; it keeps its number and is linked to nobody.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +25,7 @@ from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import select
+from securecluster.messaging.messages import Rows, select
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY, SERVER, Party
 from securecluster.messaging.transcript import ObservedMessage, Parties
@@ -92,11 +102,11 @@ class RecordedView(View):
 
     def _all_outcomes(self) -> Iterator[VerbOutcome]:
         """Yield what verbs gave anyone."""
-        encrypted = self.fitted.result_.method.encrypted_verbs
+        opened = self.fitted.result_.method.opened_verbs
         for outcome in self.fitted.verb_outcomes():
             yield outcome
             # the authority decrypts a sum before the server gets it
-            if SUM in encrypted and outcome.verb == SUM:
+            if SUM in opened and outcome.verb == SUM:
                 yield replace(outcome, reader=AUTHORITY)
         yield from getattr(self.fitted, "authority_outcomes_", ())
 
@@ -216,6 +226,41 @@ def truth_of(
     if isinstance(view, RecordedView) and view.anonymous:
         identities = fitted.transcript_.identities(view.seed)
     return Truth(federation, identities, tuple(taps))
+
+
+@dataclass(frozen=True)
+class ObservedSum:
+    """A field of a sum over clients.
+
+    Args:
+        method: name of the client method.
+        round: the protocol's round.
+        step: number of the call.
+        members: the clients.
+        row: the sum.
+    """
+
+    method: str
+    round: int
+    step: int
+    members: frozenset[int]
+    row: torch.Tensor
+
+
+def observed_sums(view: View, field: str) -> Iterator[ObservedSum]:
+    """Yield the sums of a field of replies, in order.
+
+    Args:
+        view: what the adversary observed.
+        field: of the replies.
+    """
+    for outcome in view.outcomes:
+        rows = getattr(outcome.content, field, None)
+        if outcome.verb != SUM or not isinstance(rows, Rows):
+            continue
+        for row, group in zip(rows.values, outcome.groups, strict=True):
+            members = frozenset(group)
+            yield ObservedSum(outcome.method, outcome.round, outcome.step, members, row)
 
 
 @dataclass(frozen=True)

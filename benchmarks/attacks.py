@@ -35,7 +35,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import DONE, Cell, Row, Sheet, figure, parser_of, read_options
+from benchmarks.grid import parser_of, read_options
+from benchmarks.sheet import DONE, Cell, Row, Sheet, figure
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap, Pathological
 from securecluster.app.audit import Adversary, finding_of

@@ -394,7 +394,8 @@ def _age(source: str, folder: Path) -> list[str]:
     changed = timed_code.changed(source.removesuffix(".csv"), folder)
     if not changed:
         return []
-    names = ", ".join(f"`{Path(path).name}`" for path in changed)
+    # with their folder, since several folders have a client.py
+    names = ", ".join(f"`{'/'.join(Path(path).parts[-2:])}`" for path in changed)
     note = f"*Older than the code that it times, of which {names} changed since.*"
     return ["", *textwrap.wrap(note, 100, break_on_hyphens=False)]
 

@@ -36,7 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, parser_of, read_options, summarise
+from benchmarks.grid import parser_of, read_options
+from benchmarks.sheet import Cell, Row, Sheet, figure, summarise
 from benchmarks.table import SEEDED, write
 from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.core.client_names import at

@@ -37,7 +37,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Header
+from securecluster.messaging.messages import AUTHORITY_CALL, Header
+from securecluster.protections.encryption.authority import AuthorityState
+from securecluster.protections.encryption.messages import AUTHORITY_METHODS
+from securecluster.protections.registry import service_methods
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -64,9 +67,8 @@ from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
-from securecluster.runtime.encrypted_replies import AUTHORITY_METHODS
-from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint
-from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
+from securecluster.runtime.authority import Authority
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
@@ -402,10 +404,9 @@ class Recorded:
             joins=self.config,
         )
 
-    def authority(self) -> KeyAuthority | None:
+    def authority(self) -> Authority | None:
         """Return the key authority, as it is before a run; None where nothing is encrypted."""
-        authority: KeyAuthority | None = Deployment(self.method, self.config).authority()
-        return authority
+        return Deployment(self.method, self.config).authority()
 
     @property
     def parties(self) -> list[int]:
@@ -753,7 +754,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
 def remote_methods(client: type) -> list[str]:
     """Return the names of the methods that a client's endpoint answers."""
     releases = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
-    return [*releases, *SERVICE_METHODS]
+    return [*releases, *service_methods()]
 
 
 def _methods(run: Recorded) -> set[str]:
@@ -854,21 +855,21 @@ class _Liar:
 
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
-        exchange, exchange_masked = net._exchange, net._exchange_masked
-        key, ask, ask_authority = net._key, net._ask, net._ask_authority
+        exchange, exchange_hidden, send = net._exchange, net._exchange_hidden, net._send
         net._exchange = lambda method, call: self._tried(
             lambda: exchange(method, call), call.to, method.__name__
         )
-        net._exchange_masked = lambda release, call: self._tried(
-            lambda: exchange_masked(release, call), call.to, call.method
+        net._exchange_hidden = lambda release, call: self._tried(
+            lambda: exchange_hidden(release, call), call.to, call.method
         )
-        net._key = lambda name, to, query: self._tried(lambda: key(name, to, query), to, name)
-        net._ask = lambda name, to, *message: self._tried(lambda: ask(name, to, *message), to, name)
-        net._ask_authority = lambda name, *message: self._tried(
-            lambda: ask_authority(name, *message), [AUTHORITY], name
-        )
-        # aggregators hold the functions that they were given before
-        net._connect_aggregators()
+
+        def sent(name: str, to: Sequence[int], *rest: Any, **message: Any) -> Any:
+            liars = [AUTHORITY] if message.get("verb") == AUTHORITY_CALL else to
+            return self._tried(lambda: send(name, to, *rest, **message), liars, name)
+
+        net._send = sent
+        # the channel's parts hold the function that they were given before
+        net.connect()
 
     def _tried(self, ask: Callable[[], Any], to: Sequence[int], name: str) -> Any:
         for _ in range(VARIANTS):

@@ -7,7 +7,7 @@ Network and training are each protocol's defaults unless a setting has others. D
 SECURECLUSTER_DATA or the hub.
 
 The rows do not say which version of the code measured them. To measure an earlier version, copy
-this file, robust.py and papers/sheet.py over its files and run there with `--name
+this file, robust.py and sheet.py over its files and run there with `--name
 hard_settings_before` (version 8231a8a has no `recipe`: leave it out of `robust.clients_of` there).
 Where benchmarks/results/hard_settings_before.csv exists, the report shows its rows beside the
 current ones.
@@ -23,8 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, spread
 from benchmarks.robust import Setting, clients_of
+from benchmarks.sheet import Cell, Row, Sheet, spread
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelPermutation, LabelSwap, Rotation
 from securecluster.app.registry import protocol_class

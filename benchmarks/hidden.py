@@ -23,16 +23,16 @@ writers, which have fewer than 300 each. The data are read from SECURECLUSTER_DA
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
+from benchmarks.grid import Grid, product
+from benchmarks.sheet import Cell, Row, figure
 from securecluster import Dirichlet, Federation, Iid, LabelSwap, Rotation
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
@@ -64,30 +64,24 @@ TRANSFORMS: dict[str, Any] = {
 SIZE = POINT_SIZE * CLUSTERS  # of a point, as the protocol chooses it
 
 
-def cells(seeds: int) -> list[Cell]:
-    """Return data and clients by seed by labels by scenario by minority by ε.
-
-    Args:
-        seeds: how many.
-    """
+def cells(scale: str, seeds: int) -> list[Cell]:
+    """Return data by labels by scenario by share of the first cluster by ε; there is one scale."""
     grid: list[Cell] = []
-    settings = product(SETTINGS, range(seeds), ("even", "skewed"))
-    for (data, clients), seed, labels in settings:
-        if labels == "skewed" and clients != CLIENTS[0]:
+    for (data, clients), seed, labels in itertools.product(
+        SETTINGS, range(seeds), ("even", "skewed")
+    ):
+        skewed = labels == "skewed"
+        if skewed and clients != CLIENTS[0]:
             continue
-        for scenario, minority, epsilon in product(TRANSFORMS, MINORITIES, EPSILONS):
-            if labels == "skewed" and minority != MINORITIES[0]:
-                continue
-            cell = {
-                "data": data,
-                "clients": clients,
-                "labels": labels,
-                "scenario": scenario,
-                "minority": minority,
-                "epsilon": epsilon,
-                "seed": seed,
-            }
-            grid.append(cell)
+        grid += product(
+            data=[data],
+            clients=[clients],
+            labels=[labels],
+            scenario=TRANSFORMS,
+            minority=MINORITIES[:1] if skewed else MINORITIES,
+            epsilon=EPSILONS,
+            seed=[seed],
+        )
     return grid
 
 
@@ -276,18 +270,7 @@ def points_of(
     return noisy_centres.unit(np.stack(points)), truth, likely
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("hidden")
-    rows = sheet.fill(cells(chosen.seeds), measure, chosen.minutes)
-    by = ["data", "clients", "labels", "scenario", "minority", "epsilon"]
-    summarise(rows, by, ["ari", "right", "bound"])
-    sheet.save(drawn(rows), chosen.scale)
-    return sheet.path
-
-
-def drawn(rows: Sequence[Row]) -> Any:
+def draw(rows: Sequence[Row]) -> Any:
     """Return a figure of right MNIST labels over ε of a replaced client, and the bound.
 
     Args:
@@ -302,7 +285,7 @@ def drawn(rows: Sequence[Row]) -> Any:
                 # the bound is for clusters of equal sizes
                 wanted = ("mnist", str(clients), "even", scenario, "0.25")
                 names = ("data", "clients", "labels", "scenario", "minority")
-                if tuple(row[name] for name in names) == wanted and row["right"]:
+                if tuple(row[name] for name in names) == wanted and row.get("right"):
                     right.setdefault(float(row["replaced"]), []).append(float(row["right"]))
             epsilons = sorted(right)
             means = [float(np.mean(right[epsilon])) for epsilon in epsilons]
@@ -318,5 +301,15 @@ def drawn(rows: Sequence[Row]) -> Any:
     return picture
 
 
+GRID = Grid(
+    __doc__,
+    "hidden",
+    cells,
+    measure,
+    by=["data", "clients", "labels", "scenario", "minority", "epsilon"],
+    values=["ari", "right", "bound"],
+    draw=draw,
+)
+
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, options, summarise
+from benchmarks.grid import parser_of, read_options
+from benchmarks.sheet import Cell, Row, Sheet, summarise
 from benchmarks.table import SEEDED
 from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.protocols import FedAvg, FineTune, Hidden
@@ -138,7 +139,7 @@ def dealt(scenario: str, seed: int) -> Federation:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
-    chosen = options(__doc__, argv, minutes=12.0)
+    chosen = read_options(parser_of(__doc__, minutes=12.0), argv)
     sheet = Sheet("hidden_runs")
     tuned = chosen_settings(sheet.fill(tuning_cells(), measure, chosen.minutes / 2))
     rows = sheet.fill(cells(chosen.seeds, tuned), measure, chosen.minutes / 2)

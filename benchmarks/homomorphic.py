@@ -30,23 +30,23 @@ from numpy.typing import NDArray
 
 from benchmarks.table import machine
 from securecluster.data import Federation
-from securecluster.privacy.homomorphic.ciphers import CiphertextSum, PublicCipher, SecretCipher
-from securecluster.privacy.homomorphic.envelopes import (
+from securecluster.privacy.fixed_point import FixedPoint
+from securecluster.privacy.masking.pads import KeyPair, add_pads
+from securecluster.protections.encryption.ciphers import CiphertextSum, PublicCipher, SecretCipher
+from securecluster.protections.encryption.envelopes import (
     EnvelopeContext,
     open_bytes,
     open_envelope,
     seal,
     seal_bytes,
 )
-from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
-from securecluster.privacy.homomorphic.parameters import BFV, CKKS, default_parameters
-from securecluster.privacy.homomorphic.tags import LinearTags, as_text, from_text
-from securecluster.privacy.secure_sum.fixed_point import FixedPoint
-from securecluster.privacy.secure_sum.pads import KeyPair, add_pads
-from securecluster.privacy.secure_sum.pair_pads import PairContext, add_pair_pads
+from securecluster.protections.encryption.packing import FieldShape, Layout, pack, unpack
+from securecluster.protections.encryption.pair_release import own_pairs, rounding
+from securecluster.protections.encryption.parameters import BFV, CKKS, default_parameters
+from securecluster.protections.encryption.tags import LinearTags, as_text, from_text
+from securecluster.protections.pads.pair_pads import PairContext, add_pair_pads
 from securecluster.protocols import FedAvg
 from securecluster.protocols.oneshot.client import RELEVANCE
-from securecluster.runtime.pair_release import own_pairs, rounding
 
 # the range of one client's number
 BOUND = 1.0

@@ -13,14 +13,13 @@ shuffled, on average over SHUFFLES draws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.grid import Grid, product
+from benchmarks.sheet import Cell
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, Pathological
 from securecluster.attacks.label_distributions import GROUPS, guess_shares, matched_correlation
@@ -117,19 +116,9 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
     }
 
 
-def cells(seeds: int) -> list[Cell]:
-    """Return every protection under every scenario and seed.
-
-    Args:
-        seeds: how many, from 0 on.
-    """
-    grid: list[Cell] = []
-    for scenario in SCENARIOS:
-        for protection in PROTECTIONS:
-            for seed in range(seeds):
-                cell = {"scenario": scenario, "protection": protection, "seed": seed}
-                grid.append(cell)
-    return grid
+def cells(scale: str, seeds: int) -> list[Cell]:
+    """Return scenario by protection by seed; there is one scale."""
+    return product(scenario=SCENARIOS, protection=PROTECTIONS, seed=range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -147,15 +136,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {name: round(value, 4) for name, value in results.items()}
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv, seeds=3)
-    sheet = Sheet("label_attack", RESULTS)
-    requested = cells(chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    summarise(rows, ["scenario", "protection"], ["correlation", "chance", "epsilon"])
-    return sheet.path
-
+GRID = Grid(
+    __doc__,
+    "label_attack",
+    cells,
+    measure,
+    by=["scenario", "protection"],
+    values=["correlation", "chance", "epsilon"],
+    folder=RESULTS,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

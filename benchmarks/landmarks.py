@@ -8,13 +8,11 @@ tasks. Every protocol compares all pairs, and then 25 and 12 landmarks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.grid import Grid, product, with_seeds
 from benchmarks.private_runs import PROTOCOLS
+from benchmarks.sheet import Cell
 from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
 
@@ -55,18 +53,21 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv, seeds=3, minutes=8)
-    cells = []
-    for seed, protocol, landmarks in product(range(chosen.seeds), OWN, COMPARED):
-        cells.append({"protocol": protocol, "landmarks": landmarks, "seed": seed})
-    sheet = Sheet("landmarks", RESULTS)
-    rows = sheet.fill(cells, measure, chosen.minutes)
-    summarise(rows, ("protocol", "landmarks"), ("ari", "down"))
-    print(sheet.path)
-    return sheet.path
+def cells(scale: str, seeds: int) -> list[Cell]:
+    """Return protocol by landmarks by seed; there is one scale."""
+    return with_seeds(product(protocol=OWN, landmarks=COMPARED), range(seeds))
 
+
+GRID = Grid(
+    __doc__,
+    "landmarks",
+    cells,
+    measure,
+    by=["protocol", "landmarks"],
+    values=["ari", "down"],
+    minutes=8.0,
+    folder=RESULTS,
+)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

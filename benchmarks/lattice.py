@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 from benchmarks.table import write
-from securecluster.privacy.homomorphic.parameters import (
+from securecluster.protections.encryption.parameters import (
     BFV,
     CKKS,
     MOST_DECRYPTIONS,

@@ -19,21 +19,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
-from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    parser_of,
-    read_options,
-    spread,
-    summarise,
-)
+from benchmarks.grid import Grid, parser_of, product, read_options, with_seeds
+from benchmarks.sheet import Cell, Row, figure, spread
 from benchmarks.table import RESULTS
 from securecluster import Federation
 from securecluster.attacks.malicious_clients import BEHAVIOURS, choose_clients, impact, run_with
@@ -88,20 +79,24 @@ def cells(data: str, seeds: int) -> list[Cell]:
         data: "digits" or "mnist".
         seeds: how many, from 0 on.
     """
-    attacked = list(product(BEHAVIOURS, SHARES[data]))
-    grid: list[Cell] = []
-    for seed, protocol in product(range(min(seeds, MOST_SEEDS[data])), PROTOCOLS):
-        for behaviour, share in [(NONE, 0.0), *attacked]:
-            cell: Cell = {
-                "data": data,
-                "scenario": SCENARIO_OF.get(protocol, PERMUTATION),
-                "protocol": protocol,
-                "behaviour": behaviour,
-                "share": share,
-                "seed": seed,
-            }
-            grid.append(cell)
-    return grid
+    attacked = [*product(behaviour=BEHAVIOURS, share=SHARES[data])]
+    settings = []
+    for protocol in PROTOCOLS:
+        scenario = SCENARIO_OF.get(protocol, PERMUTATION)
+        case = {"data": data, "scenario": scenario, "protocol": protocol}
+        settings.append({**case, "behaviour": NONE, "share": 0.0})
+        settings += [{**case, **attack} for attack in attacked]
+    return with_seeds(settings, range(min(seeds, MOST_SEEDS[data])))
+
+
+def all_cells(scale: str, seeds: int) -> list[Cell]:
+    """Return the cells of both data sets, of which there is one scale."""
+    requested: list[Cell] = []
+    for data in SHARES:
+        requested += cells(data, seeds)
+    # a run that is cut off has whole seeds of all data
+    requested.sort(key=itemgetter("seed"))
+    return requested
 
 
 # one entry is enough: the cells of one scenario and seed are measured in succession
@@ -153,7 +148,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {**asdict(found), "stopped": ""}
 
 
-def draw(sheet: Sheet, rows: Sequence[Row]) -> Path:
+def draw(rows: Sequence[Row]) -> Any:
     """Draw means on digits over the share of malicious clients, a row of panels for each behaviour.
 
     Args:
@@ -172,7 +167,7 @@ def draw(sheet: Sheet, rows: Sequence[Row]) -> Path:
         axes[-1, 1].set_xlabel("share of malicious clients")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
-    return sheet.save(canvas, "cpu")
+    return canvas
 
 
 def _draw_panel(ax: Any, rows: Sequence[Row], behaviour: str, value: str) -> None:
@@ -214,21 +209,24 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser = parser_of(__doc__, seeds=3, minutes=20)
     parser.add_argument("--data", choices=list(SHARES), help="both by default")
     chosen = read_options(parser, argv)
-    sheet = Sheet("malicious_clients", RESULTS)
-    requested: list[Cell] = []
-    for data in SHARES:
-        requested += cells(data, chosen.seeds)
-    # a run that is cut off has whole seeds of all data
-    requested.sort(key=itemgetter("seed"))
+
+    def measurable(requested: Sequence[Cell]) -> Sequence[Cell]:
+        return [cell for cell in requested if chosen.data in (None, cell["data"])]
+
     # the picture shows all rows, also those that are not measured now
-    rows = sheet.expect(requested)
-    measured = [cell for cell in requested if chosen.data in (None, cell["data"])]
-    sheet.fill(measured, measure, chosen.minutes)
-    summarise(rows, ("data", "protocol", "behaviour", "share"), VALUES)
-    path = draw(sheet, rows)
-    print(path)
-    return path
+    grid = Grid(
+        __doc__,
+        "malicious_clients",
+        all_cells,
+        measure,
+        by=["data", "protocol", "behaviour", "share"],
+        values=VALUES,
+        folder=RESULTS,
+        measurable=measurable,
+        draw=draw,
+    )
+    return grid.run(chosen)
 
 
 if __name__ == "__main__":
-    main()
+    print(main())

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.grid import Grid, product, with_seeds
+from benchmarks.sheet import Cell
 from benchmarks.table import SEEDED
 from securecluster import Federation, LabelSwap, Rotation, Tasks
 from securecluster.core.client_names import at
@@ -47,22 +46,13 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         scale: "cpu" or "full".
         seeds: how many.
     """
-    grid: list[Cell] = []
-    cases = product(range(seeds), SAMPLES, SCENARIOS, PROTOCOLS, MASKS)
-    for seed, data, scenario, protocol, mask in cases:
+    settings = []
+    cases = product(scale=[scale], data=SAMPLES, scenario=SCENARIOS, protocol=PROTOCOLS, mask=MASKS)
+    for case in cases:
         # one-shot clustering cannot see swapped labels: it has tasks instead, and no other has
-        if (protocol == "oneshot") != (scenario == "tasks"):
-            continue
-        cell = {
-            "scale": scale,
-            "data": data,
-            "scenario": scenario,
-            "protocol": protocol,
-            "mask": mask,
-            "seed": seed,
-        }
-        grid.append(cell)
-    return grid
+        if (case["protocol"] == "oneshot") == (case["scenario"] == "tasks"):
+            settings.append(case)
+    return with_seeds(settings, range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -125,21 +115,15 @@ def _majorities(labels: Sequence[int], truth: Sequence[int]) -> dict[int, int]:
     return majorities
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("newcomers")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    # cells of the full scale stand in the file as not run
-    sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows,
-        ["data", "scenario", "protocol", "mask"],
-        ["right", "run_exact", "bytes_each_up", "bytes_each_down"],
-    )
-    return sheet.path
-
+GRID = Grid(
+    __doc__,
+    "newcomers",
+    cells,
+    measure,
+    by=["data", "scenario", "protocol", "mask"],
+    values=["right", "run_exact", "bytes_each_up", "bytes_each_down"],
+    full="last",
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

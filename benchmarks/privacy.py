@@ -31,18 +31,22 @@ from benchmarks.table import write
 from securecluster import Federation, LabelSwap
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids
-from securecluster.privacy.homomorphic.parameters import BFV, CKKS
+from securecluster.privacy.fixed_point import FixedPoint
+from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.privacy.secure_sum import pads
-from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext
-from securecluster.privacy.secure_sum.fixed_point import FixedPoint
-from securecluster.privacy.secure_sum.graph import Graph, build_graph
-from securecluster.privacy.secure_sum.shamir import VALUE
+from securecluster.protections.encryption.parameters import BFV, CKKS
+from securecluster.protections.key_exchange import SumKey, SumKeys
+from securecluster.protections.secure_sums.double_mask import ClientMasks, SumContext
+from securecluster.protections.secure_sums.graph import Graph, build_graph
+from securecluster.protections.secure_sums.messages import (
+    BOX,
+    RelayedBoxes,
+    SeedShares,
+    masked_class,
+)
+from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.messages import Update
-from securecluster.runtime.key_exchange import SumKey, SumKeys
-from securecluster.runtime.masked_replies import BOX, masked_class
-from securecluster.runtime.secure_sum_client import RelayedBoxes, SeedShares
 
 NUMBERS = (10**4, 10**5, 10**6, 10**7)
 MEMBERS = (20, 100, 1000)

@@ -15,15 +15,13 @@ twice for 10 rounds. "average" is `--clusterer average`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.grid import Grid, product, with_seeds
 from benchmarks.private_runs import DELTA, PROTOCOLS
+from benchmarks.sheet import Cell
 from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
@@ -87,18 +85,21 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv, seeds=3, minutes=20)
-    cells = []
-    for seed, protocol, z in product(range(chosen.seeds), OWN, NOISES):
-        cells.append({"protocol": protocol, "noise": z, "seed": seed})
-    sheet = Sheet("private_many", RESULTS)
-    rows = sheet.fill(cells, measure, chosen.minutes)
-    summarise(rows, ("protocol", "noise"), ("epsilon", "ari", "accuracy"))
-    print(sheet.path)
-    return sheet.path
+def cells(scale: str, seeds: int) -> list[Cell]:
+    """Return protocol by noise by seed; there is one scale."""
+    return with_seeds(product(protocol=OWN, noise=NOISES), range(seeds))
 
+
+GRID = Grid(
+    __doc__,
+    "private_many",
+    cells,
+    measure,
+    by=["protocol", "noise"],
+    values=["epsilon", "ari", "accuracy"],
+    minutes=20.0,
+    folder=RESULTS,
+)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.grid import Grid
+from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
@@ -150,13 +150,11 @@ def _hyper_parameters(cell: Cell) -> dict[str, Any]:
     return params
 
 
-def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
+def draw(rows: Sequence[Row]) -> Any:
     """Draw ARI (above) and accuracy (below) over the noise; clients left, examples right.
 
     Args:
-        sheet: the table, which saves the figure.
         rows: of the sheet.
-        scale: of the runs, part of the figure's name.
     """
     canvas, axes = figure(10, 7.5, 2, 2)
     for column, unit in enumerate(("client", "example")):
@@ -169,7 +167,7 @@ def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
             ax.set_title(title)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside lower center", ncols=len(PROTOCOLS), fontsize=8)
-    return sheet.save(canvas, scale)
+    return canvas
 
 
 def _draw_panel(ax: Any, rows: Sequence[Row], unit: str, value: str) -> None:
@@ -243,17 +241,17 @@ def _two_digits(value: float) -> str:
     return f"{rounded:,.0f}"
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, seeds=3, minutes=20)
-    sheet = Sheet("private_runs", RESULTS)
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    summarise(rows, ("protocol", "unit", "noise"), VALUES)
-    path = draw(sheet, rows, chosen.scale)
-    print(path)
-    return path
-
+GRID = Grid(
+    __doc__,
+    "private_runs",
+    cells,
+    measure,
+    by=["protocol", "unit", "noise"],
+    values=VALUES,
+    minutes=20.0,
+    folder=RESULTS,
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

@@ -13,11 +13,10 @@ compares features and cannot see swapped labels. MNIST is read from SECURECLUSTE
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.grid import Grid, product, with_seeds
+from benchmarks.sheet import Cell
 from benchmarks.table import SEEDED
 from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation, Tasks
 from securecluster.protocols import (
@@ -57,18 +56,10 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         scale: "cpu" or "full".
         seeds: how many.
     """
-    grid: list[Cell] = []
-    for seed, scenario, protocol in product(range(seeds), SCENARIOS, PROTOCOLS):
-        cell = {
-            "scale": scale,
-            "data": "mnist",
-            "clients": 20,
-            "scenario": scenario,
-            "protocol": protocol,
-            "seed": seed,
-        }
-        grid.append(cell)
-    return grid
+    settings = product(
+        scale=[scale], data=["mnist"], clients=[20], scenario=SCENARIOS, protocol=PROTOCOLS
+    )
+    return with_seeds(settings, range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -135,21 +126,15 @@ def _accuracy_before(history: Sequence[dict[str, Any]]) -> float | None:
     return before
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("protocols")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    # cells of the full scale stand in the file as not run
-    sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows,
-        ["scenario", "protocol"],
-        ["ari", "accuracy_before", "accuracy", "bytes", "fit_seconds"],
-    )
-    return sheet.path
-
+GRID = Grid(
+    __doc__,
+    "protocols",
+    cells,
+    measure,
+    by=["scenario", "protocol"],
+    values=["ari", "accuracy_before", "accuracy", "bytes", "fit_seconds"],
+    full="last",
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

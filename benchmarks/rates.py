@@ -11,14 +11,12 @@ Data sets are read from SECURECLUSTER_DATA or the hub.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.grid import Grid, product, with_seeds
+from benchmarks.sheet import Cell
 from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
 from securecluster.errors import UpdateError
@@ -53,22 +51,18 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         scale: "cpu" or "full".
         seeds: how many.
     """
-    grid: list[Cell] = []
-    for seed in range(seeds):
-        for model, (data_sets, methods) in NETWORKS.items():
-            for data, scenarios in data_sets.items():
-                for scenario, method, lr in product(scenarios, methods, RATES):
-                    cell = {
-                        "scale": scale,
-                        "model": model,
-                        "data": data,
-                        "scenario": scenario,
-                        "method": method,
-                        "lr": lr,
-                        "seed": seed,
-                    }
-                    grid.append(cell)
-    return grid
+    settings: list[Cell] = []
+    for model, (data_sets, methods) in NETWORKS.items():
+        for data, scenarios in data_sets.items():
+            settings += product(
+                scale=[scale],
+                model=[model],
+                data=[data],
+                scenario=scenarios,
+                method=methods,
+                lr=RATES,
+            )
+    return with_seeds(settings, range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -106,16 +100,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {"accuracy": round(accuracy, 4), "worst": round(min(clusters), 4)}
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("rates", RESULTS)
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    by = ["model", "data", "scenario", "method", "lr"]
-    summarise(rows, by, ["accuracy", "worst"])
-    return sheet.path
-
+GRID = Grid(
+    __doc__,
+    "rates",
+    cells,
+    measure,
+    by=["model", "data", "scenario", "method", "lr"],
+    values=["accuracy", "worst"],
+    folder=RESULTS,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -25,6 +25,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,7 @@ from securecluster.privacy.gradient_signatures import (
     GradientSketch,
     Projected,
 )
+from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.protocols import CFL
 from securecluster.protocols.common.gradient_signatures import CLIP, SECOND_CLIP, SignatureOptions
 from securecluster.protocols.common.gram_mechanism import REPLACE as REPLACE_GRAM
@@ -68,6 +70,8 @@ from securecluster.runtime.call_context import outside_run
 
 Array = NDArray[np.float64]
 MINIMUM = 2  # members of the smallest sum
+# of which a secure sum is unmasked, by its members
+SURVIVORS = partial(least_survivors, minimum=MINIMUM)
 PRESENT = "present"
 BLANKED = "blanked"
 REPLACED = "replaced"
@@ -402,7 +406,7 @@ def shared_sums(world: str, n: int, z: float, draws: int) -> Release:
     """Return sums to which each of n clients adds a share of whole-numbered noise."""
     rows = rows_of_sum(world, n)
     secret = streams()
-    mechanism = SkellamMechanism(1.0, z, MINIMUM, secret)
+    mechanism = SkellamMechanism(1.0, z, SURVIVORS, secret)
     # of two clients one survives in the world that lacks the other
     plan = mechanism.plan(FEATURES, max(len(rows), MINIMUM))
     released = []
@@ -417,7 +421,7 @@ def shared_sums(world: str, n: int, z: float, draws: int) -> Release:
 
 def shared_event(n: int, z: float) -> Event:
     """Return the ledger's event of a sum with noise in shares."""
-    priced = SkellamMechanism(1.0, z, MINIMUM).plan(FEATURES, n).release(n)
+    priced = SkellamMechanism(1.0, z, SURVIVORS).plan(FEATURES, n).release(n)
     sizes = (priced.norm, priced.magnitudes)
     return Event(
         "m", "sum", ("f",), 1, (0,), "skellam", z, sensitivities=sizes, variance=priced.variance

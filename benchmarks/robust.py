@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, spread
+from benchmarks.sheet import Cell, Row, Sheet, spread
 from benchmarks.table import RESULTS
 from securecluster import (
     Dirichlet,
@@ -572,7 +572,7 @@ def _below_fedavg(gain: Mapping[tuple[str, str], float]) -> list[str]:
     # FedAvg's gain over itself is 0
     measured = {key: value for key, value in gain.items() if key[1] != "fedavg"}
     below = {key: value for key, value in measured.items() if value < -MARGIN}
-    # the claim of docs/evidence/robust.md is that no cell does
+    # the claim of docs/evidence/defaults.md is that no cell does
     lines = [f"{len(below)} of {len(measured)} cells end more than {MARGIN} below FedAvg"]
     cells_of = Counter(protocol for _, protocol in measured)
     for protocol, count in cells_of.items():

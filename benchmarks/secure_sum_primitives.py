@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,21 +26,25 @@ from securecluster.privacy.dp.accounting import epsilon, skellam_epsilon
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, rounded
 from securecluster.privacy.dp.skellam_noise import table
+from securecluster.privacy.fixed_point import FixedPoint
+from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.privacy.secure_sum import pads, shamir
-from securecluster.privacy.secure_sum.double_mask import (
+from securecluster.protections.key_exchange import SumKey, SumKeys
+from securecluster.protections.pads.client import NextAttempt, PairsRequest, padded_class
+from securecluster.protections.pads.pair_pads import PairContext, add_pair_pads
+from securecluster.protections.secure_sums import shamir
+from securecluster.protections.secure_sums.double_mask import (
     ClientMasks,
     MaskedSum,
     SumContext,
     Unmasking,
 )
-from securecluster.privacy.secure_sum.fixed_point import FixedPoint
-from securecluster.privacy.secure_sum.graph import Graph, build_graph
-from securecluster.privacy.secure_sum.pair_pads import PairContext, add_pair_pads
-from securecluster.privacy.secure_sum.shares import ShareSeal
+from securecluster.protections.secure_sums.graph import Graph, build_graph, least_survivors
+from securecluster.protections.secure_sums.shares import ShareSeal
 from securecluster.protocols.oneshot.client import RelevanceRow
-from securecluster.runtime.key_exchange import SumKey, SumKeys
-from securecluster.runtime.pad_client import NextAttempt, PairsRequest, padded_class
+
+# of which a secure sum is unmasked, by its members
+SURVIVORS = partial(least_survivors, minimum=2)
 
 MEMBERS = 100
 BOUND = 4.0
@@ -127,7 +132,7 @@ def on_noise(numbers: int) -> dict[str, Work]:
     row = torch.randn(numbers)
     row /= 1.01 * row.norm()
     streams = NoiseStreams.derived(Randomness(0), "run")
-    mechanism = SkellamMechanism(1.0, MULTIPLIER, 2, streams)
+    mechanism = SkellamMechanism(1.0, MULTIPLIER, SURVIVORS, streams)
     plan = mechanism.plan(numbers, MEMBERS)
     total = torch.zeros(numbers, dtype=torch.int32)
 
@@ -158,7 +163,7 @@ def prices(numbers: int) -> list[tuple[int, float, float, float]]:
         Numbers of rounds, and ε of Skellam noise, of Gaussian noise by Rényi divergences, and of
         Gaussian noise exactly.
     """
-    plan = SkellamMechanism(1.0, MULTIPLIER, 2).plan(numbers, MEMBERS)
+    plan = SkellamMechanism(1.0, MULTIPLIER, SURVIVORS).plan(numbers, MEMBERS)
     release = plan.release(plan.shares)
     found = []
     for rounds in (1, 3, 10, 30, 100):

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from benchmarks.papers.sheet import Cell, Sheet
+from benchmarks.sheet import Cell, Sheet
 from benchmarks.table import RESULTS, write
 from securecluster.clustering.bipartition import separated, separation_scores
 from securecluster.clustering.noise_robust import (

@@ -8,11 +8,10 @@ The data are digits with labels swapped in four clusters; 20 clients train for 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.grid import Grid, with_seeds
+from benchmarks.sheet import Cell
 from benchmarks.table import SEEDED
 from securecluster import Federation
 from securecluster.protocols import IFCA
@@ -30,18 +29,11 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         scale: a key of `ROUNDS`.
         seeds: how many.
     """
-    grid: list[Cell] = []
-    for seed in range(seeds):
-        for starts, start_rounds in RESTARTS:
-            cell = {
-                "scale": scale,
-                "rounds": ROUNDS[scale],
-                "starts": starts,
-                "start_rounds": start_rounds,
-                "seed": seed,
-            }
-            grid.append(cell)
-    return grid
+    settings = []
+    for starts, start_rounds in RESTARTS:
+        restarts = {"starts": starts, "start_rounds": start_rounds}
+        settings.append({"scale": scale, "rounds": ROUNDS[scale], **restarts})
+    return with_seeds(settings, range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -64,15 +56,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, and print."""
-    chosen = options(__doc__, argv, seeds=20)
-    sheet = Sheet("starts")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    summarise(rows, ["rounds", "starts", "start_rounds"], ["exact", "accuracy", "bytes"])
-    return sheet.path
-
+GRID = Grid(
+    __doc__,
+    "starts",
+    cells,
+    measure,
+    by=["rounds", "starts", "start_rounds"],
+    values=["exact", "accuracy", "bytes"],
+    seeds=20,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

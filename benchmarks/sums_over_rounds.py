@@ -24,7 +24,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
+from benchmarks.grid import parser_of, read_options
+from benchmarks.sheet import Cell, Sheet
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap
 from securecluster.app.registry import protocol_class

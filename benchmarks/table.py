@@ -1,18 +1,25 @@
-"""CSV files of results, with the machine they come from."""
+"""CSV files of results, with the machine they come from.
+
+A table is of one machine and one run, and is written anew; a sheet (`benchmarks.sheet`) goes on
+with what is missing.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import timed_code
+from securecluster.core import atomic_files
 from securecluster.runtime.settings import Settings
 
 RESULTS = Path("benchmarks/results")
+PAPERS = RESULTS / "papers"
 # of a benchmark's runs: whoever repeats them gets their numbers again
 SEEDED = Settings(keys_from_seed=True)
 
@@ -46,13 +53,31 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
         rows: with equal keys, the columns.
     """
     table = list(rows)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    stream = io.StringIO()
+    # times of two machines do not compare; `benchmarks.evidence` skips this line
+    stream.write(f"# {machine()}\n")
+    writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    atomic_files.make_folder(RESULTS)
     path = RESULTS / f"{name}.csv"
-    with path.open("w", newline="") as stream:
-        # times of two machines do not compare; `benchmarks.evidence` skips this line
-        stream.write(f"# {machine()}\n")
-        writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
+    atomic_files.write_atomic(path, stream.getvalue().encode())
     timed_code.record(name, RESULTS)
+    return path
+
+
+def tabulate(name: str, measured: Iterable[Sequence[Mapping[str, Any]]]) -> Path:
+    """Print the rows of each measurement, and write all rows after it.
+
+    Args:
+        name: of the table.
+        measured: the rows of one measurement after the other; a run that is cut off loses one.
+    """
+    table: list[Mapping[str, Any]] = []
+    for rows in measured:
+        for row in rows:
+            texts = [f"{column} {value}" for column, value in row.items()]
+            print(", ".join(texts), flush=True)
+        table += rows
+        path = write(name, table)
     return path

@@ -33,24 +33,24 @@ RUNS = (
 )
 DP_NOISE = ("securecluster/privacy/dp/grid_noise.py", "securecluster/privacy/dp/noise_streams.py")
 SECURE_SUMS = (
-    "securecluster/privacy/secure_sum/double_mask.py",
-    "securecluster/privacy/secure_sum/pads.py",
-    "securecluster/privacy/secure_sum/shamir.py",
-    "securecluster/privacy/secure_sum/shares.py",
-    "securecluster/privacy/secure_sum/fixed_point.py",
-    "securecluster/runtime/masked_replies.py",
-    "securecluster/runtime/secure_sum_client.py",
-    "securecluster/runtime/secure_sums.py",
+    "securecluster/protections/secure_sums/double_mask.py",
+    "securecluster/privacy/masking/pads.py",
+    "securecluster/protections/secure_sums/shamir.py",
+    "securecluster/protections/secure_sums/shares.py",
+    "securecluster/privacy/fixed_point.py",
+    "securecluster/protections/secure_sums/messages.py",
+    "securecluster/protections/secure_sums/client.py",
+    "securecluster/protections/secure_sums/server.py",
 )
 ENCRYPTED_SUMS = (
-    "securecluster/privacy/homomorphic/ciphers.py",
-    "securecluster/privacy/homomorphic/envelopes.py",
-    "securecluster/privacy/homomorphic/packing.py",
-    "securecluster/privacy/homomorphic/parameters.py",
-    "securecluster/privacy/homomorphic/tags.py",
-    "securecluster/runtime/encrypted_sum_client.py",
-    "securecluster/runtime/encrypted_sums.py",
-    "securecluster/runtime/key_authority.py",
+    "securecluster/protections/encryption/ciphers.py",
+    "securecluster/protections/encryption/envelopes.py",
+    "securecluster/protections/encryption/packing.py",
+    "securecluster/protections/encryption/parameters.py",
+    "securecluster/protections/encryption/tags.py",
+    "securecluster/protections/encryption/client.py",
+    "securecluster/protections/encryption/server.py",
+    "securecluster/protections/encryption/authority.py",
 )
 # table -> files, relative to the top of the repository, that its times are mostly spent in
 TIMED: Mapping[str, tuple[str, ...]] = {

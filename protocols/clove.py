@@ -15,6 +15,10 @@ weighted by samples. Once every client has had the same model in some rounds, cl
 
 Beyond the paper: noise on loss vectors (`loss_mechanism`); an upper limit of the rounds in which
 clients are clustered, which limits what their losses cost; and newcomers.
+
+Clients and queues are IFCA's, with one start. The server chooses in the clients' place, and a
+checkpoint has its choices before anyone trains. Losses are asked in an agreed number of rounds at
+most, stable clusters or not, so that `target_epsilon` knows their price.
 """
 
 from __future__ import annotations

@@ -11,6 +11,10 @@ the mean of the clients' updates. The server needs sums of updates only.
 
 In the paper's setting ("silo-specific example-level privacy", dp_unit example) each client trains
 by DP-SGD, so its updates protect its own examples, and every other party may read them.
+
+The regularizer's gradient follows from released models. A training whose update was lost is undone:
+the server names the last update that arrived from each client, or a later one would follow from a
+training that the ledger does not count.
 """
 
 from __future__ import annotations

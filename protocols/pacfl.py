@@ -15,6 +15,9 @@ A_ij: angle between clients i and j, in degrees; β: largest angle at which clus
 Beyond the paper: noise. The left singular vectors of samples are eigenvectors of their Gram
 matrix, so the noise is that of one-shot clustering (`gram_mechanism`), in one matrix a client or in
 one for each class. k may be told in place of β.
+
+A sample has one class, so the Gram matrices of all classes move no further than one does, and are
+one release.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ its clients' models. E_c is half of all rounds, times one less the largest overl
 components. Then, for a tenth of the rounds, each client chooses the model of the largest training
 accuracy by the exponential mechanism, and keeps its last choice.
 
-What differs: all noise has one multiplier, which `target_epsilon` finds for training and choices
-together, where the authors subtract the price of the choices; choices are priced for adding or
+What differs: choices have a multiplier relative to that of training, so that `target_epsilon` finds
+both together, where the authors subtract the price of the choices; choices are priced for adding or
 removing a sample; a rotation as a mask changes what standardising does, a permutation does not.
 """
 

@@ -25,6 +25,7 @@ from securecluster.messaging.messages import Call, reply_header
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.masking import masks
 from securecluster.privacy.pipeline import Kind
+from securecluster.protections.registry import AGGREGATIONS
 from securecluster.protocols import CFL, SRFCA, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,13 +39,14 @@ def registered() -> Iterator[None]:
     """Take away at the end what pages register."""
     given = dict(attack_registry._GIVEN)
     names, info, makers = list(masks.MASKS), dict(masks.INFO), dict(masks._MAKERS)
-    entrywise, sources = set(masks.ENTRYWISE), dict(SOURCES)
+    entrywise, sources, sums = set(masks.ENTRYWISE), dict(SOURCES), dict(AGGREGATIONS)
     yield
     masks.MASKS[:] = names
     tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (masks.INFO, info),
         (masks._MAKERS, makers),
         (SOURCES, sources),
+        (AGGREGATIONS, sums),
         (attack_registry._GIVEN, given),
     ]
     for table, before in tables:
@@ -73,6 +75,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
         return ran[name]
 
     return module_of
+
+
+def test_the_new_protection_lacks_nothing_and_leads_to_the_models_of_plain_sums(page: Page) -> None:
+    names = page("add-a-protection")
+    assert names.lacks(names.Halving()) == []
+    plain, halved = names.plain.client_models_.values, names.halved.client_models_.values
+    torch.testing.assert_close(plain, halved, rtol=0, atol=1e-6)
+    assert isinstance(AGGREGATIONS["halved"], names.Halving)
 
 
 def test_a_run_with_the_new_mask_recovers_the_models_of_one_without(page: Page) -> None:

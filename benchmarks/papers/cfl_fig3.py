@@ -17,14 +17,13 @@ times the trials.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
+from benchmarks.grid import Grid, product, with_seeds
+from benchmarks.sheet import Cell, Row, figure, spread
 from securecluster.clustering.bipartition import bipartition
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.cfl.separation import guaranteed_noise, is_correct, separation_gap
@@ -58,17 +57,16 @@ PAPER = "near 1 for k above 10 and noise above 1"
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return the cells of every k and γ."""
-    fixed = {
-        "scale": scale,
-        "d": 100,  # d = 10² and m = 3k, as before eq. 30
-        "clients_each": 3,
-        "trials": 1000 if scale == "full" else 100,  # not in the paper
-        "paper": PAPER,
-    }
-    return [
-        {**fixed, "k": k, "gamma": gamma, "seed": seed}
-        for seed, k, gamma in product(range(seeds), KS, GAMMAS)
-    ]
+    settings = product(
+        scale=[scale],
+        d=[100],  # d = 10² and m = 3k, as before eq. 30
+        clients_each=[3],
+        trials=[1000 if scale == "full" else 100],  # not in the paper
+        paper=[PAPER],
+        k=KS,
+        gamma=GAMMAS,
+    )
+    return with_seeds(settings, range(seeds))
 
 
 def vectors(
@@ -199,22 +197,21 @@ def _map(axis: Any, means: Mapping[tuple[str, ...], Sequence[float]]) -> Any:
     return image
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("cfl_fig3")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
+def report(rows: Sequence[Row]) -> None:
+    """Print up to which noise bipartitions are correct, and what Theorem 1 guarantees.
+
+    Args:
+        rows: of the sheet.
+    """
     for value in ("p_gap_positive", "p_correct"):
         limits = reached(rows, value)
-        texts = [f"k = {k}: {gamma:g}" for k, gamma in limits.items()]
-        text = ", ".join(texts)
+        text = ", ".join(f"k = {k}: {gamma:g}" for k, gamma in limits.items())
         print(f"{value} is at least 0.99 up to γ: {text}")
-    texts = [f"k = {k}: {guaranteed_noise(k):.2f}" for k in KS]
-    text = ", ".join(texts)
+    text = ", ".join(f"k = {k}: {guaranteed_noise(k):.2f}" for k in KS)
     print(f"paper: {PAPER}; Theorem 1: {text}")
-    return sheet.save(draw(rows), chosen.scale)
 
+
+GRID = Grid(__doc__, "cfl_fig3", cells, measure, report=report, draw=draw)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -16,11 +16,11 @@ hub.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.cfl_runs import watched
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from benchmarks.sheet import Cell, Row, figure, spread
 
 # learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
@@ -69,13 +69,11 @@ CURVES = {"updates": "weight-updates", "gradients": "full gradients"}
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return the cells of every number of points."""
     settings: list[Cell] = []
-    for seed in range(seeds):
-        for setting in SCALES[scale]:
-            _, paper = PAPER[setting["data"]]
-            fixed = {"scale": scale, **COMMON, **setting}
-            for points in setting["points"]:
-                settings.append({**fixed, "points": points, "seed": seed, "paper": paper})
-    return settings
+    for setting in SCALES[scale]:
+        _, paper = PAPER[setting["data"]]
+        fixed = {"scale": scale, **COMMON, **setting, "paper": paper}
+        settings += [{**fixed, "points": points} for points in setting["points"]]
+    return with_seeds(settings, range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -164,20 +162,27 @@ def _band(axis: Any, rows: Sequence[Row], value: str, color: str, label: str) ->
     axis.fill_between(counts, minima, maxima, color=color, alpha=0.2)
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("cfl_fig5")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    correct = [f"correct_{name}" for name in CURVES]
-    values = [*CURVES, *correct, "accuracy"]
-    summarise(rows, ["data", "points"], values)
+def report(rows: Sequence[Row]) -> None:
+    """Print the numbers of points from which g is positive.
+
+    Args:
+        rows: of the sheet.
+    """
     for value, label in CURVES.items():
         print(f"{label}: g is positive with every seed from", positive_from(rows, value))
-    return sheet.save(draw(rows), chosen.scale)
 
+
+GRID = Grid(
+    __doc__,
+    "cfl_fig5",
+    cells,
+    measure,
+    by=["data", "points"],
+    values=[*CURVES, *(f"correct_{name}" for name in CURVES), "accuracy"],
+    full="last",
+    report=report,
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

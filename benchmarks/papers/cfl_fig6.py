@@ -14,11 +14,11 @@ and, on CIFAR-10, 500 points and 25 rounds. Images are read from SECURECLUSTER_D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.cfl_runs import watched
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 
 # learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
@@ -32,17 +32,15 @@ SCALES: dict[str, list[dict[str, Any]]] = {
         {"data": "cifar10", "model": "cnn-cifar", "batch_size": 20, "rounds": 50, "points": 1500},
     ],
 }
+SUMMARISED = ("positive_from", "correct_from", "last")
 CURVES = {"updates": "gap", "gradients": "gap_gradients"}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return the cells of both data sets."""
     paper = "updates positive by about round 10"
-    settings: list[Cell] = []
-    for seed in range(seeds):
-        for setting in SCALES[scale]:
-            settings.append({"scale": scale, **COMMON, **setting, "seed": seed, "paper": paper})
-    return settings
+    settings = [{"scale": scale, **COMMON, **setting, "paper": paper} for setting in SCALES[scale]]
+    return with_seeds(settings, range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -116,19 +114,18 @@ def _lines(axis: Any, rows: Sequence[Row], name: str, color: str, label: str) ->
         legend = None
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("cfl_fig6")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    values: list[str] = []
-    for name in CURVES:
-        values += [f"{name}_positive_from", f"{name}_correct_from", f"{name}_last"]
-    summarise(rows, ["data", "points"], values)
-    return sheet.save(draw(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "cfl_fig6",
+    cells,
+    measure,
+    by=["data", "points"],
+    values=[
+        f"{name}_{part}" for name in CURVES for part in ("positive_from", "correct_from", "last")
+    ],
+    full="last",
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

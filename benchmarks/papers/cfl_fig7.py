@@ -19,13 +19,13 @@ therefore saves rounds rather than samples. Images are read from SECURECLUSTER_D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.cfl_runs import NEVER, training
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
@@ -54,12 +54,11 @@ POINTS = 200  # of each curve in the file
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return the cells of both cases."""
-    settings: list[Cell] = []
-    for seed in range(seeds):
-        for case, paper in PAPER.items():
-            fixed = {"scale": scale, "case": case, **COMMON, **SCALES[scale]}
-            settings.append({**fixed, "seed": seed, "paper": paper})
-    return settings
+    settings = []
+    for case, paper in PAPER.items():
+        setting = {"scale": scale, "case": case, **COMMON, **SCALES[scale], "paper": paper}
+        settings.append(setting)
+    return with_seeds(settings, range(seeds))
 
 
 def halves(data: str, samples: int, seed: int) -> Federation:
@@ -171,19 +170,16 @@ def _norms(axis: Any, row: Row, labels: Sequence[str | None]) -> None:
         axis.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=label)
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("cfl_fig7")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    values: list[str] = []
-    for name in NORMS:
-        values += [f"{name}_{value}" for value in ("first", "peak", "last", "trend")]
-    summarise(rows, ["case"], values)
-    return sheet.save(draw(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "cfl_fig7",
+    cells,
+    measure,
+    by=["case"],
+    values=[f"{name}_{part}" for name in NORMS for part in ("first", "peak", "last", "trend")],
+    full="last",
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.cfl_runs import training
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation, LabelPermutation
 from securecluster.clustering.similarity import cosine
@@ -61,10 +61,8 @@ PAPER = (
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return one run a seed."""
-    return [
-        {"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER}
-        for seed in range(seeds)
-    ]
+    setting = {"scale": scale, **COMMON, **SCALES[scale], "paper": PAPER}
+    return with_seeds([setting], range(seeds))
 
 
 def splits(rounds: int) -> list[int]:
@@ -232,25 +230,33 @@ def mark_splits(axes: Sequence[Any], row: Row) -> None:
     axes[-1].axhline(0, color="grey", linewidth=0.8)
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("cfl_fig8")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    values = [
+def report(rows: Sequence[Row]) -> None:
+    """Print the rounds of the splits of each seed.
+
+    Args:
+        rows: of the sheet.
+    """
+    for row in rows:
+        print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")
+
+
+GRID = Grid(
+    __doc__,
+    "cfl_fig8",
+    cells,
+    measure,
+    by=["data", "samples"],
+    values=[
         "exact",
         "accuracy_before",
         "accuracy_after",
         "gap_at_first_split",
         "largest_gap_at_end",
-    ]
-    summarise(rows, ["data", "samples"], values)
-    for row in rows:
-        print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")
-    return sheet.save(draw(rows), chosen.scale)
-
+    ],
+    full="last",
+    report=report,
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -24,15 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers import cfl_fig8
-from benchmarks.papers.cfl_fig8 import curve, mark_splits
+from benchmarks.papers.cfl_fig8 import curve, mark_splits, report
 from benchmarks.papers.cfl_runs import training
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation
 from securecluster.clustering.bipartition import bipartition
@@ -62,10 +62,8 @@ PAPER = (
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return one run of CFL and one of FedAvg a seed."""
-    return [
-        {"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER}
-        for seed in range(seeds)
-    ]
+    setting = {"scale": scale, **COMMON, **SCALES[scale], "paper": PAPER}
+    return with_seeds([setting], range(seeds))
 
 
 def splits(rounds: int) -> list[int]:
@@ -172,26 +170,25 @@ def draw(rows: Sequence[Row]) -> Any:
     return picture
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, minutes=25.0)
-    sheet = Sheet("cfl_fig9")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    values = [
+GRID = Grid(
+    __doc__,
+    "cfl_fig9",
+    cells,
+    measure,
+    by=["data", "samples"],
+    values=[
         "exact",
         "perplexity_before",
         "perplexity_after",
         "perplexity_shared",
         "gap_at_first_split",
         "largest_gap_at_end",
-    ]
-    summarise(rows, ["data", "samples"], values)
-    for row in rows:
-        print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")
-    return sheet.save(draw(rows), chosen.scale)
-
+    ],
+    minutes=25.0,
+    full="last",
+    report=report,
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

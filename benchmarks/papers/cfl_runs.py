@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.sheet import Cell
+from benchmarks.sheet import Cell
 from benchmarks.table import SEEDED
 from securecluster import Federation, LabelSwap
 from securecluster.clustering.bipartition import bipartition

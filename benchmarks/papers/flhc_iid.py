@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.grid import parser_of, read_options
 from benchmarks.papers.flhc_runs import BEFORE, PAIRS, SHARES, grid, pairs, table
-from benchmarks.papers.sheet import Cell, Sheet, options
+from benchmarks.sheet import Cell, Sheet
 
 PAPER: dict[tuple[float, int], str] = {}
 # III-A: clusters at n = 1 alone, whatever the client fraction
@@ -52,7 +53,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure, print."""
     by = ("cf", "n", "metric", "linkage", "threshold")
-    return table("flhc_iid", cells, by, options(__doc__, argv))
+    return table("flhc_iid", cells, by, read_options(parser_of(__doc__), argv))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.cfl_runs import training
-from benchmarks.papers.sheet import Cell, Row, Sheet, numbers, spread
+from benchmarks.sheet import Cell, Row, Sheet, numbers, spread
 from securecluster import Federation
 from securecluster.clustering.agglomerative import cut, gap_of, threshold
 from securecluster.clustering.metrics import agreement

@@ -25,8 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.grid import parser_of, read_options
 from benchmarks.papers.flhc_runs import grid, pairs, table
-from benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
+from benchmarks.sheet import Cell, Sheet
 
 
 @dataclass(frozen=True)

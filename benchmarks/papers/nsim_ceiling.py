@@ -13,14 +13,14 @@ which contains no more than these.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.grid import Grid, product, with_seeds
 from benchmarks.papers.nsim_runs import (
     SCALES,
     TRAINED,
@@ -30,7 +30,7 @@ from benchmarks.papers.nsim_runs import (
     synthetic_users,
     trained_models,
 )
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 from securecluster.clustering.metrics import pearson
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer
@@ -48,10 +48,8 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         seeds: the number of seeds.
     """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED, "init": "common"}
-    return [
-        {**fixed, "reads": reads, "learns": learns, "seed": seed}
-        for seed, reads, learns in product(range(seeds), READS, LEARNS)
-    ]
+    settings = [{**fixed, **varied} for varied in product(reads=READS, learns=LEARNS)]
+    return with_seeds(settings, range(seeds))
 
 
 def statistics(users: Users) -> torch.Tensor:
@@ -107,7 +105,7 @@ def pictures(rows: Sequence[Row]) -> Any:
     """Draw Pearson's correlation over real users, with a point for each seed."""
     picture, axes = figure(6.0, 3.6)
     axis = axes[0, 0]
-    settings = list(product(READS, LEARNS))
+    settings = list(itertools.product(READS, LEARNS))
     for n, setting in enumerate(settings):
         correlations: list[float] = []
         for row in rows:
@@ -122,16 +120,17 @@ def pictures(rows: Sequence[Row]) -> Any:
     return picture
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, minutes=15.0)
-    sheet = Sheet("nsim_ceiling")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measured, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("reads", "learns"), ("pearson", "pearson_real"))
-    return sheet.save(pictures(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "nsim_ceiling",
+    cells,
+    measured,
+    by=["reads", "learns"],
+    values=["pearson", "pearson_real"],
+    minutes=15.0,
+    full="last",
+    draw=pictures,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.nsim_runs import federation
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation
 from securecluster.protocols import NSIM, FedAvg, Local
@@ -85,10 +85,7 @@ class Watched(NSIM):
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return every method, by seed."""
     fixed = {"scale": scale, **TRAINING, **SCALES[scale], "paper": "clustered below FedAvg"}
-    settings: list[Cell] = []
-    for seed in range(seeds):
-        settings += [{**fixed, "method": method, "seed": seed} for method in METHODS]
-    return settings
+    return with_seeds([{**fixed, "method": method} for method in METHODS], range(seeds))
 
 
 def measured(cell: Cell) -> dict[str, Any]:
@@ -199,17 +196,18 @@ def pictures(rows: Sequence[Row]) -> Any:
     return picture
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, seeds=2, minutes=20)
-    sheet = Sheet("nsim_fig4")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measured, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    values = ("mean_once", "mean_last", "median_last", "q90_last", "clusters", "lone", "largest")
-    summarise(rows, ("method",), values)
-    return sheet.save(pictures(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "nsim_fig4",
+    cells,
+    measured,
+    by=["method"],
+    values=["mean_once", "mean_last", "median_last", "q90_last", "clusters", "lone", "largest"],
+    seeds=2,
+    minutes=20.0,
+    full="last",
+    draw=pictures,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

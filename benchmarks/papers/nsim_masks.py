@@ -26,9 +26,8 @@ knows. Traces are read from SECURECLUSTER_DATA.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from benchmarks.grid import Grid, product, with_seeds
 from benchmarks.papers.nsim_runs import TRAINED, federation, network, trained_models
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from benchmarks.sheet import Cell, Row, figure, spread
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS, find_layer, initial_models
 from securecluster.training.local_trainer import LocalTrainer
@@ -55,10 +55,8 @@ SHARES = ("placed_signed", "placed", "seeded")
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return every layer and start, by seed."""
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
-    settings: list[Cell] = []
-    for seed, init, layer in product(range(seeds), INITIALIZATIONS, LAYERS):
-        settings.append({**fixed, "init": init, "layer": layer, "seed": seed})
-    return settings
+    settings = [{**fixed, **varied} for varied in product(init=INITIALIZATIONS, layer=LAYERS)]
+    return with_seeds(settings, range(seeds))
 
 
 def regressed(layers: Array, others: Array, observed: Array) -> Array:
@@ -203,7 +201,7 @@ def picture(rows: Sequence[Row]) -> Any:
     """Draw relative errors by layer and start, as means over seeds."""
     drawing, axes = figure(6.4, 3.8)
     axis = axes[0, 0]
-    groups = list(product(INITIALIZATIONS, LAYERS))
+    groups = list(itertools.product(INITIALIZATIONS, LAYERS))
     for k, name in enumerate(ERRORS):
         means = spread(rows, ("init", "layer"), name)
         x = []
@@ -222,16 +220,16 @@ def picture(rows: Sequence[Row]) -> Any:
     return drawing
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("nsim_masks")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("init", "layer"), (*ERRORS, *SHARES))
-    return sheet.save(picture(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "nsim_masks",
+    cells,
+    measure,
+    by=["init", "layer"],
+    values=[*ERRORS, *SHARES],
+    full="last",
+    draw=picture,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

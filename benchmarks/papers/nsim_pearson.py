@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
+from benchmarks.grid import Grid
 from benchmarks.papers.nsim_runs import SCALES, TRAINED, layer_correlations
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS
 
 VALUES = (
@@ -110,16 +110,16 @@ def _scatter(axes: Any, row: Row, suffix: str, users: str) -> None:
         axis.set(xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02))
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("nsim_pearson")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, layer_correlations, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("synthetic", "init", "layer"), VALUES)
-    return sheet.save(pictures(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "nsim_pearson",
+    cells,
+    layer_correlations,
+    by=["synthetic", "init", "layer"],
+    values=VALUES,
+    full="last",
+    draw=pictures,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.papers.sheet import Cell
+from benchmarks.sheet import Cell
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.models.validation import FlatModel, build

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.nsim_runs import RADIUS, STRIDE, TRAINED, federation, models, network, timed
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
+from benchmarks.sheet import Cell, Row, figure
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer
@@ -39,14 +39,14 @@ SYNTHETIC = {"cpu": 400, "full": 4000}  # 100 in the paper
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return one run a seed."""
-    fixed = {
+    setting = {
         "scale": scale,
         "synthetic": SYNTHETIC[scale],
         **TRAINED,
         "clients": CLIENTS[-1],
         "paper": "less than LCSS",
     }
-    return [{**fixed, "seed": seed} for seed in range(seeds)]
+    return with_seeds([setting], range(seeds))
 
 
 def measured(cell: Cell) -> dict[str, Any]:
@@ -104,20 +104,6 @@ def _of_clients(cell: Cell, real: list[Any], layer: Any, estimator: Any) -> dict
     }
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, seeds=1)
-    sheet = Sheet("nsim_time")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measured, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    values = list(STEPS)
-    for m in CLIENTS:
-        values += [f"{step}_{m}" for step in (*REAL, "ratio")]
-    summarise(rows, ("clients",), values)
-    return sheet.save(draw(rows), chosen.scale)
-
-
 def draw(rows: Sequence[Row]) -> Any:
     """Draw processor seconds over the number of users, with a line for each step and seed."""
     picture, axes = figure(5.6, 3.8)
@@ -139,5 +125,17 @@ def draw(rows: Sequence[Row]) -> Any:
     return picture
 
 
+GRID = Grid(
+    __doc__,
+    "nsim_time",
+    cells,
+    measured,
+    by=["clients"],
+    values=[*STEPS, *(f"{step}_{m}" for m in CLIENTS for step in (*REAL, "ratio"))],
+    seeds=1,
+    full="last",
+    draw=draw,
+)
+
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.grid import Grid, parser_of, read_options, with_seeds
 from benchmarks.papers.oneshot_runs import CLUSTERS, compared, curves, trained
-from benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
+from benchmarks.sheet import Cell
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,8 @@ class Figure:
             seeds: the number of seeds.
         """
         shared = {"scale": scale, **self.common, **self.scales[scale], "paper": self.paper}
-        cells: list[Cell] = []
-        for seed in range(seeds):
-            for clusters in CLUSTERS:
-                cells.append({**shared, "clusters": clusters, "seed": seed})
-        return cells
+        settings = [{**shared, "clusters": clusters} for clusters in CLUSTERS]
+        return with_seeds(settings, range(seeds))
 
 
 # samples, rounds, learning rate and batch size are not in the paper
@@ -104,7 +102,6 @@ FIGURES = {
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print and draw one figure."""
-    # the paper averages six runs
     parser = parser_of(__doc__, seeds=6)
     parser.add_argument(
         "--figure",
@@ -115,11 +112,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     )
     options = read_options(parser, argv)
     selected = FIGURES[options.figure]
-    sheet = Sheet(f"oneshot_fig{options.figure}")
-    rows = sheet.fill(selected.cells(options.scale, options.seeds), trained, options.minutes)
-    sheet.expect(selected.cells("full", options.seeds))
-    print(*compared(rows, selected.tasks), sep="\n")
-    return sheet.save(curves(rows, selected.tasks), options.scale)
+    grid = Grid(
+        __doc__,
+        f"oneshot_fig{options.figure}",
+        selected.cells,
+        trained,
+        full="last",
+        report=lambda rows: print(*compared(rows, selected.tasks), sep="\n"),
+        draw=lambda rows: curves(rows, selected.tasks),
+    )
+    return grid.run(options)
 
 
 if __name__ == "__main__":

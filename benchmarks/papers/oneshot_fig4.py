@@ -16,14 +16,14 @@ tasks; the paper prints neither number. Images are read from SECURECLUSTER_DATA 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.oneshot_runs import by_task, matrices, parts
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.sheet import Cell, Row, figure, numbers
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
@@ -42,15 +42,15 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         scale: "cpu" or "full".
         seeds: the number of seeds.
     """
-    fixed = {
+    setting = {
         "scale": scale,
         "data": "fashion_mnist",
         "clients": 10,
         "samples": SAMPLES[scale],
         "minority": 0.1,  # the paper: “a minority”
+        "paper": "five eigenvectors are enough",
     }
-    paper = "five eigenvectors are enough"
-    return [{**fixed, "seed": seed, "paper": paper} for seed in range(seeds)]
+    return with_seeds([setting], range(seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -143,19 +143,21 @@ def band(
     axis.fill_between(VECTORS, lowest, highest, color=color, alpha=0.15, linewidth=0)
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, seeds=6)
-    sheet = Sheet("oneshot_fig4")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
-    values = ["apart_from", "gap_largest_at"]
-    for p in PRINTED:
-        values += [f"within_{p}", f"across_{p}"]
-    summarise(rows, ("data",), values)
-    return sheet.save(draw(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "oneshot_fig4",
+    cells,
+    measure,
+    by=["data"],
+    values=[
+        "apart_from",
+        "gap_largest_at",
+        *(f"{pairs}_{p}" for p in PRINTED for pairs in ("within", "across")),
+    ],
+    seeds=6,
+    full="last",
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -27,14 +27,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from benchmarks.grid import Grid, with_seeds
+from benchmarks.sheet import Cell, Row, figure, spread, summarise
 from securecluster import Federation
 from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
 from securecluster.clustering.metrics import agreement
@@ -75,11 +75,8 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     if scale != "cpu":
         clients = 10 * CLIENTS
     fixed = {"scale": scale, "clients": clients}
-    settings = _settings()
-    all_cells: list[Cell] = []
-    for seed in range(FIRST, FIRST + seeds):
-        all_cells += [{**setting, **fixed, "seed": seed} for setting in settings]
-    return all_cells
+    settings = [{**setting, **fixed} for setting in _settings()]
+    return with_seeds(settings, range(FIRST, FIRST + seeds))
 
 
 def _settings() -> list[dict[str, Any]]:
@@ -389,23 +386,32 @@ KEYS = ("scenario", "data", "samples", "features", "mechanism")
 NAMES = {"identity": "pixels", "dct": "16 lowest frequencies", "pca": "16 components of MNIST"}
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, seeds=5, minutes=30.0)
-    sheet = Sheet("oneshot_noise")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    sheet.expect(cells("full", chosen.seeds))
+def report(rows: Sequence[Row]) -> None:
+    """Print means over seeds, of runs and of naive noise apart.
+
+    Args:
+        rows: of the sheet.
+    """
     of_runs = [row for row in rows if row["mechanism"] != "naive"]
     for value in ("ari", "found", "spectral", "kmeans"):
         values = [f"{value}_{e:g}" for e in EPSILONS]
         summarise(of_runs, KEYS, values)
     of_naive = [row for row in rows if row["mechanism"] == "naive"]
     for s in DEVIATIONS:
-        values = [f"s_{s:g}", f"alone_{s:g}"]
-        summarise(of_naive, KEYS, values)
-    return sheet.save(draw(rows), chosen.scale)
+        summarise(of_naive, KEYS, [f"s_{s:g}", f"alone_{s:g}"])
 
+
+GRID = Grid(
+    __doc__,
+    "oneshot_noise",
+    cells,
+    measure,
+    seeds=5,
+    minutes=30.0,
+    full="last",
+    report=report,
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

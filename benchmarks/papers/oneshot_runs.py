@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.papers.cfl_runs import training
-from benchmarks.papers.sheet import Cell, Row, figure, numbers
+from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation
 from securecluster.clustering.eigenvectors import projected, relevance, top

@@ -16,12 +16,12 @@ from SECURECLUSTER_DATA or the hub.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from benchmarks.grid import Grid
 from benchmarks.papers.oneshot_runs import by_task, dealt, judged, mapped, matrices, usable
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.sheet import Cell
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
@@ -75,17 +75,17 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {"dimension": dimension, **judged(r, truth), "R": r.flatten()}
 
 
-def main(argv: Sequence[str] | None = None) -> Sheet:
-    """Measure what is missing, print."""
-    chosen = options(__doc__, argv, seeds=6)
-    sheet = Sheet("oneshot_table1")
-    requested = cells(chosen.scale, chosen.seeds)
-    sheet.fill(usable(requested), measure, chosen.minutes)
-    rows = sheet.expect(requested)
-    sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("features", "minority"), ("within", "across", "exact", "exact_without_T"))
-    return sheet
-
+GRID = Grid(
+    __doc__,
+    "oneshot_table1",
+    cells,
+    measure,
+    by=["features", "minority"],
+    values=["within", "across", "exact", "exact_without_T"],
+    seeds=6,
+    full="last",
+    measurable=usable,
+)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

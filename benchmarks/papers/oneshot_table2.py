@@ -16,14 +16,14 @@ scale for a CPU needs only a subset of CIFAR-100, 25 images a class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.grid import Grid, product
 from benchmarks.papers.oneshot_runs import mapped, matrices, usable
-from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.sheet import Cell
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.errors import UsageError
@@ -38,16 +38,14 @@ FEATURES = ("identity", "conv", "resnet18")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return features by seed."""
-    fixed = {
-        "scale": scale,
-        "samples": SAMPLES[scale],
-        "vectors": 5,  # not in the paper
-        "paper": "0.62 with user 2, 0.39 with user 3",
-    }
-    settings: list[Cell] = []
-    for features in FEATURES:
-        settings += [{**fixed, "features": features, "seed": seed} for seed in range(seeds)]
-    return settings
+    return product(
+        scale=[scale],
+        samples=[SAMPLES[scale]],
+        vectors=[5],  # not in the paper
+        paper=["0.62 with user 2, 0.39 with user 3"],
+        features=FEATURES,
+        seed=range(seeds),
+    )
 
 
 def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
@@ -93,17 +91,17 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {"R12": r12, "R13": r13, "R23": r23, "nearer": bool(r12 > r13)}
 
 
-def main(argv: Sequence[str] | None = None) -> Sheet:
-    """Measure what is missing, print."""
-    chosen = options(__doc__, argv, seeds=6)
-    sheet = Sheet("oneshot_table2")
-    requested = cells(chosen.scale, chosen.seeds)
-    sheet.fill(usable(requested), measure, chosen.minutes)
-    rows = sheet.expect(requested)
-    sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("features",), ("R12", "R13", "R23", "nearer"))
-    return sheet
-
+GRID = Grid(
+    __doc__,
+    "oneshot_table2",
+    cells,
+    measure,
+    by=["features"],
+    values=["R12", "R13", "R23", "nearer"],
+    seeds=6,
+    full="last",
+    measurable=usable,
+)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

@@ -15,15 +15,15 @@ chosen on seeds 0 to 2, so seeds are from 10 on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from benchmarks.sheet import Cell, Row, figure, spread, summarise
 from securecluster import Federation
 from securecluster.clustering.eigenvectors import relevance, span_relevance
 from securecluster.core.randomness import Randomness
@@ -57,11 +57,11 @@ SETTINGS = (
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return settings by seed."""
-    settings = [dict(zip(KEYS, setting, strict=True)) for setting in SETTINGS]
-    all_cells: list[Cell] = []
-    for seed in range(FIRST, FIRST + seeds):
-        all_cells += [{**setting, "scale": scale, "seed": seed} for setting in settings]
-    return all_cells
+    settings: list[Cell] = []
+    for values in SETTINGS:
+        setting = dict(zip(KEYS, values, strict=True))
+        settings.append({**setting, "scale": scale})
+    return with_seeds(settings, range(FIRST, FIRST + seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -194,18 +194,20 @@ def _curve(
         axis.plot(EPSILONS, means, style, color=colour, label=label)
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, seeds=4, minutes=30.0)
-    sheet = Sheet("oneshot_vectors")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
+def report(rows: Sequence[Row]) -> None:
+    """Print means over seeds, by value and number of vectors.
+
+    Args:
+        rows: of the sheet.
+    """
     for value in ("alone", "span", "found"):
         for p in VECTORS:
-            columns = [f"{value}_{p}_{e:g}" for e in EPSILONS]
-            summarise(rows, KEYS, columns)
-    return sheet.save(draw(rows), chosen.scale)
+            summarise(rows, KEYS, [f"{value}_{p}_{e:g}" for e in EPSILONS])
 
+
+GRID = Grid(
+    __doc__, "oneshot_vectors", cells, measure, seeds=4, minutes=30.0, report=report, draw=draw
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -22,12 +22,12 @@ tested on the end of its role. Text is read from SECURECLUSTER_DATA or the hub.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, spread, summarise
+from benchmarks.grid import Grid
+from benchmarks.sheet import Cell, Row, figure, numbers, spread
 from securecluster import Federation
 from securecluster.data import Natural
 from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Settings
@@ -162,16 +162,17 @@ def _final(axis: Any, rows: Sequence[Row], methods: Sequence[str]) -> None:
     axis.grid(axis="y", alpha=0.25)
 
 
-def main(argv: Sequence[str] | None = None) -> Path:
-    """Measure what is missing, print, draw."""
-    chosen = options(__doc__, argv, minutes=25.0)
-    sheet = Sheet("shakespeare")
-    sheet.expect(cells("full", chosen.seeds))
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    summarise(rows, ["data", "method"], FIGURES)
-    return sheet.save(draw(rows), chosen.scale)
-
+GRID = Grid(
+    __doc__,
+    "shakespeare",
+    cells,
+    measure,
+    by=["data", "method"],
+    values=FIGURES,
+    minutes=25.0,
+    full="first",
+    draw=draw,
+)
 
 if __name__ == "__main__":
-    print(main())
+    print(GRID.main())

@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.grid import Grid
 from benchmarks.papers.cfl_runs import NEVER
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
+from benchmarks.sheet import DONE, Cell, Row, figure, spread
 from securecluster import Federation, LabelSwap
 from securecluster.clustering.agglomerative import cut, gap_of, merges
 from securecluster.clustering.distances import alike, distances
@@ -342,22 +343,6 @@ def borne(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
     return largest
 
 
-def main(argv: Sequence[str] | None = None) -> Sheet:
-    """Measure, print, draw."""
-    chosen = options(__doc__, argv)
-    sheet = Sheet("sketches")
-    requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, measure, chosen.minutes)
-    rows = [row for row in rows if row["status"] == "done"]
-    updates = [row for row in rows if row["of"] == "updates"]
-    runs = [row for row in rows if row["of"] == "run"]
-    uncompressed = [row for row in updates if row["compress"] == "none"]
-    _print_updates(updates, uncompressed)
-    _print_runs(runs)
-    sheet.save(picture(uncompressed), chosen.scale)
-    return sheet
-
-
 def _print_updates(updates: Sequence[Row], uncompressed: Sequence[Row]) -> None:
     """Print the noise up to which clusters of updates are found, and their ARI by compression.
 
@@ -426,5 +411,36 @@ def _means(rows: Sequence[Row], clusterer: str) -> list[float]:
     return means
 
 
+def report(rows: Sequence[Row]) -> None:
+    """Print what is borne offline and in runs.
+
+    Args:
+        rows: of the sheet.
+    """
+    done = [row for row in rows if row["status"] == DONE]
+    updates = [row for row in done if row["of"] == "updates"]
+    _print_updates(updates, _uncompressed(done))
+    _print_runs([row for row in done if row["of"] == "run"])
+
+
+def _uncompressed(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of updates that are not compressed.
+
+    Args:
+        rows: of the sheet; those that were not run are left out.
+    """
+    wanted = {"status": DONE, "of": "updates", "compress": "none"}
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+GRID = Grid(
+    __doc__,
+    "sketches",
+    cells,
+    measure,
+    report=report,
+    draw=lambda rows: picture(_uncompressed(rows)),
+)
+
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

@@ -18,12 +18,11 @@ so every round. Images are read from SECURECLUSTER_DATA or the hub.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, options
 from benchmarks.papers.srfca_runs import cells as all_cells
-from benchmarks.papers.srfca_runs import table
+from benchmarks.papers.srfca_runs import grid
+from benchmarks.sheet import Cell
 
 METHODS = ("global", "local", "ifca", "srfca")
 COMMON = {"data": "cifar10", "clients": 32, "clusters": 2, "participation": 0.5}
@@ -65,10 +64,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     return all_cells(settings, METHODS, scale, seeds, PAPER)
 
 
-def main(argv: Sequence[str] | None = None) -> Sheet:
-    """Measure what is missing, print, draw."""
-    return table("srfca_cifar", cells, options(__doc__, argv, minutes=20.0))
-
+GRID = grid(__doc__, "srfca_cifar", cells)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

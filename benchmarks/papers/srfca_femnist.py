@@ -19,12 +19,11 @@ columns are `srfca_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, options
-from benchmarks.papers.srfca_runs import MADE, OWN, table
+from benchmarks.papers.srfca_runs import MADE, OWN, grid
+from benchmarks.sheet import Cell
 
 TOLD = ("ifca", "local-kmeans")  # methods that receive the number of clusters
 KS = (2, 3, 4, 5)  # among which the paper tunes K of the clustered baselines
@@ -69,10 +68,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     return settings
 
 
-def main(argv: Sequence[str] | None = None) -> Sheet:
-    """Measure what is missing, print, draw."""
-    return table("srfca_femnist", cells, options(__doc__, argv, minutes=20.0))
-
+GRID = grid(__doc__, "srfca_femnist", cells)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

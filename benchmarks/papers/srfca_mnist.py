@@ -16,12 +16,11 @@ ask for less) 0.03 in batches of 20, 25 and 28 rounds of ten iterations. Methods
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.papers.sheet import Cell, Sheet, options
-from benchmarks.papers.srfca_runs import MADE, table
+from benchmarks.papers.srfca_runs import MADE, grid
 from benchmarks.papers.srfca_runs import cells as all_cells
+from benchmarks.sheet import Cell
 
 COMMON = {
     "data": "mnist",
@@ -63,10 +62,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     return all_cells(settings, list(MADE), scale, seeds, PAPER)
 
 
-def main(argv: Sequence[str] | None = None) -> Sheet:
-    """Measure what is missing, print, draw."""
-    return table("srfca_mnist", cells, options(__doc__, argv, minutes=20.0))
-
+GRID = grid(__doc__, "srfca_mnist", cells)
 
 if __name__ == "__main__":
-    main()
+    print(GRID.main())

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, spread, summarise
+from benchmarks.grid import Grid
+from benchmarks.sheet import Cell, Row, figure, numbers, spread
 from securecluster import Federation
 from securecluster.clustering.metrics import mean
 from securecluster.data.scenarios import scenario
@@ -178,23 +179,27 @@ def graph(fitted: ClusteringProtocol) -> dict[str, Any]:
     }
 
 
-def table(name: str, cells_of: Callable[[str, int], Sequence[Cell]], options: Any) -> Sheet:
-    """Fill and report a sheet at the chosen scale, with its picture.
-
-    The paper's own scale is listed in it either way.
+def grid(
+    description: str | None, name: str, cells_of: Callable[[str, int], Sequence[Cell]]
+) -> Grid:
+    """Return the grid of a script.
 
     Args:
+        description: the script's docstring.
         name: the sheet's name.
         cells_of: the cells of a scale and a number of seeds.
-        options: a script's options, as of `sheet.options`.
     """
-    sheet = Sheet(name)
-    sheet.expect(cells_of("full", options.seeds))
-    requested = cells_of(options.scale, options.seeds)
-    rows = sheet.fill(requested, measure, options.minutes)
-    summarise(rows, ["scenario", "method"], FIGURES)
-    print(sheet.save(draw(rows), options.scale))
-    return sheet
+    return Grid(
+        description,
+        name,
+        cells_of,
+        measure,
+        by=["scenario", "method"],
+        values=FIGURES,
+        minutes=20.0,
+        full="first",
+        draw=draw,
+    )
 
 
 def draw(rows: Sequence[Row]) -> Any:

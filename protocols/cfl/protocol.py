@@ -11,6 +11,11 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
        (`signature_split`; not in the paper).
 ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation
        noise (eq. 39)
+
+A split needs every member's reply in one round, since fresh masks forbid collecting updates over
+rounds: when only some were asked, the server estimates ‖mean Δ‖ (`mean_norm`), and asks everyone
+once the test would pass. Clusters below `min_size` are not split (not in the paper). The models of
+the fallback are chosen in one phase and sent in the next.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 The server computes lines 15–21 of Algorithm 5 of Sattler et al. 2019 from masked updates, whose
 norms and inner products are those of the updates themselves. The corrections for noise and for
 compressed updates are not in the paper.
+
+Under noise, the largest norm is the root mean square of the norms, since that of many noisy norms
+depends on the noise most. With compressed updates ‖mean Δ‖ is from the sum, ‖Δ_i‖ and α from the
+compressed updates. A split waits until a member that has all averages has posted the cluster's
+model.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ FedAvg is the case of one cluster, and every method averages like this once it h
 
 Clients weight what they send, so that the server needs sums only. The client of a cluster of one
 trains alone, and sends nothing.
+
+Security rule: sums of weighted updates leave in groups of two or more only.
 """
 
 from __future__ import annotations

@@ -442,10 +442,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
-        ranges = self.pairs.fields if self.pairs.hide_rows else {}
-        return hidden_message_types(
-            self.client, method, self.sums.hide_replies, ranges, self.encrypted_verbs
-        )
+        return hidden_message_types(self.client, method, self.hidden_replies)
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""

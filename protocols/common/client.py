@@ -1,4 +1,11 @@
-"""Clients that train, and clients whose updates the server reads individually."""
+"""Clients that train, and clients whose updates the server reads individually.
+
+Training writes all updates into the one (m, d) matrix that there is, wide enough for what a mask
+adds, and the mask works in it (`@answers(fresh=True)`). Checks and geometry go by blocks; a sum
+streams over clients.
+
+Only an `UpdateClient` replies with its own update or model; the other clients refuse to.
+"""
 
 from __future__ import annotations
 

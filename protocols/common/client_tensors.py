@@ -5,6 +5,9 @@ class NearestCentreClient(AssignedModelClient):
 
 A declared tensor has a row for each client. Checkpoints, resumed runs and clients in processes of
 their own keep it without further code.
+
+`client.state()` is all of a client between two calls: a node may be a new process for every frame.
+Nothing in it grows with the rounds.
 """
 
 from __future__ import annotations

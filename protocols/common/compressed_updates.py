@@ -3,6 +3,11 @@
 Clients send a sketch, a quantised update or a quantised sketch individually: (sketch) → clip →
 noise → (mask) → quantise. The server clusters by these, and then requests the full updates in one
 sum per cluster, so that it never reads the full update of one client.
+
+So no split leaves one client alone, whose update could not be summed with another. A client keeps
+the number of the call and not the update: a process that has forgotten it trains again, to the same
+bits. Newcomers answer under the sketch of the earlier call, of the split in CFL and of the
+clustering round in FL+HC.
 """
 
 from __future__ import annotations

@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.errors import FrameError, UsageError
+from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
 from securecluster.models.objectives import objective
+from securecluster.privacy.cohorts import Cohort, Cohorts
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
-from securecluster.privacy.homomorphic.parameters import Parameters, default_parameters
 from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.privacy.masking.key_agreement import AUTHORITY_NUMBER, KeyRing
+from securecluster.privacy.masking.pads import transcript as encoded
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
-from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts
-from securecluster.privacy.secure_sum.pads import transcript as encoded
-from securecluster.runtime.encrypted_pairs import EncryptedPairs, EncryptedPairService
-from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
-from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
-from securecluster.runtime.encrypted_sums import EncryptedSums
-from securecluster.runtime.endpoint import MINIMUM, config_hash, fixed_sums
-from securecluster.runtime.key_authority import KeyAuthority
-from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.pad_client import PadService
-from securecluster.runtime.padded_pairs import PaddedPairs
-from securecluster.runtime.pair_aggregators import PairAggregator, PairFunctions, PlainPairs
-from securecluster.runtime.pair_release import PairRelease
+from securecluster.protections.protection import (
+    AuthorityFacts,
+    PairFacts,
+    Protection,
+    ServerKeys,
+    SumFacts,
+)
+from securecluster.protections.registry import survivors_of
+from securecluster.protections.sum_ranges import SumRanges
+from securecluster.runtime.aggregators import Aggregator
+from securecluster.runtime.authority import Authority
+from securecluster.runtime.client_half import ClientHalf
+from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, fixed_sums
+from securecluster.runtime.pair_aggregators import PairAggregator, PairFunctions
 from securecluster.runtime.release_accounting import ReleaseAccounting
-from securecluster.runtime.secure_sum_client import SecureSumService
-from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Transport
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -148,9 +148,10 @@ class Deployment:
         """
         if self.method.privacy.sum_noise(self.config, draws) is None:
             return {}
+        survivors = survivors_of(self.config["aggregation"])
         mechanisms = {}
         for name, noise in self.method.privacy.row_noises(self.method, self.config).items():
-            mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, MINIMUM, draws)
+            mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, survivors, draws)
         return mechanisms
 
     def costs(self, pipeline: Pipeline, draws: NoiseStreams) -> ReleaseAccounting:
@@ -208,45 +209,66 @@ class Deployment:
             return []
         return cohorts.of(range(int(self.config["clients"])))
 
-    def _sum_ranges(self, draws: NoiseStreams | None = None) -> SumRanges:
+    def _sum_facts(self, draws: NoiseStreams | None = None) -> SumFacts:
+        """Return what the halves of the protection of sums are made from.
+
+        Args:
+            draws: the clients' streams of noise; None elsewhere.
+        """
+        method = self.method
         # Under noise an error would tell of the data, so numbers are clamped instead.
-        return SumRanges(
-            self.method.sums.fields(self.method, self.config),
+        ranges = SumRanges(
+            method.sums.fields(method, self.config),
             saturate=self.config["noise"] > 0,
             clamped=frozenset({"loss"}),
-            noise=self.method.privacy.sum_noise(self.config, draws),
+            noise=method.privacy.sum_noise(self.config, draws),
             noises=self.row_noise_in_shares(draws),
         )
+        return SumFacts(
+            run=self.run,
+            ranges=ranges,
+            dtype=self.dtype,
+            minimum=MINIMUM,
+            shares=self.pipeline().shares,
+            fixed=fixed_sums(method.client),
+            cohorts=self._cohorts_of_all(),
+            opened=self._opened,
+        )
 
-    def sum_service(
-        self, keys: KeyRing, pipeline: Pipeline, draws: NoiseStreams
-    ) -> SecureSumService | EncryptedSumService | None:
-        """Return the clients' half of secure sums; None where sums are plain.
+    def _pair_facts(self) -> PairFacts:
+        """Return what the halves of the protection of pairs are made from."""
+        pairs = self.method.pairs
+        return PairFacts(
+            run=self.run,
+            ranges=pairs.fields,
+            functions=PairFunctions(pairs.functions, self.config),
+            labelled=pairs.labelled,
+            # Under noise an error would tell of the data, so numbers are clamped instead.
+            saturate=self.config["noise"] > 0 or self.config.get("gram_noise", 0) > 0,
+            minimum=MINIMUM,
+            opened=self._opened,
+        )
+
+    def client_halves(self, keys: KeyRing, draws: NoiseStreams) -> dict[str, ClientHalf]:
+        """Return the clients' halves of the protections, by the verb whose replies they hide.
 
         Args:
             keys: the clients' keys.
-            pipeline: stages of their replies.
             draws: the streams of their noise.
         """
-        sums = self.method.sums
-        if not sums.hide_replies:
-            return None
-        cohorts = self._cohorts_of_all()
-        if sums.by_authority:
-            minimum = max(MINIMUM, pipeline.shares)
-            parameters = default_parameters(sums.aggregation)
-            ranges = self._sum_ranges()
-            return EncryptedSumService(
-                ranges, self.run, keys, minimum, parameters, self._schemes, cohorts
-            )
-        ranges = self._sum_ranges(draws)
-        fixed = fixed_sums(self.method.client)
-        return SecureSumService(self.run, keys, ranges, MINIMUM, pipeline.shares, fixed, cohorts)
+        halves: dict[str, ClientHalf] = {}
+        sums = self.method.sums.protection
+        pairs = self.method.pairs.protection
+        if sums.hides:
+            halves[SUM] = sums.client_half(self._sum_facts(draws), keys)
+        if pairs.hides:
+            halves[PAIRS] = pairs.client_half(self._pair_facts(), keys)
+        return halves
 
     def aggregator(
         self, private: bytes | None = None, roster: Roster | None = None
-    ) -> SecureSums | EncryptedSums | None:
-        """Return the server's half of secure sums; None where sums are plain.
+    ) -> Aggregator | None:
+        """Return the server's half of the protection of sums; None for the channel's own.
 
         Args:
             private: the server's private key for envelopes of ciphertexts, 32 bytes; None derives
@@ -254,38 +276,10 @@ class Deployment:
             roster: identities of the clients whose ciphertexts are accepted; None derives it from
                 the seed where `private` is derived, and else verifies nothing.
         """
-        sums = self.method.sums
-        if not sums.hide_replies:
+        protection = self.method.sums.protection
+        if not protection.hides:
             return None
-        ranges = self._sum_ranges()
-        if not sums.by_authority:
-            fixed = fixed_sums(self.method.client)
-            return SecureSums(self.run, ranges, self.dtype, MINIMUM, fixed)
-        private, roster = self._server_keys(private, roster)
-        parameters = default_parameters(sums.aggregation)
-        minimum = max(MINIMUM, self.pipeline().shares)
-        return EncryptedSums(self.run, ranges, self.dtype, minimum, parameters, private, roster)
-
-    # pairs of clients
-
-    def pair_service(self, keys: KeyRing) -> PadService | EncryptedPairService | None:
-        """Return the clients' half of pairs; None where the server reads their rows.
-
-        Args:
-            keys: the clients' keys.
-        """
-        pairs = self.method.pairs
-        if not pairs.hide_rows:
-            return None
-        # Under noise an error would tell of the data, so numbers are clamped instead.
-        noisy = self.config["noise"] > 0 or self.config.get("gram_noise", 0) > 0
-        fields = pairs.fields
-        if not pairs.by_authority:
-            return PadService(self.run, keys, fields, noisy, MINIMUM)
-        parameters = default_parameters(pairs.relevance)
-        return EncryptedPairService(
-            fields, noisy, self.run, keys, MINIMUM, parameters, self._schemes
-        )
+        return protection.server_half(self._sum_facts(), self._server_keys(private, roster))
 
     def pair_aggregator(
         self, private: bytes | None = None, roster: Roster | None = None
@@ -296,34 +290,21 @@ class Deployment:
             private: as of `aggregator`.
             roster: as of `aggregator`.
         """
-        pairs = self.method.pairs
-        functions = PairFunctions(pairs.functions, self.config)
-        if not pairs.hide_rows:
-            return PlainPairs(functions)
-        if not pairs.by_authority:
-            return PaddedPairs(pairs.fields, functions)
-        private, roster = self._server_keys(private, roster)
-        return EncryptedPairs(
-            self.run,
-            default_parameters(pairs.relevance),
-            private,
-            roster,
-            pairs.fields,
-            functions,
-            pairs.labelled,
-        )
+        protection = self.method.pairs.protection
+        return protection.server_half(self._pair_facts(), self._server_keys(private, roster))
 
     # the key authority
 
     @property
-    def _schemes(self) -> list[Parameters]:
-        """Return the parameters of the run's encryptions."""
-        schemes = []
-        if self.method.sums.by_authority:
-            schemes.append(self.method.sums.aggregation)
-        if self.method.pairs.by_authority:
-            schemes.append(self.method.pairs.relevance)
-        return [default_parameters(scheme) for scheme in dict.fromkeys(schemes)]
+    def _opened(self) -> tuple[str, ...]:
+        """Return the names of the protections whose sums a key authority opens."""
+        return tuple(dict.fromkeys(protection.name for protection in self._by_authority))
+
+    @property
+    def _by_authority(self) -> list[Protection]:
+        """Return the protections whose sums a key authority opens."""
+        protections: list[Protection] = [self.method.sums.protection, self.method.pairs.protection]
+        return [protection for protection in protections if protection.by_authority]
 
     def authority(
         self,
@@ -331,8 +312,8 @@ class Deployment:
         identity: Identity | None = None,
         secrets: Randomness | None = None,
         roster: Roster | None = None,
-    ) -> KeyAuthority | None:
-        """Return the key authority of a run; None where nothing is encrypted.
+    ) -> Authority | None:
+        """Return the key authority of a run; None where no protection needs one.
 
         Args:
             simulated: derive its identity, and its key for envelopes, from `secrets`.
@@ -343,8 +324,7 @@ class Deployment:
                 of. Without one a server that breaks the protocol can play any client, and so have
                 any ciphertext decrypted.
         """
-        schemes = self._schemes
-        if not schemes:
+        if not self._by_authority:
             return None
         method = self.method
         randomness = None
@@ -352,37 +332,20 @@ class Deployment:
             randomness = secrets or Randomness(self.config["seed"])
             identity = Identity.derived(randomness, AUTHORITY_NUMBER)
             roster = Roster.derived(randomness)
-        ranges = SumRanges({})
-        if method.sums.by_authority:
-            ranges = self._sum_ranges()
-        pairs = None
-        if method.pairs.by_authority:
-            functions = PairFunctions(method.pairs.functions, self.config)
-            pairs = PairRelease(method.pairs.fields, functions, tuple(method.pairs.labelled))
-        return KeyAuthority(
-            self.run,
-            schemes,
-            ranges,
-            self._encrypted_bits,
-            max(MINIMUM, self.pipeline().shares),
-            int(self.config["clients"]),
-            randomness,
-            identity,
-            pairs,
-            roster,
-            self._cohorts_of_all(),
+        facts = AuthorityFacts(
+            run=self.run,
+            clients=int(self.config["clients"]),
+            minimum=max(MINIMUM, self.pipeline().shares),
+            sums=self._sum_facts() if method.sums.by_authority else None,
+            pairs=self._pair_facts() if method.pairs.by_authority else None,
+            opened=self._opened,
+            reply_class=lambda name: method.message_types(name)[1],
+            cohorts=self._cohorts_of_all(),
+            randomness=randomness,
+            identity=identity,
+            roster=roster,
         )
-
-    def _encrypted_bits(self, purpose: str) -> Mapping[str, int]:
-        """Return the bits of the fields of a client method's encrypted replies.
-
-        Raises:
-            FrameError: a method whose replies are not encrypted.
-        """
-        _, reply = self.method.message_types(purpose)
-        if not is_encrypted(reply):
-            raise FrameError(f"replies of {purpose[:40]} are not encrypted: the sum is refused")
-        return encrypted_bits(reply)
+        return self._by_authority[0].authority(facts)
 
     # the server
 
@@ -432,18 +395,16 @@ class Deployment:
             cohorts=self.cohorts(),
         )
 
-    def _server_keys(
-        self, private: bytes | None, roster: Roster | None
-    ) -> tuple[bytes, Roster | None]:
+    def _server_keys(self, private: bytes | None, roster: Roster | None) -> ServerKeys:
         """Return the server's private key for envelopes, and the roster that it verifies against.
 
         Args:
             private: 32 bytes; None derives key and roster from the seed, for simulations.
             roster: of a server with a key; None verifies nothing.
         """
-        if private is not None:
-            return private, roster
-        return _simulated_server_keys(Randomness(self.config["seed"]))
+        if private is None:
+            private, roster = _simulated_server_keys(Randomness(self.config["seed"]))
+        return ServerKeys(private, roster)
 
 
 def _simulated_server_keys(secrets: Randomness) -> tuple[bytes, Roster]:

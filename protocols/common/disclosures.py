@@ -15,8 +15,8 @@ class OfPlainSums(str):
     __slots__ = ()
 
 
-class OfSecureSums(str):
-    """Sentence that holds only where sums are secure."""
+class OfHiddenSums(str):
+    """Sentence that holds only where sums hide single replies."""
 
     __slots__ = ()
 

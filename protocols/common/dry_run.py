@@ -36,6 +36,7 @@ from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.deployment import Deployment
+from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.run import Run
@@ -107,8 +108,11 @@ class _OfStandIns(Deployment):
     def aggregator(self, private: bytes | None = None, roster: Roster | None = None) -> None:
         """Return None, as for plain sums."""
 
-    def sum_service(self, keys: KeyRing, pipeline: Pipeline, draws: NoiseStreams) -> None:
-        """Return None, as for plain sums."""
+    def client_halves(self, keys: KeyRing, draws: NoiseStreams) -> dict[str, ClientHalf]:
+        """Return the halves of pairs alone, as for plain sums."""
+        halves = super().client_halves(keys, draws)
+        halves.pop(SUM, None)
+        return halves
 
     def cohorts(self) -> None:
         """Return None: all clients reply."""

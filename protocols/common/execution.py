@@ -1,4 +1,10 @@
-"""Assembly of clients, network and run: for a run, for its replay, and for newcomers."""
+"""Assembly of clients, network and run: for a run, for its replay, and for newcomers.
+
+The server's half runs on a new object with the run's hyper-parameters
+(`ClusteringProtocol.as_server`), in runs, replays and for newcomers: attributes that the protocol
+was given while it met the federation do not exist there. Reports and observers keep the first
+object. What lies outside all objects shows in a new process only.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +56,15 @@ from securecluster.protocols.common.newcomers import (
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime import run_secret
+from securecluster.runtime.authority import Authority
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
-from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, checkpoints
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import (
     InProcess,
@@ -183,11 +190,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    sums = deployment.sum_service(keys, pipeline, noise_streams)
-    pads = deployment.pair_service(keys)
-    endpoint = Endpoint(
-        client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
-    )
+    halves = deployment.client_halves(keys, noise_streams)
+    endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
     endpoint.noise = deployment.client_noise(noise_streams)
     endpoint.guard = _release_guard(protocol, config, client)
     if reads.data:  # what clients keep may follow from data before the first call
@@ -400,7 +404,7 @@ class _Simulation:
     transcript: Transcript
     net: ServerChannel
     secret: bytes | None = field(repr=False)
-    authority: KeyAuthority | None = None
+    authority: Authority | None = None
     program: str = ""
     recall: Recall = field(default_factory=Recall)
 
@@ -606,7 +610,7 @@ class _Simulation:
         authority = self.authority
         if authority is not None:
             parts["authority"] = CheckpointPart(
-                AuthorityState, lambda: authority.state, authority.restore
+                type(authority.state), lambda: authority.state, authority.restore
             )
         return parts
 

@@ -6,6 +6,11 @@ blocks. Noise is added by each client, before the mask.
 In two releases, the second one is in the few directions in which the noisy signatures of the first
 differ. Examples are short there, so the clip is smaller, and so is the noise. Both together cost
 what one release with the given noise multiplier does: each has √2 times the noise.
+
+A client clips again in the server's directions, whatever they are, and answers one set of them. The
+second release, whose noise the directions do not depend on, is what clusters are counted by. A
+class block is one release of two fields: its projections pass the mask, its shares cannot, and the
+event of the projections prices both.
 """
 
 from __future__ import annotations

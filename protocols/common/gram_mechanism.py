@@ -13,6 +13,16 @@ Euclidean norm of (diagonal, √2 · entries above it). Noise is isotropic there
 diagonal, N(0, s²/2) beside it. The privacy is that of Analyze Gauss (Dwork, Talwar, Thakurta, Zhang
 2014), which adds N(0, s²) everywhere. By Wigner's semicircle law, the spectral norm of the noise
 tends to s·√(2D) instead of s·√(4D).
+
+A client has one noisy matrix, drawn from its key and its data, of which eigenvectors and all
+relevance values are made: the same when a server asks again, also with crafted eigenvectors. It is
+made anew when needed, so that no (D, D) matrix a client stays in memory. A client remembers the
+digest of the first, and refuses to answer from another one, such as a machine that rounds otherwise
+would make.
+
+Eigenvectors that noise alone could produce, whose eigenvalue is below twice the noise's spectral
+norm, and those beyond the rank, are zeros. All pairs compare equally many: pairs that compared
+fewer would look more similar whatever their data.
 """
 
 from __future__ import annotations

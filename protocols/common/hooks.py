@@ -22,6 +22,7 @@ from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runtime.client_half import HiddenReplies
 from securecluster.runtime.endpoint import PAIRS, SUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -160,14 +161,24 @@ class ProtocolHooks(Grouped, ABC):
         return [vars(self)[name] for name in self.option_groups_]
 
     @property
-    def encrypted_verbs(self) -> frozenset[str]:
-        """Return the verbs whose replies are encrypted."""
+    def opened_verbs(self) -> frozenset[str]:
+        """Return the verbs of whose replies a key authority opens what the server computes."""
         verbs = set()
         if self.sums.by_authority:
             verbs.add(SUM)
         if self.pairs.by_authority:
             verbs.add(PAIRS)
         return frozenset(verbs)
+
+    @property
+    def hidden_replies(self) -> dict[str, HiddenReplies]:
+        """Return what hides replies, by the verb that they leave through."""
+        hidden: dict[str, HiddenReplies] = {}
+        if self.sums.hide_replies:
+            hidden[SUM] = self.sums.protection.replies()
+        if self.pairs.hide_rows:
+            hidden[PAIRS] = self.pairs.protection.replies(self.pairs.fields)
+        return hidden
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return further hyper-parameters of runs that find how much a run may release.

@@ -1,4 +1,8 @@
-"""Messages of all protocols: averages, updates, models and choices."""
+"""Messages of all protocols: averages, updates, models and choices.
+
+A restart is a number, which every message of averages names: a client to which it is new first goes
+back to θ_0, so one that missed a whole refinement needs no other message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Releases of newcomers: their numbers, the file that records the releases, and their cost."""
+"""Releases of newcomers: their numbers, the file that records the releases, and their cost.
+
+Newcomers join the run's own network, under its configuration and numbered after its clients, one of
+which hands them the mask seed. A newcomer keeps its number, hence its keys, as long as its name is
+the same and, where its cost depends on it, its number of samples; so a repeated request gets the
+same bits. Each `predict` starts from the end of the run, and adds to its ledger alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""How the relevance of pairs of clients is formed: options, and what does not work."""
+"""How the relevance of pairs of clients is formed: options, and what does not work.
+
+Pads are refused where they would hide nothing: for methods without a reply in pairs, which the
+declarations of their clients tell, and for SR-FCA where its losses leave again in plain sums.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import OneOf
+from securecluster.core.validation import KeyOf, OneOf, check_choice
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.privacy.homomorphic.ciphers import tenseal
-from securecluster.privacy.homomorphic.parameters import CKKS
+from securecluster.protections.pair_rows import PairRange
+from securecluster.protections.protection import LABELS, MATRIX, PairProtection
+from securecluster.protections.registry import PLAIN, RELEVANCES, described
 from securecluster.protocols.common.option_group import OptionGroup
-from securecluster.protocols.common.sum_options import PLAIN
-from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import has_pairs
-from securecluster.runtime.pad_client import PairRange
-from securecluster.runtime.pair_aggregators import PairFunction
-from securecluster.runtime.pair_release import LABELS, MATRIX, RELEASES
+from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks
 
-PADS = "pads"
-RELEVANCES = (PLAIN, PADS, CKKS)
+RELEASES = (LABELS, MATRIX)
 
 
 @dataclass(kw_only=True)
 class PairOptions(OptionGroup):
     """Options of R_ij = (r_ij + r_ji)/2 of pairs of clients."""
 
-    relevance: Annotated[str, OneOf(*RELEVANCES)] = PLAIN
-    """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every
-    r_ij), pads (it reads R_ij only) or ckks (a key authority decrypts R; see relevance_release)
-    """
+    relevance: Annotated[str, KeyOf(RELEVANCES)] = PLAIN
+    """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: {relevances}"""
     relevance_release: Annotated[str | None, OneOf(*RELEASES)] = None
     """relevance ckks only: what the key authority tells the server of R: labels (the clusters
     alone) or matrix (R of numbers that clients round to 2^-14); None is labels where the method
     clusters R itself (oneshot), and else matrix
     """
 
+    words_: ClassVar[Mapping[str, str]] = {"relevances": described(RELEVANCES.values())}
     functions: ClassVar[Mapping[str, PairFunction]] = {}
     """Functions of R that the server may ask for, by name. Their parameters are those of the
     configuration, so that another party than the server can compute them."""
@@ -50,14 +49,24 @@ class PairOptions(OptionGroup):
     name."""
 
     @property
+    def protection(self) -> PairProtection:
+        """Return what hides rows of pairs.
+
+        Raises:
+            UsageError: there is no protection of this name.
+        """
+        check_choice(self, relevance=tuple(RELEVANCES))
+        return RELEVANCES[self.relevance]
+
+    @property
     def hide_rows(self) -> bool:
         """Return whether the server reads no row of pairs."""
-        return self.relevance != PLAIN
+        return self.protection.hides
 
     @property
     def by_authority(self) -> bool:
-        """Return whether rows of pairs are encrypted, and a key authority decrypts R."""
-        return self.relevance == CKKS
+        """Return whether a key authority tells of R."""
+        return self.protection.by_authority
 
     @property
     def show_sums(self) -> bool:
@@ -101,20 +110,21 @@ class PairOptions(OptionGroup):
         Raises:
             UsageError: an unknown option, or one that does not work with the method.
         """
-        reason = self.refusal(method) if self.hide_rows else None
+        protection = self.protection
+        reason = self.refusal(method) if protection.hides else None
         if reason is not None:
             raise UsageError(reason)
         if self.relevance_release is not None:
             self._check_release(method)
-        if self.by_authority:
-            tenseal()  # a missing package is named before anything is sent
+        protection.check()  # a missing package is named before anything is sent
 
     def _check_release(self, method: ProtocolHooks) -> None:
         """Raise UsageError unless the key authority can release what is asked for."""
         if not self.by_authority:
+            able = [name for name, other in RELEVANCES.items() if other.by_authority]
             raise UsageError(
-                "relevance_release is of the key authority: take relevance ckks, or leave "
-                "relevance_release out"
+                f"relevance_release is of the key authority: take relevance {' or '.join(able)}, "
+                "or leave relevance_release out"
             )
         if self.relevance_release == LABELS and not self.labels:
             raise UsageError(
@@ -133,7 +143,7 @@ class PairOptions(OptionGroup):
             config: hyper-parameters with their defaults resolved.
         """
         left_out = []
-        if self.relevance == PLAIN:
+        if not self.hide_rows:
             left_out.append("relevance")
         if not self.by_authority:
             left_out.append("relevance_release")

@@ -8,6 +8,16 @@ that it lacks, and these count as bytes.
 Averages are numbered. A reply may be lost after its request was carried out, a frame may arrive
 twice or late, and a server that was killed resumes from its checkpoint and calls again. Clients
 count the averages that they have applied, so that no average changes a model twice.
+
+So a client that missed rounds ends bit-identical to its peers (under the rotations: where their
+machines round alike). Without a mask one delta since θ_0, which follows from the public
+configuration and is never sent, replaces the list. A client that has applied fewer averages than
+the server believes has lost its state, and says so.
+
+Security rules: a request about an earlier model than the client's is refused, since its reply would
+be made of another model, and under noise be a release that nobody accounts for. A client that
+trains alone does so once for each call and never for an earlier one; averages queued after that are
+not for it, whether its reply came or not.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
 from securecluster.privacy.pipeline import Stage
+from securecluster.protections.registry import survivors_of
 from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.option_group import OptionGroup
-from securecluster.runtime.endpoint import MINIMUM
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ class PrivacyOptions(OptionGroup):
         """
         if not (self.per_client and config["noise"] and config["placement"] == DISTRIBUTED):
             return None
-        return SkellamMechanism(config["clip"], config["noise"], MINIMUM, draws)
+        survivors = survivors_of(config["aggregation"])
+        return SkellamMechanism(config["clip"], config["noise"], survivors, draws)
 
     def row_noises(self, method: ProtocolHooks, config: Mapping[str, Any]) -> dict[str, RowNoise]:
         """Return the clip norm and noise of fields whose rows are not updates, by field.

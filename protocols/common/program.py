@@ -1,5 +1,9 @@
 """Digest of the program of a protocol, by which a replay tells a changed program from a server that
 used something that no message contained.
+
+The digest is of the modules that define the classes of protocol, clients and state, and of the
+version. It is in no configuration, since noise follows from that. A resumed run keeps the digest of
+the program that began it.
 """
 
 from __future__ import annotations

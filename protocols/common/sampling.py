@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 
 from securecluster.errors import UsageError
-from securecluster.privacy.secure_sum.cohorts import Cohort
+from securecluster.privacy.cohorts import Cohort
 from securecluster.runtime.server_channel import ServerChannel
 
 # Calls of a client that does not reply, where every reply is needed.

@@ -17,8 +17,8 @@ from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols.common import newcomers
 from securecluster.protocols.common.client import ClientState
 from securecluster.runtime import run_secret
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.run import Line
-from securecluster.runtime.server_channel import ChannelState
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.common.fitted import FittedRun
 
 P = TypeVar("P", bound="ClusteringProtocol")
-SCHEMA = 7
+SCHEMA = 8
 LEARNED = "learned.safetensors"
 SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"

@@ -3,6 +3,9 @@
 Signatures are of a public model, the zero weights of a softmax regression, so they do not depend on
 the round: each client sends one, once, whatever the method's training does. None of this is in the
 methods' papers.
+
+A run without signatures has none of these options in its configuration, and so the noise that it
+would have without them.
 """
 
 from __future__ import annotations

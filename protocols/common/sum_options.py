@@ -1,4 +1,10 @@
-"""How sums over clients are formed: options, ranges of what is summed, and what does not work."""
+"""How sums over clients are formed: options, ranges of what is summed, and what does not work.
+
+Every summed field has a range (`SumOptions.fields`), from which follow fixed point and packing. A
+number beyond it is an error, and is clamped in runs with noise, where an error would be a release;
+losses are always clamped. A method that needs single replies is refused, with the nearest choice
+that works: a secure sum never becomes a plain one.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import AtLeast, Number, OneOf
+from securecluster.core.validation import AtLeast, KeyOf, Number, check_choice
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.privacy.homomorphic.ciphers import tenseal
-from securecluster.privacy.homomorphic.parameters import BFV, CKKS
+from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
+from securecluster.protections.protection import SumProtection
+from securecluster.protections.registry import ADVISED, AGGREGATIONS, PLAIN, described
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.privacy_options import DISTRIBUTED
 from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
@@ -20,9 +26,6 @@ from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks
 
-PLAIN = "plain"
-SECAGG = "secagg"
-ENCRYPTED = (BFV, CKKS)
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
 # largest mean loss in nats that a secure sum tells from larger ones
@@ -37,13 +40,8 @@ ROUNDING = 1.01
 class SumOptions(OptionGroup):
     """Options of sums over clients."""
 
-    aggregation: Annotated[str, OneOf(PLAIN, SECAGG, *ENCRYPTED)] = PLAIN
-    """how sums of updates are formed: plain (the server reads every reply and adds them), secagg
-    (clients mask their replies, so that the server reads sums over two or more of them only), or
-    bfv or ckks (clients encrypt their replies, the server adds ciphertexts, and a key authority
-    decrypts the sums that clients' tags bind; neither it nor a client may work together with the
-    server; both sum integers exactly, to which clients round their numbers, less finely under ckks)
-    """
+    aggregation: Annotated[str, KeyOf(AGGREGATIONS)] = PLAIN
+    """how sums of updates are formed: {aggregations}"""
     sum_bound: Annotated[float | None, Number(SMALLEST_BOUND, LARGEST_BOUND, high_in=True)] = None
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
     None is the clip norm with room for its noise, or 8 without a clip
@@ -55,19 +53,30 @@ class SumOptions(OptionGroup):
     asks all, up to ten; 0 is no cohorts (the report says how many clients can be solved for)
     """
 
+    words_: ClassVar[Mapping[str, str]] = {"aggregations": described(AGGREGATIONS.values())}
     over_all: ClassVar[bool] = False
     """Whether all secure sums are over all clients or a share of them, and none over clusters that
     the server forms. Each client then knows the cohorts, and refuses other lists."""
 
     @property
+    def protection(self) -> SumProtection:
+        """Return what hides replies in sums.
+
+        Raises:
+            UsageError: there is no protection of this name.
+        """
+        check_choice(self, aggregation=tuple(AGGREGATIONS))
+        return AGGREGATIONS[self.aggregation]
+
+    @property
     def hide_replies(self) -> bool:
         """Return whether the server reads sums over several clients only."""
-        return self.aggregation != PLAIN
+        return self.protection.hides
 
     @property
     def by_authority(self) -> bool:
-        """Return whether sums are of ciphertexts, which a key authority decrypts."""
-        return self.aggregation in ENCRYPTED
+        """Return whether a key authority opens sums."""
+        return self.protection.by_authority
 
     def check(self, method: ProtocolHooks, clients: int) -> None:
         """Check the options of sums.
@@ -79,17 +88,17 @@ class SumOptions(OptionGroup):
         Raises:
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
+        protection = self.protection
         if method.privacy.placement == DISTRIBUTED:
             self._check_distributed(method)
         # of the methods that have it
         if getattr(method, "exact_weights", False) and not self.hide_replies:
             raise UsageError(
                 "exact_weights is of secure sums, and plain sums have exact weights as they are: "
-                "take aggregation secagg, or leave exact_weights out"
+                f"take aggregation {ADVISED}, or leave exact_weights out"
             )
-        if self.by_authority:
-            tenseal()  # a missing package is named before anything is sent
-        if self.hide_replies:
+        protection.check()  # a missing package is named before anything is sent
+        if protection.hides:
             self._check_works_with(method)
         self._check_cohorts(clients)
 
@@ -116,7 +125,7 @@ class SumOptions(OptionGroup):
         if not self.hide_replies:
             raise UsageError(
                 "cohort_size is of secure sums, and the server of plain ones reads every reply: "
-                "take aggregation secagg, or leave cohort_size out"
+                f"take aggregation {ADVISED}, or leave cohort_size out"
             )
         if self.cohort_size > clients:
             raise UsageError(
@@ -126,10 +135,11 @@ class SumOptions(OptionGroup):
 
     def _check_distributed(self, method: ProtocolHooks) -> None:
         """Raise UsageError where clients' shares of the noise would not all be in secure sums."""
-        if self.aggregation != SECAGG:
+        if not self.protection.adds_noise:
+            able = [name for name, other in AGGREGATIONS.items() if other.adds_noise]
             raise UsageError(
                 "with placement distributed no client's reply has enough noise by itself, so sums "
-                "must be secure: take aggregation secagg, or placement local"
+                f"must be secure: take aggregation {' or '.join(able)}, or placement local"
             )
         noised = method.fields_with_own_noise
         for name, release in sorted(releases_of(method.client).items()):

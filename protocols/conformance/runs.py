@@ -17,6 +17,7 @@ from securecluster.data import Federation
 from securecluster.errors import ReplayError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, reply_header
+from securecluster.protections.registry import service_methods
 from securecluster.protocols.common.restarts import Restart, lagging_clients_of
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.simulation import (
@@ -27,7 +28,7 @@ from securecluster.protocols.conformance.simulation import (
     serve,
     serve_nodes,
 )
-from securecluster.runtime.endpoint import SERVICE_METHODS, release_of
+from securecluster.runtime.endpoint import release_of
 from securecluster.runtime.settings import Settings
 
 Make = Callable[..., Any]
@@ -299,7 +300,7 @@ def trains(made: Any, call: Call) -> bool:
         call: to its clients.
     """
     target = getattr(made.client, call.method, None)
-    if target is None or call.method in SERVICE_METHODS:
+    if target is None or call.method in service_methods():
         return False
     return bool(release_of(target).trains) or call.method in ("train", "contribute")
 

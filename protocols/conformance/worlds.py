@@ -27,13 +27,14 @@ from securecluster.errors import PolicyError, SecureClusterWarning, UpdateError
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Event
+from securecluster.protections.registry import service_methods
 from securecluster.protocols.common.execution import KeySource, build_client
 from securecluster.protocols.conformance.privacy import is_equal, other_data
 from securecluster.protocols.conformance.report import NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, release_of
+from securecluster.runtime.endpoint import Endpoint, release_of
 
 Make = Callable[..., Any]
 NARROW = 0.01  # clip norm that every row exceeds before it is clipped
@@ -283,7 +284,7 @@ def compare(
         if told.reply is None or call.verb in (RELAY, AUTHORITY_CALL) or not reached:
             continue
         call = call.select([call.to.index(i) for i in told.ids])
-        if call.method in SERVICE_METHODS:
+        if call.method in service_methods():
             for world in (own, other):
                 world.answer(call)
             for endpoint in silent:

@@ -3,6 +3,8 @@
 A client's point, its nearest centre, and the model that its update belongs to never leave the
 client. It computes every row from the public summary that the server sends, so that it stores
 nothing but its cluster.
+
+A client refuses other centres later: by its updates, they would tell which is nearest to it.
 """
 
 from __future__ import annotations

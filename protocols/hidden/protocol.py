@@ -10,6 +10,11 @@ applies its own.
 Noise that each of these sums has covers what a server could learn from it about one client, also
 by subtracting two sums. No other number depends on data: points have norm 1, so that no clip norm
 is to be chosen, and they are functions of the data and of a public sketch, without any training.
+
+Fields of a sum may have a clip norm and noise of their own (`row_noises`), added by whichever party
+adds that of updates. The four sums of clustering divide their share of the budget by 1/z², and
+clipped blocks are divided by sizes that follow from a noisy sum. Small clusters are dissolved only
+without noise, where a block over one client is its update.
 """
 
 from __future__ import annotations
@@ -34,23 +39,18 @@ from securecluster.messaging.replies import Sums
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.pipeline import Kind, Pipeline, Stage
+from securecluster.protections.registry import ADVISED
 from securecluster.protocols.common.averaging import visible_sample_counts
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures, OfPlainSums, OfSecureSums
+from securecluster.protocols.common.disclosures import Disclosures, OfHiddenSums, OfPlainSums
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.privacy_options import PrivacyOptions, RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
-from securecluster.protocols.common.sum_options import (
-    DEVIATIONS,
-    ROUNDING,
-    SECAGG,
-    SumOptions,
-    SumsOverAll,
-)
+from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SumOptions, SumsOverAll
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import (
     BlockAverages,
@@ -126,7 +126,7 @@ class SumsOfBlocks(SumsOverAll):
     """Options of sums of rows of clustering, and of blocks, one for each cluster."""
 
     def refusal(self, method: Any) -> str | None:
-        """Return that sums are encrypted, which hold no rows of blocks."""
+        """Return that a key authority opens sums, which hold no rows of blocks."""
         if self.by_authority:
             return "the rows of hidden are long for encrypted sums: take aggregation secagg"
         return None
@@ -171,7 +171,7 @@ class Hidden(ClusteringProtocol):
     """
     privacy: PrivacyOptions = group(ClusteringNoise)
     sums: SumOptions = group(SumsOfBlocks)
-    aggregation: str = SECAGG
+    aggregation: str = ADVISED
     """how sums are formed: secagg (the server reads sums over two or more clients only) or plain
     (the server reads every reply and adds them, which hides no assignment from it: for trusted
     servers, and simulations)
@@ -567,7 +567,7 @@ class Hidden(ClusteringProtocol):
         ]
         if self.sums.weights_updates(self):
             server.append(
-                OfSecureSums(
+                OfHiddenSums(
                     "exact sums of numbers of samples by cluster (exact_weights), which tell how "
                     "many samples of the clients in a sum are in each cluster"
                 )

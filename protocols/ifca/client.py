@@ -1,6 +1,9 @@
 """The clients of IFCA, which average several models at once.
 
 Each client chooses the model that fits its own samples best, and sends its choice.
+
+Every client draws the first models of a start from the seed; they are never sent. Only the running
+start and the best one so far are kept.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@ the others.
 
 A client whose model nobody else chose adds zeros to every block, and trains alone: a block over one
 client would be its update. It keeps the model that it trained until that model is averaged again.
+
+Hidden clients count the same: numbers of samples in sums by cluster would tell clusters beside the
+updates. After the counts only as many clients may be lost as the smallest averaged block can spare,
+so that no block has a single contributor. Clients derive that number from the counts, and reveal no
+share below it; they cannot check who else chose their model.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
 from securecluster.protocols.common.model_sets import (
@@ -33,7 +39,6 @@ from securecluster.protocols.common.model_sets import (
 from securecluster.protocols.ifca.client import IFCAClient
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers
-from securecluster.runtime.secure_sum_client import FollowingSum
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 OwnKey = tuple[int, int, int]  # position of a client, start, model

@@ -1,4 +1,8 @@
-"""IFCA's server where sums are secure: it reads sums of choices and of blocks alone."""
+"""IFCA's server where sums are secure: it reads sums of choices and of blocks alone.
+
+Its state has no labels; those of the results come from the clients (`known_labels`). The models'
+blocks are divided by the counts of choices.
+"""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.registry import AGGREGATIONS, PLAIN
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
@@ -55,7 +56,7 @@ from securecluster.protocols.common.model_set_protocol import (
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN, SumOptions, SumsOverAll
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions, SumsOverAll
 from securecluster.protocols.ifca.client import (
     IFCAClient,
     ModelAssignment,
@@ -110,11 +111,13 @@ class SumsOfChoices(SumsOverAll):
     """Options of sums of blocks, one for each model, by which clients hide their choice."""
 
     def refusal(self, method: Any) -> str | None:
-        """Return that counts of choosers have no noise, or that sums are encrypted."""
-        if self.by_authority:
+        """Return that counts of choosers have no noise, or that sums are not remembered."""
+        if self.hide_replies and not self.protection.remembers_sums:
+            able = [name for name, other in AGGREGATIONS.items() if other.remembers_sums]
             return (
                 "IFCA's clients compare the members of a sum with those of an earlier one, which "
-                "encrypted sums keep no record of: take aggregation secagg, or FL+HC (flhc)"
+                f"encrypted sums keep no record of: take aggregation {' or '.join(able)}, or FL+HC "
+                "(flhc)"
             )
         if not method.privacy.noisy:
             return None

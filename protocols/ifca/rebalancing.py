@@ -2,6 +2,9 @@
 
 Yang, Hu, Kim, Li, "Differentially Private Federated Clustering with Random Rebalancing", 2025, by
 its abstract: the paper itself was not at hand.
+
+The server's own draws cost nothing, since the choices were released. Where secure sums hide
+choices, it is refused.
 """
 
 from __future__ import annotations

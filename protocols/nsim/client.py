@@ -1,6 +1,11 @@
 """Clients of NSIM, which train alone, send one layer of their model, and then average in clusters.
 
-The layer leaves unmasked (Pacheco et al. 2021).
+The layer leaves unmasked (Pacheco et al. 2021). Its noise is on how far it moved from its first
+weights.
+
+Clients keep what they learned alone until an average is for them, and that one counts from θ_0. So
+clients without a cluster go on as they are, one that missed the sum starts from the average, and
+independent starts average too.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 The server generates synthetic users, trains their models, and trains a network that predicts users'
 similarity from a layer of two models (Pacheco et al. 2021, Section 3.1).
+
+It is a phase (`run.once`) of the server's own draws and the agreed configuration, and replays like
+everything else. Synthetic users are trained by the clients' code, plan and number of calls, and
+their layers have the same noise.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
@@ -69,10 +70,8 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
     tasks_of_labels,
 )
-from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import config_hash
-from securecluster.runtime.pad_client import PairRange
-from securecluster.runtime.pair_aggregators import PairFunction
+from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

@@ -2,6 +2,10 @@
 
 They train alone, evaluate each other's models and the clusters' models, and then train within their
 cluster, from θ_0 again after every restart.
+
+A client keeps its losses, not the models: it evaluates everyone's one-shot model once, and later
+sends sums of these losses by cluster. Of clusters' models it sends its choice, and sums. A sum over
+fewer than two is neither asked for nor used; then the client decides by its own loss.
 """
 
 from __future__ import annotations
@@ -24,10 +28,10 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.disclosures import (
+    OfHiddenSums,
     OfPaddedPairs,
     OfPlainPairs,
     OfPlainSums,
-    OfSecureSums,
 )
 from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
 from securecluster.runtime.call_context import CallContext
@@ -531,7 +535,7 @@ def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted:
             )
         )
         views.append(
-            OfSecureSums(
+            OfHiddenSums(
                 f"{noise}its choices; of its losses under the clusters' models only sums over "
                 "clusters"
             )

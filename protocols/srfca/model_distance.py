@@ -3,6 +3,11 @@
 These are the two distances of Vardhan et al. 2024. `WeightDistance` computes them from weights that
 all carry the same mask. `CrossClusterLoss` obtains them from losses that clients evaluate, of which
 only sums and choices leave the clients.
+
+`WeightDistance` subtracts the known noise of one-shot models, and that of clusters' models,
+averages over few members, from squared distances. Without λ, MERGE also corrects for averaging:
+averages lie closer together than models that clients trained alone. With a given λ it compares as
+the paper does.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
@@ -55,7 +56,6 @@ from securecluster.protocols.srfca.server import (
     model_distance,
 )
 from securecluster.runtime.endpoint import config_hash
-from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

@@ -1,6 +1,10 @@
 """The server's steps of SR-FCA (Vardhan et al. 2024, Algorithms 1 to 4).
 
 The distances that these steps compare are in `model_distance`.
+
+By default nothing is trimmed (Algorithm 3 does): then a sum is enough, where trimming has the
+server read every update. Clients count by their samples, unless updates are trimmed or clipped.
+Merged models are the first post of a restart: θ_0 and one delta, whatever a client held.
 """
 
 from __future__ import annotations

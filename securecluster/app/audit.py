@@ -2,6 +2,12 @@
 
 The twin is the same run without mask, noise and secure sums. A score on the run means little by
 itself: beside the twin's it shows what the protection is worth.
+
+Half of the budget of time is for the run, an attack gets at most half of what is left, and a timer
+ends it; whatever did not fit is named. An attack that fails ends no audit and no audit hides it: it
+is named in one line, has its traceback, and the exit code is 3. The twin is without every option of
+privacy and every protection of `compatibility`. An audit as the key authority repeats the run,
+since R is in no file.
 """
 
 from __future__ import annotations
@@ -60,6 +66,7 @@ SINGLE = {SERVER: "the server", AUTHORITY: "the key authority", "wire": "the wir
 BETWEEN_PARTIES = re.compile(rf",(?=\s*(?:client:|(?:{'|'.join(SINGLE)})\s*(?:,|$)))")
 RUN = "run"
 TWIN = "unprotected"
+COLUMNS = {RUN: "as run", TWIN: "unprotected"}
 WITHIN = "not above the ledger's ε"
 REFUTED = "above the ledger's ε: refuted"
 # what a finding on the run says of the protections that the run claims
@@ -387,7 +394,7 @@ def audited(
         note(text)
 
     protecting = protections_of(run.protocol)
-    if AUTHORITY in adversary.parties and not run.protocol.encrypted_verbs:
+    if AUTHORITY in adversary.parties and not run.protocol.opened_verbs:
         raise UsageError(
             "this run has no key authority, since nothing in it is encrypted: give --as server"
         )
@@ -1035,41 +1042,44 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def scored(audit: Audit) -> Iterator[tuple[Finding, Finding, str]]:
+    """Yield the findings on the run and on its twin of attacks with a score, and its metric.
+
+    Args:
+        audit: the results.
+    """
+    for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
+        result = finding.score or twin.score
+        if result is not None:
+            better = "higher" if result.higher else "lower"
+            yield finding, twin, f"{result.metric} ({better} is a better attack)"
+
+
 def show(audit: Audit) -> None:
     """Print the table attack × as run × unprotected.
 
     Args:
         audit: the results.
     """
-    from rich.table import Table
-
-    from securecluster.app.terminal import Console
+    from securecluster.app import terminal
 
     # attacks of installed packages may have names that look like markup
-    console = Console(markup=False)
-    table = Table(title=f"attacks by {audit.adversary.text}", show_lines=True)
-    # a name is one word, which would else be broken anywhere
-    widest = max(len(finding.attack) for finding in audit.findings[RUN])
-    table.add_column("attack", width=widest)
-    for heading in ("as run", "unprotected"):
-        table.add_column(heading, overflow="fold")
-    for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
-        result = finding.score or twin.score
-        if result is None:
-            continue
-        better = "higher" if result.higher else "lower"
-        name = _lines(finding.attack, f"{result.metric} ({better} is a better attack)")
-        table.add_row(name, _cell(finding, finding.judgement), _cell(twin, twin.verdict))
-    if table.row_count:
+    console = terminal.Console(markup=False)
+    title = f"attacks by {audit.adversary.text}"
+    rows = []
+    for finding, twin, metric in scored(audit):
+        name = terminal.lines(finding.attack, metric)
+        rows.append((name, _cell(finding, finding.judgement), _cell(twin, twin.verdict)))
+    if rows:
+        table = terminal.table(("attack", *COLUMNS.values()), rows, title)
+        table.show_lines = True
+        # a name is one word, which would else be broken anywhere
+        table.columns[0].width = max(len(finding.attack) for finding in audit.findings[RUN])
         console.print(table)
         console.print(READING)
     else:
-        console.print(table.title)
-    for text in unscored(audit):
-        console.print(text)
-    for text in audit.notes:
-        console.print(text)
-    for text in headline(audit):
+        console.print(title)
+    for text in [*unscored(audit), *audit.notes, *headline(audit)]:
         console.print(text)
     console.print(f"{audit.seconds:.1f} s of {audit.budget:g} s", soft_wrap=True)
 
@@ -1093,13 +1103,8 @@ def _cell(finding: Finding, judgement: str) -> Text:
         finding: of one attack on one run.
         judgement: its verdict.
     """
+    from securecluster.app import terminal
+
     if finding.score is None:
-        return _lines(finding.reason)
-    return _lines(score_text(finding), judgement, *finding.said)
-
-
-def _lines(*texts: str) -> Text:
-    """Return the lines of a table's cell, in which texts have no control characters."""
-    from rich.text import Text
-
-    return Text("\n".join(map(printable, texts)))
+        return terminal.lines(finding.reason)
+    return terminal.lines(score_text(finding), judgement, *finding.said)

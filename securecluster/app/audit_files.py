@@ -1,6 +1,8 @@
 """Files of audits: a page and a table for each adversary and budget, which no other audit replaces.
 
 Each file is written in one step, so audits that run at once leave whole files.
+
+They are for the owner of the run; a bundle has what may be handed over.
 """
 
 from __future__ import annotations

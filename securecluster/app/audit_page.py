@@ -13,6 +13,7 @@ from securecluster.app import html_page as html
 from securecluster.app import report_page
 from securecluster.app.audit import (
     BROKEN,
+    COLUMNS,
     HELD,
     READING,
     RUN,
@@ -21,6 +22,7 @@ from securecluster.app.audit import (
     Finding,
     headline,
     score_text,
+    scored,
     unscored,
     without_errors,
 )
@@ -29,11 +31,11 @@ from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
 from securecluster.attacks.scoring import BETTER
+from securecluster.protections.registry import ADVISED, AGGREGATIONS
 
 MOST_CLIENTS = 3  # with pictures of their own
 MOST_IMAGES = 8  # of one client
 MOST_CLASSES = 20  # bars of a chart
-COLUMNS = {RUN: "as run", TWIN: "unprotected"}
 EXPLAINED = (
     "Each attack guesses something about clients from what the adversary observed. "
     f"{READING} A score beyond the range is better than chance if its own interval, a bootstrap "
@@ -51,7 +53,7 @@ LIMITS = (
     "no attack can succeed: only a finite ε bounds all of them."
 )
 # settings that lower an attack's score
-SECURE_SUMS = "secure sums (--aggregation secagg): no single update is left to be attacked"
+HIDDEN_SUMS = AGGREGATIONS[ADVISED].advice
 NOISE = "noise (--clip S --noise Z, or --target-epsilon E): the more, the nearer to chance"
 MASK = "a mask (--mask permutation or rotation): coordinates lose their meaning"
 BATCHES = "larger batches, or more local steps (--batch-size, --epochs)"
@@ -71,12 +73,12 @@ SAME_MEMBERS = (
 )
 COHORTS = "larger cohorts in secure sums (--cohort-size): a sum is over whole ones"
 LOWERED_BY = {
-    "label-counts": (MASK, SECURE_SUMS, NOISE),
-    "linkage": (SECURE_SUMS, NOISE),  # masks keep inner products
-    "label-distributions": (SECURE_SUMS, NOISE),
-    "gradient-inversion-analytic": (MASK, SECURE_SUMS, NOISE, BATCHES),
-    "gradient-inversion-cosine": (MASK, SECURE_SUMS, NOISE, BATCHES),
-    "gradient-inversion-dlg": (MASK, SECURE_SUMS, NOISE, BATCHES),
+    "label-counts": (MASK, HIDDEN_SUMS, NOISE),
+    "linkage": (HIDDEN_SUMS, NOISE),  # masks keep inner products
+    "label-distributions": (HIDDEN_SUMS, NOISE),
+    "gradient-inversion-analytic": (MASK, HIDDEN_SUMS, NOISE, BATCHES),
+    "gradient-inversion-cosine": (MASK, HIDDEN_SUMS, NOISE, BATCHES),
+    "gradient-inversion-dlg": (MASK, HIDDEN_SUMS, NOISE, BATCHES),
     "mean-image": EIGENVECTORS,
     "subspace-composition": EIGENVECTORS,
     "subspace-membership": EIGENVECTORS,
@@ -91,7 +93,7 @@ LOWERED_BY = {
     "sums-over-rounds-labels": (MASK, COHORTS, SAME_MEMBERS, NOISE),
     "sums-over-rounds-sizes": (COHORTS, SAME_MEMBERS, NOISE),
 }
-GENERAL = (SECURE_SUMS, NOISE, FEWER)
+GENERAL = (HIDDEN_SUMS, NOISE, FEWER)
 
 
 def page(run: FinishedRun, audit: Audit, command: str) -> str:
@@ -129,12 +131,7 @@ def results(audit: Audit) -> str:
     rows = []
     needs = []
     said = []
-    for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
-        scored = finding.score or twin.score
-        if scored is None:
-            continue
-        better = "higher" if scored.higher else "lower"
-        metric = f"{scored.metric} ({better} is a better attack)"
+    for finding, twin, metric in scored(audit):
         cells = [finding.attack, metric]
         for result, judgement in ((finding, finding.judgement), (twin, twin.verdict)):
             cells += [without_errors(score_text(result)), judgement if result.score else "–"]
@@ -384,7 +381,7 @@ def _advised(attack: str, protections: Mapping[str, Any]) -> Iterable[str]:
         attack: its name.
         protections: options of the run that protect.
     """
-    in_use = {"mask": MASK, "aggregation": SECURE_SUMS}
+    in_use = {"mask": MASK, "aggregation": HIDDEN_SUMS}
     options = {in_use[name] for name in protections if name in in_use}
     advised = []
     for setting in LOWERED_BY.get(attack, GENERAL):

@@ -1,4 +1,10 @@
-"""A bundle of a run for handing over: pages, results and configuration, without any secret."""
+"""A bundle of a run for handing over: pages, results and configuration, without any secret.
+
+Security rules: a bundle has nothing that no ε covers, unless its owner says so, and of attacks
+scores alone, since what they saw on the unprotected twin is clients' data. It takes the entries of
+`result.json` from a list of those that follow from releases, so an entry that a protocol adds stays
+out. It names no client, and all audits of a run are in it.
+"""
 
 from __future__ import annotations
 

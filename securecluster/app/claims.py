@@ -3,6 +3,8 @@
 A claim that something is hidden holds as far as the attack is at chance with the protection, and
 better than chance without it; else the attack would test nothing. A claim that something stays
 visible holds as far as the attack is better than chance with the protection, too.
+
+Every sentence of this project that something is hidden has such a claim.
 """
 
 from __future__ import annotations

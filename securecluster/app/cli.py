@@ -118,13 +118,13 @@ def _dispatch(argv: list[str]) -> int:
     """
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
-        "compare": _compare,
-        "sweep": _sweep,
+        "compare": compare.start,
+        "sweep": sweep.start,
         "resume": _resume,
         "replay": _replay,
         "report": report_command.report,
         "audit": report_command.audit,
-        "check": _check,
+        "check": check_command.check,
         "list": _list,
     }
     if _asks_for_usage(argv):
@@ -138,7 +138,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if name not in commands:
         raise unknown("command", name, commands)
-    if name in ("report", "audit") and _asks_for_usage(arguments):
+    # each other command needs to know of what
+    if name != "list" and _asks_for_usage(arguments):
         return _print_usage(arguments)
     return commands[name](arguments)
 
@@ -164,8 +165,6 @@ def _run(argv: list[str]) -> int:
     Args:
         argv: the protocol, then the options.
     """
-    if _asks_for_usage(argv):
-        return _print_usage(argv)
     name, *arguments = argv
     # not above: the usage answers at once without it
     import tyro
@@ -185,47 +184,12 @@ def _run(argv: list[str]) -> int:
         return _carry_out(plan, federation, folder, options.output.quiet)
 
 
-def _compare(argv: list[str]) -> int:
-    """Compare several protocols.
-
-    Args:
-        argv: the protocols, then the options.
-    """
-    if _asks_for_usage(argv):
-        return _print_usage(argv)
-    return compare.start(argv)
-
-
-def _sweep(argv: list[str]) -> int:
-    """Run protocols at levels of noise or ε.
-
-    Args:
-        argv: the protocols, then the options.
-    """
-    if _asks_for_usage(argv):
-        return _print_usage(argv)
-    return sweep.start(argv)
-
-
-def _check(argv: list[str]) -> int:
-    """Run every check of a protocol.
-
-    Args:
-        argv: the protocol, then the options.
-    """
-    if _asks_for_usage(argv):
-        return _print_usage(argv)
-    return check_command.check(argv)
-
-
 def _resume(argv: list[str]) -> int:
     """Go on with a run, a comparison or a sweep, or show one that has ended.
 
     Args:
         argv: the folder, then the options.
     """
-    if _asks_for_usage(argv):
-        return _print_usage(argv)
     folder, arguments = report_command.folder_of(argv, "resume")
     import tyro
 
@@ -319,8 +283,6 @@ def _replay(argv: list[str]) -> int:
     Args:
         argv: the folder.
     """
-    if _asks_for_usage(argv):
-        return _print_usage(argv)
     folder, arguments = report_command.folder_of(argv, "replay")
     if arguments:
         raise UsageError("replay takes a run folder and nothing else")

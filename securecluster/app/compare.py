@@ -1,22 +1,25 @@
-"""`securecluster compare`: several protocols on one federation, side by side.
+"""`securecluster compare`: a sweep of one level, the protocols as they are given on one federation.
 
-A comparison's folder holds a run folder per protocol, which `replay` and `resume` take, and
-`compare.json`, written last. These folders are the only record of its progress: a run that ended
-has its `result.json`, one that was stopped its checkpoint.
+Its runs keep their folders. A comparison's folder holds a run folder per protocol, which `replay`
+and `resume` take, and `compare.json`, written last. These folders are the only record of its
+progress: a run that ended has its `result.json`, one that was stopped its checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import comparison_options, execution, failures
+from securecluster.app import comparison_options, execution, failures, sweep_runner
+from securecluster.app.failures import Row
 from securecluster.app.number_format import printable
 from securecluster.app.stops import output
-from securecluster.errors import OutputError, RunFolderError, SecureClusterError, UsageError
+from securecluster.app.sweep_runner import DONE
+from securecluster.errors import RunFolderError, SecureClusterError
 
 if TYPE_CHECKING:
     from securecluster.app.contents import Result
@@ -24,11 +27,9 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 Content = dict[str, Any]
-Row = dict[str, Any]  # of `protocols` in compare.json
 COLUMNS = (
     "clusters", "ari", "at_target", "given", "rounds", "up", "down", "servers", "epsilon",
-    "dp_unit",
-    "seconds", "error",
+    "dp_unit", "seconds",
 )  # fmt: skip
 GIVEN = ("k", "tasks")  # hyper-parameters that give a protocol the number of clusters
 
@@ -46,17 +47,8 @@ def start(argv: Sequence[str]) -> int:
         UsageError: a mistake that can be found before anything runs.
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
-    names = []
-    for argument in argv:
-        if argument.startswith("-"):
-            break
-        names.append(argument)
-    if not names:
-        raise UsageError(
-            "compare takes the protocols first: securecluster compare cfl fedavg --rounds 20"
-        )
+    names, arguments = comparison_options.protocols_first(argv, "compare", "cfl fedavg --rounds 20")
     comparison_options.check_chosen(names)
-    arguments = list(argv[len(names) :])
     comparison_options.check_owned(names, arguments)
     import tyro
 
@@ -197,9 +189,8 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     console = execution.console(quiet)
     try:
         with execution.resumable(folder):
-            tracebacks: dict[str, str] = {}
-            rows = list(_rows(folder, plans, federation, console, tracebacks))
-            failures.write(folder / run_folder.FAILURES, tracebacks)
+            rows = _rows(folder, plans, federation, console)
+            failures.write(folder / run_folder.FAILURES, rows, lambda row: str(row["protocol"]))
             content = _content(plans, federation, rows)
             content["together"] = _together(folder, plans, rows)
             _record(folder, content)
@@ -241,7 +232,7 @@ def _histories(folder: Path, content: Content) -> dict[str, list[dict[str, Any]]
         folder: of the comparison.
         content: of compare.json.
     """
-    return {row["protocol"]: _history(folder, row) for row in content["protocols"]}
+    return {row["protocol"]: _history(folder / row["protocol"]) for row in content["protocols"]}
 
 
 def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
@@ -250,8 +241,8 @@ def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
 
     sentences = []
     for row in rows:
-        if row["error"]:
-            sentences.append(f"{row['protocol']} failed: {row['error']}")
+        if row["status"] != DONE:
+            sentences.append(f"{row['protocol']} failed: {row['reason']}")
     if not sentences:
         return
     ended = len(rows) - len(sentences)
@@ -262,14 +253,47 @@ def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
     raise SecureClusterError(f"{text}; {ended} of {len(rows)} protocols ended, see {files}")
 
 
+@dataclass(frozen=True)
+class _Cell(sweep_runner.Cell):
+    """One run of a comparison, in a folder of its own.
+
+    Args:
+        number: from 1.
+        plan: of the run.
+        folder: of the run.
+        console: for progress.
+    """
+
+    number: int
+    plan: RunPlan
+    folder: Path
+    console: Any
+
+    @property
+    def label(self) -> str:
+        """Return the name of the protocol."""
+        return self.plan.protocol.name
+
+    def described(self) -> Row:
+        """Return what is known before the run, by column."""
+        return {"run": self.number, "protocol": self.label}
+
+    def measured(self, federation: Any) -> Row:
+        """Carry out the run, unless it has ended, and return what it measured, by column.
+
+        Args:
+            federation: the clients, which all runs share.
+        """
+        row = _row(_result(self.plan, federation, self.folder, self.console))
+        row["given"] = _given_clusters(self.plan.protocol)
+        row["rounds"] = len(_history(self.folder))
+        return row
+
+
 def _rows(
-    folder: Path,
-    plans: Sequence[RunPlan],
-    federation: Federation,
-    console: Any,
-    tracebacks: dict[str, str],
-) -> Iterator[Row]:
-    """Yield a row for each protocol.
+    folder: Path, plans: Sequence[RunPlan], federation: Federation, console: Any
+) -> list[Row]:
+    """Return a row for each protocol, after carrying out what has not ended.
 
     An error of one protocol does not stop the others, also one that nobody foresaw, but a folder
     that cannot be written does.
@@ -279,28 +303,24 @@ def _rows(
         plans: of the runs.
         federation: the clients that they share.
         console: for progress.
-        tracebacks: of errors that nobody foresaw, to which they are added by protocol.
     """
+    cells = []
     for number, plan in enumerate(plans, 1):
-        name = plan.protocol.name
+        cells.append(_Cell(number, plan, folder / plan.protocol.name, console))
+
+    def carried_out(batch: Sequence[_Cell]) -> list[Row]:
+        (cell,) = batch
         with output():
-            console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
-        try:
-            row = _row(_result(plan, federation, folder / name, console))
-            row["given"] = _given_clusters(plan.protocol)
-            row["rounds"] = len(_history(folder, row))
-            yield row
-        except (RunFolderError, OutputError):
-            # a full disk or a closed output would stop the other protocols as well
-            raise
-        except Exception as error:
-            reason = failures.reason(error)
-            if not isinstance(error, SecureClusterError):
-                tracebacks[name] = failures.traceback_of(error)
+            console.print(f"[bold]{cell.label}[/bold] ({cell.number} of {len(cells)})")
+        return [cell.row(federation)]
+
+    def say(row: Row, left: float) -> Row:
+        if row["status"] != DONE:
             with output():
-                console.print(f"{name} failed: {reason}", markup=False)
-            row = _empty(federation.objective.metric)
-            yield {"protocol": name, **row, "error": reason}
+                console.print(f"{row['protocol']} failed: {row['reason']}", markup=False)
+        return row
+
+    return list(sweep_runner.rows(cells, carried_out, say))
 
 
 def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> Result:
@@ -324,14 +344,8 @@ def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -
     return content
 
 
-def _empty(metric: str) -> Row:
-    """Return a row without numbers, the metric's columns after the first two."""
-    columns = (*COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:])
-    return dict.fromkeys(columns)
-
-
 def _row(result: Result) -> Row:
-    """Return a run's row.
+    """Return what a run measured, by column.
 
     Args:
         result: content of its result.json.
@@ -340,18 +354,13 @@ def _row(result: Result) -> Row:
 
     metric = result["metric"]
     metrics = result["metrics"]
-    sent = result["bytes"]
     privacy = result["privacy"]
-    row = {
-        "protocol": result["protocol"],
-        **_empty(metric),
+    row: Row = {
         "clusters": result["clusters"],
         "ari": metrics["ari"],
         metric: scores_of(result)["after"],
         "at_target": metrics["at_target"],
-        "up": sent["up"],
-        "down": sent["down"],
-        "servers": sent["servers"],
+        **{direction: result["bytes"][direction] for direction in ("up", "down", "servers")},
         "epsilon": privacy["epsilon"],
         "seconds": result["seconds"],
     }
@@ -382,7 +391,7 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
     totals = []
     # ε of a client and ε of an example do not add up
     for unit in ("client", "example"):
-        names = [row["protocol"] for row in rows if row["dp_unit"] == unit]
+        names = [row["protocol"] for row in rows if row.get("dp_unit") == unit]
         if not names:
             continue
         # the clients of all runs are the same, so their releases compose
@@ -438,6 +447,7 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
         true_clusters = len(set(federation.truth))
     # all plans have the same settings but for the transcript
     settings = plans[0].settings
+    metric = federation.objective.metric
     return {
         "schema": SCHEMA,
         "version": securecluster.__version__,
@@ -449,23 +459,33 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
         "reproducible_keys": settings.keys_from_seed,
         "device": settings.device,
         "target": settings.target,
-        "metric": federation.objective.metric,
+        "metric": metric,
         "unit": federation.objective.unit,
-        "protocols": rows,
+        "protocols": [_entry(row, metric) for row in rows],
     }
 
 
-def _history(folder: Path, row: Row) -> list[dict[str, Any]]:
+def _entry(row: Row, metric: str) -> Row:
+    """Return a row as `protocols` of compare.json has it.
+
+    Args:
+        row: of a run.
+        metric: the name of the clients' score, whose columns come after the first two.
+    """
+    columns = ("protocol", *COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:])
+    return {**{name: row.get(name) for name in columns}, "error": row["reason"]}
+
+
+def _history(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's rounds; none where it failed before the first.
 
     Args:
-        folder: of the comparison.
-        row: of the protocol.
+        folder: of the run.
     """
     from securecluster.app.contents import checked_lines
     from securecluster.core import atomic_files, manifest
 
-    path = folder / row["protocol"] / "history.jsonl"
+    path = folder / "history.jsonl"
     if not path.is_file():
         return []
     lines = manifest.read_lines(path, atomic_files.read(path), json.loads)

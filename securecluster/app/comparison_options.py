@@ -1,4 +1,7 @@
-"""One set of protocol options for several protocols."""
+"""One set of protocol options for several protocols.
+
+They are the union of the protocols' fields, where None stands for each protocol's own default.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,27 @@ from securecluster.errors import UsageError, unknown
 from securecluster.runtime.settings import Settings
 
 OptionField = tuple[str, Any, Any]  # name, type and default, as make_dataclass takes them
+
+
+def protocols_first(argv: Sequence[str], command: str, example: str) -> tuple[list[str], list[str]]:
+    """Return the protocols that a command was given, and the arguments after them.
+
+    Args:
+        argv: the command's arguments.
+        command: its name.
+        example: of its arguments.
+
+    Raises:
+        UsageError: no protocol comes first.
+    """
+    names = []
+    for argument in argv:
+        if argument.startswith("-"):
+            break
+        names.append(argument)
+    if not names:
+        raise UsageError(f"{command} takes the protocols first: securecluster {command} {example}")
+    return names, list(argv[len(names) :])
 
 
 def check_chosen(names: Sequence[str]) -> None:

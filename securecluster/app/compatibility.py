@@ -2,6 +2,8 @@
 
 A cell is a protocol with one value of each option. It is refused if the protocol's own check raises
 `UsageError`, so the table cannot differ from what a run does.
+
+Tests run every pair of protections under every fault: lost replies, a kill in each call, replay.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import MASKS
+from securecluster.protections.registry import AGGREGATIONS, RELEVANCES
 
 # clients of the federation that a cell is checked for
 CLIENTS = 10
@@ -21,8 +24,8 @@ CLIPPED = {"clip": 1.0, "noise": 1.0, "dp_unit": "client"}
 # hyper-parameters of each value of each option; the first value is the default
 OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "mask": {name: {"mask": name} for name in MASKS},
-    "aggregation": {name: {"aggregation": name} for name in ("plain", "secagg", "bfv", "ckks")},
-    "relevance": {name: {"relevance": name} for name in ("plain", "pads", "ckks")},
+    "aggregation": {name: {"aggregation": name} for name in AGGREGATIONS},
+    "relevance": {name: {"relevance": name} for name in RELEVANCES},
     "noise": {
         "none": {},
         "local": CLIPPED,
@@ -134,7 +137,7 @@ def works_with(method: str, option: str, value: str) -> str:
         value: its value.
 
     Returns:
-        "yes", "no", or what else the value needs, such as "with aggregation secagg".
+        "yes", "no", or what else the value needs, such as "with mask none".
     """
     others = [name for name in OPTIONS if name != option]
     for count in range(len(OPTIONS)):
@@ -180,19 +183,20 @@ def grouped_refusals() -> dict[tuple[tuple[str, ...], str], list[str]]:
 
 def show() -> None:
     """Print what works with what, and why the rest does not."""
-    from rich.console import Console
-    from rich.table import Table
+    from securecluster.app import terminal
 
-    console = Console(markup=False, highlight=False)
+    console = terminal.Console(markup=False)
     for option, values in OPTIONS.items():
-        table = Table("protocol", *values, title=option)
+        cells = []
         for method in methods():
-            table.add_row(method, *(works_with(method, option, value) for value in values))
-        console.print(table)
-    table = Table("refused", "by", "because", title="what is refused", show_lines=True)
+            cells.append([method, *(works_with(method, option, value) for value in values)])
+        console.print(terminal.table(["protocol", *values], cells, option))
+    rows = []
     for (labels, reason), names in grouped_refusals().items():
-        table.add_row("\n".join(labels), ", ".join(names), reason)
-    console.print(table)
+        rows.append((terminal.lines(*labels), ", ".join(names), reason))
+    refusals = terminal.table(["refused", "by", "because"], rows, "what is refused")
+    refusals.show_lines = True
+    console.print(refusals)
     running, refused = counts()
     console.print(
         f"{running:,} of {running + refused:,} combinations of protocol, mask, aggregation, "

@@ -2,22 +2,27 @@
 
 All of it is derived from the ledger's events, the declarations of client methods, the pipeline and
 the run's records, so that a report cannot leave out anything that was sent.
+
+What the server did not see is derived from the same list, and not stated by an author. ε covers
+files as well as frames: under noise, `models_` and `models.safetensors` hold models made of
+releases, and a cluster of one client that trained alone has no shared model (`SumClient.unshared`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
-from securecluster.app.contents import OverRounds
+from securecluster.app.contents import Field, OverRounds, Privacy
 from securecluster.app.number_format import enumerated, times
 from securecluster.messaging.bounds import Real, declared
+from securecluster.privacy.cohorts import RowSpace
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.pipeline import Kind, Pipeline
-from securecluster.privacy.secure_sum.cohorts import RowSpace
+from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import (
     CLIENTS,
@@ -35,41 +40,50 @@ from securecluster.runtime.endpoint import (
     message_types,
     release_of,
 )
-from securecluster.runtime.pair_release import LABELS, MATRIX
 
-SUMS = "sums"  # what a key authority releases of replies in sums
+NOISY = ("gaussian", "skellam")  # mechanisms of the ledger
+READERS = {
+    "server": "the server",
+    "lps": "a local parameter server",
+    "authority": "the key authority",
+    "client": "other clients",
+}
 
 CLIENT = "client"  # reader of sealed fields: other clients
-# the plain aggregators run at the server, so it reads the summands as well
-READ_BY_SERVER = {
-    SUM: " (the plain sum reads every reply)",
-    PAIRS: " (the plain pairs read the rows)",
-}
-IN_SUMS = "over two clients or more, in secure sums that hide each one's"
-IN_PAIRS = (
-    "each added to the other's: pads hide which part is whose, to within half their difference"
-)
-IN_ENCRYPTED_SUMS = "over two clients or more, which a key authority decrypts"
-IN_ENCRYPTED_PAIRS = "of which a key authority released"
-RELEASED_OF_PAIRS = {
-    LABELS: "the clusters' labels alone",
-    MATRIX: "R_ij of each pair, of numbers rounded to 2^-14, and no part of one client",
-}
-NO_COLLUSION = (
-    "server and key authority must not work together: the server has every client's ciphertexts, "
-    "and the authority the one key that opens them, so secagg and pads rest on less"
-)
-BOUND_BY_CLIENTS = (
-    "the authority decrypts only sums of what the clients in them signed for it; a server that "
-    "breaks the protocol still chooses who is in a sum and may refuse service, and with one client "
-    "on its side, or without a roster, where it can pose as clients, it can have a single reply "
-    "decrypted"
-)
 # what covers the rows that queries bring to clients
 SEALED = "sealed, which every client that receives them opens"
 UNDONE = "under the mask, which every client undoes"
 AS_THEY_ARE = "as they are"
 IN_CLEAR = "as they are: no mask covers them"
+
+# protections of a run
+MASKED = (
+    "A mask ({kind}) hides the coordinates of updates from the server. It is obfuscation and no "
+    "encryption: it falls when one client tells the server the seed that clients share, and it "
+    "leaves what the table says."
+)
+ENCRYPTED = (
+    "Replies are encrypted, and a key authority opens what the server computed from them. Server "
+    "and authority must not work together, and a server that breaks the protocol must have no "
+    "client on its side, and a roster against it."
+)
+SUMMED = (
+    "Secure sums hide each client's reply: the server reads only the sum over a group of clients, "
+    "as long as it does not collude with all other members of the group."
+)
+NOISED = (
+    "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is that "
+    "bound; noise is added under the placement {placement}."
+)
+PADDED = (
+    "Pads hide what a client contributes to the matrix over pairs of clients: the server reads "
+    "only the entries that two clients make together."
+)
+SEALED_FIELDS = (
+    "Some fields are sealed for other clients: the server relays them, and cannot open them. Every "
+    "client that receives them reads them."
+)
+BARE = "Nothing protects the updates in this run: the server reads them as they are."
 
 
 @dataclass(frozen=True)
@@ -86,10 +100,10 @@ class Disclosure:
         derived: True if it was computed from earlier releases alone.
         masked: True if a mask covers it.
         central: True if the server that reads it adds its noise.
-        summed: True if its reader reads secure sums of it only.
-        paired: True if its reader reads sums of pairs of clients only.
-        encrypted: what a key authority released of it ("sums", "labels" or "matrix"); empty
-            where there is none.
+        protection: of sums, or of pairs; None where single replies are gathered.
+        released: where the protection hides single replies, what is told of them: "sums", "matrix"
+            (R, sums of pairs of clients) or "labels"; else empty.
+        by_authority: True if a key authority opened what the server computed of it.
     """
 
     method: str
@@ -100,9 +114,9 @@ class Disclosure:
     derived: bool
     masked: bool
     central: bool
-    summed: bool = False
-    paired: bool = False
-    encrypted: str = ""
+    protection: Protection | None = None
+    released: str = ""
+    by_authority: bool = False
 
     @property
     def name(self) -> str:
@@ -110,9 +124,24 @@ class Disclosure:
         return f"{self.field} of {self.method}"
 
     @property
+    def opened(self) -> bool:
+        """Return whether a key authority opened what the server computed of it."""
+        return self.by_authority
+
+    @property
+    def summed(self) -> bool:
+        """Return whether its reader reads sums of it only, over several clients each."""
+        return self.released == SUMS
+
+    @property
+    def paired(self) -> bool:
+        """Return whether its reader reads sums of pairs of clients only."""
+        return self.released == MATRIX
+
+    @property
     def noised(self) -> bool:
         """Return whether its reader sees it with noise only."""
-        return self.mechanism in ("gaussian", "skellam") and not self.central
+        return self.mechanism in NOISY and not self.central
 
     @property
     def plain(self) -> bool:
@@ -120,9 +149,46 @@ class Disclosure:
 
         These are neither masked nor noised, nor computed from values that were.
         """
-        if self.masked or self.noised or self.summed or self.encrypted == LABELS:
+        if self.masked or self.noised or self.summed or self.released == LABELS:
             return False
         return self.mechanism not in COSTLESS
+
+    @classmethod
+    def read(cls, field: Mapping[str, Any]) -> Disclosure:
+        """Return a disclosure that result.json has.
+
+        Args:
+            field: an entry of `fields`; older runs have no entries of newer protections.
+        """
+        names = ("method", "field", "verb", "reader", "mechanism", "derived", "masked", "central")
+        released = str(field.get("encrypted", ""))
+        if field["summed"]:
+            released = SUMS
+        elif field["paired"]:
+            released = MATRIX
+        known = {name: field[name] for name in names}
+        return cls(**known, released=released, by_authority=bool(field.get("encrypted")))
+
+    def form(self, masks: str) -> str:
+        """Return how its reader has it, for a table.
+
+        Args:
+            masks: names of the run's masks.
+        """
+        forms = []
+        if self.summed:
+            forms.append("in secure sums only")
+        elif self.opened:
+            forms.append(f"encrypted; the key authority releases {self.released}")
+        elif self.paired:
+            forms.append("in sums of two clients only")
+        if self.reader == CLIENT:
+            forms.append("sealed from the server")
+        if self.masked:
+            forms.append(f"under the {masks}")
+        if self.derived or self.mechanism in NOISY:
+            forms.append(self._noise())
+        return ", ".join(forms) or "as it is"
 
     def sentence(self, shows: str) -> str:
         """Return what the reader saw of it, in words.
@@ -135,22 +201,35 @@ class Disclosure:
             senders = "each of its clients"
         protection = self._noise()
         reply = f"{self.field} of {senders} in every {self.method} call, {protection}"
-        if self.summed:
-            how = IN_ENCRYPTED_SUMS if self.encrypted else IN_SUMS
-            return f"sums of {reply}: {how}"
-        if self.encrypted:
-            released = RELEASED_OF_PAIRS[self.encrypted]
-            return f"R of pairs of clients, from {reply}, {IN_ENCRYPTED_PAIRS} {released}"
-        if self.paired:
-            return f"R of pairs of clients, from {reply}, {IN_PAIRS}"
+        if self.protection is not None and self.released:
+            return self.protection.read(reply, self.released)
         if self.reader == CLIENT:
             return f"{reply}, sealed"
-        also_read = READ_BY_SERVER.get(self.verb, "")
         if self.masked:
-            return f"{reply}: {shows}{also_read}"
-        if self.noised:
-            return f"{reply}, unmasked{also_read}"
-        return f"{reply}, {IN_CLEAR}{also_read}"
+            form = f"{reply}: {shows}"
+        elif self.noised:
+            form = f"{reply}, unmasked"
+        else:
+            form = f"{reply}, {IN_CLEAR}"
+        if self.protection is None:
+            return form
+        return self.protection.read(form, self.released)
+
+    def as_json(self) -> Field:
+        """Return the field as result.json has it."""
+        return {
+            "method": self.method,
+            "field": self.field,
+            "verb": self.verb,
+            "reader": self.reader,
+            "mechanism": self.mechanism,
+            "derived": self.derived,
+            "masked": self.masked,
+            "central": self.central,
+            "summed": self.summed,
+            "paired": self.paired,
+            "encrypted": self.released if self.opened else "",
+        }
 
     def _noise(self) -> str:
         """Return in words how noise protects it."""
@@ -209,6 +288,27 @@ class Brought:
         return f"numbers of the server ({place})"
 
 
+def protections(privacy: Privacy) -> list[str]:
+    """Return a sentence for each protection of a run, or one that there is none.
+
+    Args:
+        privacy: `privacy` of result.json.
+    """
+    disclosed = [Disclosure.read(field) for field in privacy["fields"]]
+    sentences = [MASKED.format(kind=mask["kind"]) for mask in privacy["masks"]]
+    if any(field.opened for field in disclosed):
+        sentences.append(ENCRYPTED)
+    elif any(field.summed for field in disclosed):
+        sentences.append(SUMMED)
+    if any(row["noise_multiplier"] for row in privacy["releases"]):
+        sentences.append(NOISED.format(placement=privacy["placement"]))
+    if any(field.paired for field in disclosed):
+        sentences.append(PADDED)
+    if any(field.reader == CLIENT for field in disclosed):
+        sentences.append(SEALED_FIELDS)
+    return sentences or [BARE]
+
+
 def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
     """Return what the key authority saw, and what the protection rests on; empty without one.
 
@@ -216,16 +316,14 @@ def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) 
         fitted: the protocol after the run.
         disclosed: all disclosures of the run.
     """
-    if not fitted.result_.method.encrypted_verbs:
-        return []
-    sums = _names(field for field in disclosed if field.encrypted == SUMS)
-    pairs = _names(field for field in disclosed if field.encrypted in RELEASED_OF_PAIRS)
-    saw = ["the only secret key, who is in each sum, and no ciphertext of a single client"]
-    if sums:
-        saw.append(f"sums of {sums}, over two clients or more, in full")
-    if pairs:
-        saw.append(f"sums of pairs of clients of {pairs}, in full")
-    return [*saw, NO_COLLUSION, BOUND_BY_CLIENTS]
+    protocol = fitted.result_.method
+    opened = [field for field in disclosed if field.opened]
+    sums = _names(field for field in opened if field.summed)
+    pairs = _names(field for field in opened if not field.summed)
+    for protection in (protocol.sums.protection, protocol.pairs.protection):
+        if protection.by_authority:
+            return protection.authority_view(sums, pairs)
+    return []
 
 
 def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
@@ -268,6 +366,7 @@ def _disclosure(
         masked = any(stage.kind is Kind.MASK for stage in stages)
     # only clients can open what is sealed, whoever relays it
     reader = CLIENT if sealed else event.reader
+    protection = _protection(protocol, event.verb)
     return Disclosure(
         method=event.method,
         field=name,
@@ -277,19 +376,28 @@ def _disclosure(
         derived=release.derived,
         masked=masked,
         central=central and clipped and event.mechanism == "gaussian",
-        summed=protocol.sums.hide_replies and event.verb == SUM,
-        paired=protocol.pairs.show_sums and event.verb == PAIRS,
-        encrypted=_released_by_authority(protocol, event.verb),
+        protection=protection,
+        released=_released(protocol, event.verb),
+        by_authority=protection is not None and protection.by_authority,
     )
 
 
-def _released_by_authority(protocol: ClusteringProtocol, verb: str) -> str:
-    """Return what a key authority released of replies that left through a verb, if there is one."""
-    if verb not in protocol.encrypted_verbs:
-        return ""
+def _protection(protocol: ClusteringProtocol, verb: str) -> Protection | None:
+    """Return the protection of the replies of a verb; None where single replies are gathered."""
     if verb == SUM:
+        return protocol.sums.protection
+    if verb == PAIRS:
+        return protocol.pairs.protection
+    return None
+
+
+def _released(protocol: ClusteringProtocol, verb: str) -> str:
+    """Return what is told of the replies of a verb where single ones are hidden; else nothing."""
+    if verb == SUM and protocol.sums.hide_replies:
         return SUMS
-    return MATRIX if protocol.pairs.show_sums else LABELS
+    if verb == PAIRS and protocol.pairs.hide_rows:
+        return MATRIX if protocol.pairs.show_sums else LABELS
+    return ""
 
 
 def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
@@ -302,16 +410,14 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
     by_server = [
         field
         for field in disclosed
-        if field.reader == "server" and not field.summed and field.encrypted != LABELS
+        if field.reader == "server" and field.released not in (SUMS, LABELS)
     ]
     names_read = {field.name for field in by_server}
     paired = [field for field in by_server if field.paired]
     # a field that the server read in another call is not hidden from it
-    hidden = [
-        f"{field.name} of a single client, of which it read sums of pairs" for field in paired
-    ]
+    hidden = [_hidden_from_server(field) for field in paired]
     hidden += [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
-    if not by_server and any(field.summed or field.encrypted for field in disclosed):
+    if not by_server and any(field.summed or field.opened for field in disclosed):
         return hidden
     if not by_server:
         return ["anything that depends on a client's data", *hidden]
@@ -436,10 +542,9 @@ def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
 
 
 def _hidden_from_server(field: Disclosure) -> str:
-    if field.summed:
-        return f"{field.name} of a single client, in any one reply or sum"
-    if field.encrypted == LABELS:
-        return f"{field.name}, of which it was told the clusters' labels alone"
+    """Return what the server did not see of a field that it did not read."""
+    if field.protection is not None and field.released:
+        return field.protection.unseen(field.name, field.released)
     if field.reader == CLIENT:
         return f"{field.name}, which is sealed for other clients"
     return f"{field.name}, which only the client's local parameter server reads"

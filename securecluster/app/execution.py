@@ -1,6 +1,10 @@
 """Plans of runs, checked before anything is written, and carried out in a folder.
 
 `run`, `resume` and `compare` share them.
+
+`fit(folder=…)` is the one call upwards, by name (from `protocols/common/base.py`): what a run
+folder holds beyond checkpoints is the app's, and users of Python get the same folder with the same
+checks.
 """
 
 from __future__ import annotations

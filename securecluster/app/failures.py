@@ -1,19 +1,23 @@
 """Errors that nobody foresaw, in a run among others: a line for tables, and a file of tracebacks.
 
 Such a run is recorded as failed, and the others go on.
+
+What failed stays so until `--retry`, so that one bad run cannot hold up a sweep for ever.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
+Row = dict[str, Any]  # of a run among others, by column
 LONGEST_REASON = 500  # characters
 LONGEST_TRACEBACK = 20_000
 
@@ -44,18 +48,22 @@ def traceback_of(error: BaseException) -> str:
     return "\n".join(printable(line) for line in lines)
 
 
-def write(path: Path, tracebacks: Mapping[str, str]) -> None:
-    """Write tracebacks to a file, which is removed if there are none.
+def write(path: Path, rows: Iterable[Row], titled: Callable[[Row], str]) -> None:
+    """Write the tracebacks of runs to a file, which is removed if there are none.
 
     Args:
         path: of the file.
-        tracebacks: by the name of the run.
+        rows: of all runs, in their order.
+        titled: returns what a traceback stands below, such as the name of its run.
 
     Raises:
         RunFolderError: the file cannot be written.
     """
-    if not tracebacks:
+    texts = []
+    for row in rows:
+        if row["traceback"] is not None:
+            texts.append(f"{titled(row)}\n{row['traceback']}\n")
+    if texts:
+        atomic_files.write_atomic(path, "\n".join(texts).encode())
+    else:
         atomic_files.remove(path)
-        return
-    texts = [f"{name}\n{text}\n" for name, text in tracebacks.items()]
-    atomic_files.write_atomic(path, "\n".join(texts).encode())

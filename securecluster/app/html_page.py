@@ -1,6 +1,9 @@
 """Parts of a self-contained HTML page: text, tables, pictures and charts, all within one file.
 
 Every function returns HTML, and escapes the texts that it is given.
+
+Pages have no scripts, and refuse whatever is not in them. Parts are marked by whom they are for,
+and left out of a copy that is handed over.
 """
 
 from __future__ import annotations
@@ -192,6 +195,15 @@ def items(texts: Iterable[str]) -> str:
     if not entries:
         return ""
     return "<ul>\n" + "\n".join(entries) + "\n</ul>"
+
+
+def headed(statements: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return lists of sentences, each under its heading; those without texts are left out.
+
+    Args:
+        statements: a heading and its sentences, as plain texts.
+    """
+    return [subsection(heading, items(texts)) for heading, texts in statements if texts]
 
 
 def code(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from securecluster.models.objectives import OBJECTIVES
 
 METRICS = tuple(objective.metric for objective in OBJECTIVES.values())
+NONE = "–"  # in place of a number
 MOST_LABELS = 20  # clusters that a sentence names one by one
 
 
@@ -31,9 +32,19 @@ def number(value: float | None) -> str:
     Args:
         value: a score in [0, 1], or None.
     """
+    return fixed(value, 3)
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """Return a number with some decimals, or a dash for None.
+
+    Args:
+        value: None where there is none.
+        digits: decimals.
+    """
     if value is None:
-        return "–"
-    return f"{value:.3f}"
+        return NONE
+    return f"{value:.{digits}f}"
 
 
 def times(count: int) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
+from securecluster.app import terminal
 from securecluster.app.contents import Mask, PricedRelease, Privacy, UnsharedModels
 from securecluster.app.disclosures import (
     CLIENT,
@@ -27,10 +27,10 @@ from securecluster.app.number_format import enumerated, times
 from securecluster.privacy.dp.ledger import COSTLESS, Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.disclosures import (
+    OfHiddenSums,
     OfPaddedPairs,
     OfPlainPairs,
     OfPlainSums,
-    OfSecureSums,
 )
 from securecluster.protocols.common.serialization import CLIENTS
 from securecluster.runtime import run_secret
@@ -194,7 +194,7 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
     views.update({name: view for name, view in of_some_runs.items() if view})
     views["unseen"] = unseen(fitted, disclosed)
     views["unprotected"] = unprotected(disclosed)
-    views["fields"] = [asdict(field) for field in disclosed]
+    views["fields"] = [field.as_json() for field in disclosed]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
     if fitted.client.clear:
@@ -217,7 +217,7 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
         views: sentences of `Disclosures`.
     """
     protocol = fitted.result_.method
-    untrue_of_sums: type[str] = OfSecureSums
+    untrue_of_sums: type[str] = OfHiddenSums
     if protocol.sums.hide_replies:
         untrue_of_sums = OfPlainSums
     untrue: tuple[type[str], ...] = (untrue_of_sums,)
@@ -421,6 +421,68 @@ def _masks(name: str, padding_bytes: int) -> list[Section]:
     return [mask]
 
 
+class Statements(NamedTuple):
+    """Sentences of a report that belong together.
+
+    Attributes:
+        label: beside each of them in a terminal.
+        heading: above them on a page; empty where pages do not have them.
+        texts: the sentences.
+    """
+
+    label: str
+    heading: str
+    texts: Sequence[str]
+
+
+def views(privacy: Privacy) -> list[Statements]:
+    """Return what each party saw, and what the server did not see.
+
+    Args:
+        privacy: `privacy` of result.json; runs of older versions have fewer entries.
+    """
+    clients_saw = [*privacy.get("query_view", ()), *privacy.get("client_view", ())]
+    over_rounds = []
+    if "over_rounds" in privacy:
+        over_rounds.append(privacy["over_rounds"]["sentence"])
+    lps_view = privacy.get("lps_view", ())
+    return [
+        Statements("saw", "The server saw", privacy["server_view"]),
+        Statements("key authority", "The key authority saw", privacy.get("authority_view", ())),
+        Statements("a local parameter server saw", "A local parameter server saw", lps_view),
+        Statements("clients saw", "Clients saw", clients_saw),
+        Statements("did not see", "The server did not see", privacy.get("unseen", ())),
+        Statements("sums over rounds", "Sums over rounds", over_rounds),
+        Statements("unprotected", "Unprotected", privacy.get("unprotected", ())),
+    ]
+
+
+def guarantee(privacy: Privacy) -> list[Statements]:
+    """Return what ε is, assumes and leaves out.
+
+    Args:
+        privacy: `privacy` of result.json; runs of older versions have fewer entries.
+    """
+    unshared = []
+    if "unshared_models" in privacy:
+        unshared.append(_unshared(privacy["unshared_models"]))
+    noise = []
+    if _noised(privacy):
+        noise.append(_priced_releases(privacy["releases"]))
+    uncovered_files = privacy.get("uncovered_files", ())
+    return [
+        Statements("no shared model", "", unshared),
+        Statements("padding", "", _paddings(privacy["masks"])),
+        Statements("noise", "", noise),
+        Statements("free", "It costs nothing", privacy.get("free", ())),
+        Statements("declared public", "Declared public", privacy.get("declared_public", ())),
+        Statements("ε", "In full", [_epsilon(privacy)]),
+        Statements("assumed", "It assumes", privacy.get("assumed", ())),
+        Statements("not covered", "It does not cover", privacy["not_covered"]),
+        Statements("not covered", "Files that it does not cover", uncovered_files),
+    ]
+
+
 def show(console: Any, privacy: Privacy) -> None:
     """Print the privacy section as a table.
 
@@ -428,46 +490,12 @@ def show(console: Any, privacy: Privacy) -> None:
         console: rich's.
         privacy: `privacy` of result.json.
     """
-    from rich.table import Table
-
-    table = Table(title="what the server saw, and what it did not", show_header=False)
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
-
-    def add_rows(heading: str, texts: Iterable[str]) -> None:
-        for text in texts:
-            table.add_row(heading, text)
-
-    add_rows("saw", privacy["server_view"])
-    if "authority_view" in privacy:
-        add_rows("key authority", privacy["authority_view"])
-    add_rows("a local parameter server saw", privacy.get("lps_view", ()))
-    add_rows("clients saw", clients_saw(privacy))
-    add_rows("did not see", privacy.get("unseen", ()))
-    if "over_rounds" in privacy:
-        table.add_row("sums over rounds", privacy["over_rounds"]["sentence"])
-    add_rows("unprotected", privacy.get("unprotected", ()))
-    if "unshared_models" in privacy:
-        table.add_row("no shared model", _unshared(privacy["unshared_models"]))
-    add_rows("padding", _paddings(privacy["masks"]))
-    if _noised(privacy):
-        table.add_row("noise", _priced_releases(privacy["releases"]))
-    add_rows("free", privacy.get("free", ()))
-    add_rows("declared public", privacy.get("declared_public", ()))
-    table.add_row("ε", _epsilon(privacy))
-    add_rows("assumed", privacy.get("assumed", ()))
-    add_rows("not covered", privacy["not_covered"])
-    add_rows("not covered", privacy.get("uncovered_files", ()))
+    rows = []
+    for statements in [*views(privacy), *guarantee(privacy)]:
+        rows += [(statements.label, text) for text in statements.texts]
+    table = terminal.table(("", ""), rows, "what the server saw, and what it did not")
+    table.show_header = False
     console.print(table)
-
-
-def clients_saw(privacy: Privacy) -> list[str]:
-    """Return what queries brought to clients, and what else they saw of other clients.
-
-    Args:
-        privacy: `privacy` of result.json; older runs have no list of what queries brought.
-    """
-    return [*privacy.get("query_view", ()), *privacy.get("client_view", ())]
 
 
 def _paddings(masks: Sequence[Mask]) -> list[str]:

@@ -1,6 +1,11 @@
 """Protections that a run claims, field by field, and those that are to hide what an attack gets.
 
 They follow from the run's disclosures, and so from its ledger and its configuration.
+
+An attack declares the fields of replies that it reads, and the protections that are to hide what it
+guesses. A success breaks these where the disclosures have them on all these fields and they are
+claimed against the adversary; otherwise what it found is visible. Attacks on mechanisms are not
+tried where a run has none.
 """
 
 from __future__ import annotations
@@ -8,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from securecluster.app.disclosures import CLIENT, Disclosure
-from securecluster.attacks.base import ENCRYPTION, HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS, Attack
+from securecluster.attacks.base import HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS, Attack
 from securecluster.messaging.parties import Party
-from securecluster.runtime.endpoint import PAIRS
 
 # every client has the shared seed, and opens what is sealed and knows its own part of a pair
 OF_CLIENTS = frozenset({MASK, SEALS, HIDDEN_PAIRS})
-DECRYPTED = frozenset({SUMS, HIDDEN_PAIRS, ENCRYPTION})
 
 
 def claimed(
@@ -56,16 +59,11 @@ def protections_of(field: Disclosure) -> frozenset[str]:
     Args:
         field: of the run.
     """
-    of_pairs = field.paired or (bool(field.encrypted) and field.verb == PAIRS)
-    covers = {
-        MASK: field.masked,
-        SUMS: field.summed,
-        HIDDEN_PAIRS: of_pairs,
-        SEALS: field.reader == CLIENT,
-        ENCRYPTION: bool(field.encrypted),
-        NOISE: field.noised,
-    }
-    return frozenset(name for name, is_there in covers.items() if is_there)
+    covers = {MASK: field.masked, SEALS: field.reader == CLIENT, NOISE: field.noised}
+    of_verb: frozenset[str] = frozenset()
+    if field.protection is not None:
+        of_verb = field.protection.claims
+    return of_verb | {name for name, is_there in covers.items() if is_there}
 
 
 def fallen(
@@ -89,6 +87,6 @@ def fallen(
     if len(colluding) >= clients - 1:
         without |= {SUMS}
     kinds = {str(party) for party in parties}
-    if field.encrypted and {"server", "authority"} <= kinds:
-        without |= DECRYPTED
+    if field.protection is not None and field.opened and {"server", "authority"} <= kinds:
+        without |= field.protection.claims
     return without

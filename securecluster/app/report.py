@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 import securecluster
-from securecluster.app import privacy_report
+from securecluster.app import privacy_report, terminal
 from securecluster.app.contents import Result, Sent, scores_of
 from securecluster.app.number_format import METRICS, number, shown
 from securecluster.app.run_folder import SCHEMA, RunPlan
@@ -259,13 +259,11 @@ def show(content: Result, folder: Path) -> None:
         content: content of result.json.
         folder: of the run.
     """
-    from securecluster.app.terminal import Console
-
     # names of clients may contain what looks like markup
-    console = Console(markup=False)
+    console = terminal.Console(markup=False)
     _show_clusters(console, content)
     _show_scores(console, content)
-    _show_bytes(console, content["bytes"])
+    console.print(terminal.table(*bytes_table(content["bytes"]), "bytes on the wire", numbers=True))
     privacy_report.show(console, content["privacy"])
     _show_dropped(console, content["dropped"])
     time = f"{content['seconds']:.1f} s on {content['device']}"
@@ -313,26 +311,20 @@ def _show_dropped(console: Any, dropped: dict[str, list[int]]) -> None:
     console.print(f"did not reply (client: rounds): {text}")
 
 
-def _show_bytes(console: Any, sent: Sent) -> None:
-    """Print bytes by message, with a column for those between servers where there are any.
+def bytes_table(sent: Sent) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of bytes by message, those between servers where there are any.
 
     Args:
-        console: rich's.
         sent: `bytes` of result.json.
     """
-    from rich.table import Table
-
     headings = {"up": "up", "down": "down"}
     if sent.get("servers"):
         headings["servers"] = "between servers"
-    table = Table("message", title="bytes on the wire")
-    for heading in headings.values():
-        table.add_column(heading, justify="right")
-    rows: list[tuple[str, Any]] = [*sent["by_message"].items(), ("all", sent)]
-    for name, counts in rows:
-        cells = [f"{counts.get(direction, 0):,}" for direction in headings]
-        table.add_row(name, *cells)
-    console.print(table)
+    counts: dict[str, Any] = {**sent["by_message"], "all": sent}
+    rows = []
+    for name, own in counts.items():
+        rows.append([name, *(f"{own.get(direction, 0):,}" for direction in headings)])
+    return ["message", *headings.values()], rows
 
 
 def _show_clusters(console: Any, content: Result) -> None:
@@ -342,25 +334,21 @@ def _show_clusters(console: Any, content: Result) -> None:
         console: rich's.
         content: content of result.json.
     """
-    from rich.table import Table
-
     model_nodes: list[int] = []
     if "fallback" in content:
         model_nodes = content["fallback"]["nodes"]
     headings = ["cluster", "clients", "true clusters in it", content["metric"]]
     if model_nodes:
         headings.append("model of")
-    run = f"{content['protocol']} on {content['data']} ({content['scenario']})"
-    table = Table(title=f"{run}, {content['clients']} clients")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    rows = []
     for cluster in range(min(content["clusters"], MOST_CLUSTERS)):
         cells = _cluster_cells(content, cluster)
         if model_nodes:
             leaf = content["leaves"][cluster]
             cells.append(_model_of(model_nodes[cluster], leaf))
-        table.add_row(*cells)
-    console.print(table)
+        rows.append(cells)
+    run = f"{content['protocol']} on {content['data']} ({content['scenario']})"
+    console.print(terminal.table(headings, rows, f"{run}, {content['clients']} clients"))
     remaining = content["clusters"] - MOST_CLUSTERS
     if remaining > 0:
         console.print(f"… and {remaining} more clusters in result.json")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.app.number_format import printable
 from securecluster.app.stops import output
@@ -81,7 +81,9 @@ def audit(argv: list[str]) -> int:
         argv: the folder, then the options.
     """
     folder, arguments = folder_of(argv, "audit")
-    options = _parsed(_audit_options(), "audit", arguments)
+    from securecluster.app.audit_options import Audit
+
+    options = _parsed(Audit, "audit", arguments)
     _check_bundle(options)
     from securecluster.app import audit as audits
     from securecluster.app import audit_files, audit_page, bundle, html_page, report_page
@@ -195,96 +197,6 @@ def _warn(text: str) -> None:
     print(f"securecluster: {printable(text)}", file=sys.stderr)
 
 
-def _audit_options() -> type:
-    """Return the options of `audit`, whose names on the command line are words of Python."""
-    import tyro
-
-    from securecluster.app.audit import BUDGET
-
-    arg = tyro.conf.arg
-    fields: list[Any] = [
-        (
-            "party",
-            Annotated[
-                str,
-                arg(
-                    name="as",
-                    help="whose view: server, authority, wire, client:NAME, or client:#2, the "
-                    "client at position 2, counted from 0",
-                ),
-            ],
-            "server",
-        ),
-        (
-            "helpers",
-            Annotated[str | None, arg(name="with", help="who colludes, as client:3,client:5")],
-            None,
-        ),
-        (
-            "budget",
-            Annotated[float, arg(help="seconds; attacks that do not fit are named as skipped")],
-            BUDGET,
-        ),
-        (
-            "attack",
-            Annotated[
-                tuple[str, ...],
-                arg(help="attacks by name, or module:Class for others; all where none is given"),
-            ],
-            (),
-        ),
-        (
-            "bundle",
-            Annotated[
-                Path | None,
-                arg(
-                    help="also a ZIP file to hand over, without seeds, keys, clients' files, what "
-                    "attacks saw, and what no ε covers"
-                ),
-            ],
-            None,
-        ),
-        (
-            "with_uncovered",
-            Annotated[
-                bool,
-                arg(
-                    help="the bundle also holds what no ε covers, such as metrics, clusters that "
-                    "only clients know and names of clients, and says so"
-                ),
-            ],
-            False,
-        ),
-        (
-            "out",
-            Annotated[
-                Path | None, arg(help="folder of the page and the table; None is the run folder")
-            ],
-            None,
-        ),
-        (
-            "traceback",
-            Annotated[bool, arg(help="show the file and line of attacks that fail")],
-            False,
-        ),
-        (
-            "strict",
-            Annotated[bool, arg(help="exit with 4 if a protection that the run claims is broken")],
-            False,
-        ),
-        ("quiet", Annotated[bool, arg(help="print nothing but errors")], False),
-    ]
-    options = make_dataclass("Audit", fields, frozen=True)
-    options.__doc__ = (
-        "Attack a finished run and its unprotected twin.\n\n"
-        "Each adversary and budget has a page and a table of its own, such as audit-server.html "
-        "and audit-server.json. The exit code is 0, also where attacks succeed; 2 after a mistake; "
-        "3 if an attack could not be run because it failed; 4 with --strict if a protection is "
-        "broken."
-    )
-    return options
-
-
 def _parsed(options: type, command: str, arguments: list[str]) -> Any:
     """Return the options of a command.
 
@@ -314,21 +226,19 @@ def folder_of(argv: list[str], command: str) -> tuple[Path, list[str]]:
     return Path(argv[0]), argv[1:]
 
 
-def _write(folder: Path, texts: dict[str, str], quiet: bool = False) -> None:
+def _write(folder: Path, texts: dict[str, str]) -> None:
     """Write files, and print their paths.
 
     Args:
         folder: which is made if it does not exist.
         texts: by file name.
-        quiet: print nothing.
     """
     from securecluster.core import atomic_files
 
     atomic_files.make_folder(folder)
     for name, text in texts.items():
         atomic_files.write_atomic(folder / name, text.encode())
-        if not quiet:
-            _say(f"wrote {folder / name}")
+        _say(f"wrote {folder / name}")
 
 
 def _say(text: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from securecluster.app import html_page as html
-from securecluster.app.contents import Counts, Field, Privacy, Sent, scores_of
+from securecluster.app import privacy_report
+from securecluster.app.contents import Privacy, scores_of
+from securecluster.app.disclosures import READERS, Disclosure, protections
 from securecluster.app.finished_run import (
     FinishedRun,
     command_of,
@@ -16,18 +18,12 @@ from securecluster.app.finished_run import (
     epsilon_of_field,
 )
 from securecluster.app.number_format import number, printable, shown
-from securecluster.app.privacy_report import clients_saw
-from securecluster.app.report import megabytes
+from securecluster.app.privacy_report import Statements
+from securecluster.app.report import bytes_table, megabytes
 from securecluster.runtime import run_secret
 
 PAGE = "report.html"
 MOST_CLIENTS = 40  # rows of the table of ε by client
-PARTIES = {
-    "server": "the server",
-    "lps": "a local parameter server",
-    "authority": "the key authority",
-    "client": "other clients",
-}
 SERVER_IS = (
     "The server follows the protocol, and tries to learn from everything that it receives. It sees "
     "the messages of the table below, and nothing else: replaying the run shows this."
@@ -127,55 +123,10 @@ def threat_model(run: FinishedRun) -> str:
     privacy = run.result["privacy"]
     keys = FROM_SEED if privacy["reproducible_keys"] else OWN_SECRET
     simulated = f"{SIMULATED} {keys}"
-    sentences = [SERVER_IS, CLIENTS_ARE, WIRE_IS, *_protections(privacy), simulated]
+    sentences = [SERVER_IS, CLIENTS_ARE, WIRE_IS, *protections(privacy), simulated]
     return html.section(
         "Who is trusted with what", *(html.paragraph(sentence) for sentence in sentences)
     )
-
-
-def _protections(privacy: Privacy) -> Iterator[str]:
-    """Yield a sentence for each protection of a run, or one that there is none."""
-    count = 0
-    for mask in privacy["masks"]:
-        count += 1
-        yield (
-            f"A mask ({mask['kind']}) hides the coordinates of updates from the server. It is "
-            "obfuscation and no encryption: it falls when one client tells the server the seed "
-            "that clients share, and it leaves what the table says."
-        )
-    if any(field.get("encrypted") for field in privacy["fields"]):
-        count += 1
-        yield (
-            "Replies are encrypted, and a key authority opens what the server computed from them. "
-            "Server and authority must not work together, and a server that breaks the protocol "
-            "must have no client on its side, and a roster against it."
-        )
-    elif any(field["summed"] for field in privacy["fields"]):
-        count += 1
-        yield (
-            "Secure sums hide each client's reply: the server reads only the sum over a group of "
-            "clients, as long as it does not collude with all other members of the group."
-        )
-    if any(row["noise_multiplier"] for row in privacy["releases"]):
-        count += 1
-        yield (
-            "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is "
-            f"that bound; noise is added under the placement {privacy['placement']}."
-        )
-    if any(field.get("paired") for field in privacy["fields"]):
-        count += 1
-        yield (
-            "Pads hide what a client contributes to the matrix over pairs of clients: the server "
-            "reads only the entries that two clients make together."
-        )
-    if any(field["reader"] == "client" for field in privacy["fields"]):
-        count += 1
-        yield (
-            "Some fields are sealed for other clients: the server relays them, and cannot open "
-            "them. Every client that receives them reads them."
-        )
-    if not count:
-        yield "Nothing protects the updates in this run: the server reads them as they are."
 
 
 def who_saw_what(run: FinishedRun) -> str:
@@ -185,20 +136,12 @@ def who_saw_what(run: FinishedRun) -> str:
     rows += list(_query_rows(run))
     rows.append(("the network", "every message", "its length and time, not its content", "–"))
     table = html.table(("who", "message", "form", "ε of it alone"), rows)
-    over_rounds = []
-    if "over_rounds" in privacy:
-        over_rounds.append(privacy["over_rounds"]["sentence"])
-    statements = [
-        ("The server saw", privacy["server_view"]),
-        ("A local parameter server saw", privacy.get("lps_view", ())),
-        ("The key authority saw", privacy.get("authority_view", ())),
-        ("Clients saw", clients_saw(privacy)),
-        ("The server did not see", privacy.get("unseen", ())),
-        ("Sums over rounds", over_rounds),
-        ("Unprotected", privacy.get("unprotected", ())),
-    ]
-    blocks = [html.subsection(heading, html.items(texts)) for heading, texts in statements if texts]
-    return html.section("Who saw what", table, *blocks)
+    return html.section("Who saw what", table, *_statements(privacy_report.views(privacy)))
+
+
+def _statements(groups: Sequence[Statements]) -> list[str]:
+    """Return the sentences of a report that pages have, each group under its heading."""
+    return html.headed((group.heading, group.texts) for group in groups if group.heading)
 
 
 def _field_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
@@ -206,48 +149,11 @@ def _field_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
     privacy = run.result["privacy"]
     kinds = ", ".join(mask["kind"] for mask in privacy["masks"])
     delta = privacy["delta"] or run.config["network"]["delta"]
-    for field in privacy["fields"]:
-        epsilon = epsilon_of_field(run.ledger, field["method"], field["field"], delta)
-        reader = PARTIES.get(field["reader"], field["reader"])
-        message = f"{field['field']} of {field['method']} ({field['verb']})"
-        yield (reader, message, _form(field, kinds), _epsilon(epsilon))
-
-
-def _form(field: Field, masks: str) -> str:
-    """Return how a reader has a field, in words.
-
-    Args:
-        field: of `fields` in result.json.
-        masks: names of the run's masks.
-    """
-    forms = [_aggregate(field)]
-    if field["reader"] == "client":
-        forms.append("sealed from the server")
-    if field["masked"]:
-        forms.append(f"under the {masks}")
-    if field["mechanism"] in ("gaussian", "skellam"):
-        noise = "with noise"
-        if field["central"]:
-            noise = "clipped, before the server adds noise"
-        forms.append(noise)
-    if field["derived"]:
-        forms.append("made of earlier releases")
-    return ", ".join(form for form in forms if form) or "as it is"
-
-
-def _aggregate(field: Field) -> str:
-    """Return of which clients together a reader has a field; no text for single clients.
-
-    Args:
-        field: of `fields` in result.json.
-    """
-    if field["summed"]:
-        return "in secure sums only"
-    if field.get("encrypted"):
-        return f"encrypted; the key authority releases {field['encrypted']}"
-    if field.get("paired"):
-        return "in sums of two clients only"
-    return ""
+    for entry in privacy["fields"]:
+        field = Disclosure.read(entry)
+        epsilon = epsilon_of_field(run.ledger, field.method, field.field, delta)
+        reader = READERS.get(field.reader, field.reader)
+        yield (reader, f"{field.name} ({field.verb})", field.form(kinds), _epsilon(epsilon))
 
 
 def _query_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
@@ -283,26 +189,13 @@ def guarantee(run: FinishedRun) -> str:
     privacy = run.result["privacy"]
     blocks = [html.paragraph(f"ε is {epsilon_text(privacy)}.")]
     if privacy["epsilon"] is not None and privacy["delta"]:
-        blocks.append(html.paragraph(f"Accountant: {privacy['accountant']}.", "note"))
-        if privacy["epsilon_replace"] is not None:
-            replaced = f"{privacy['epsilon_replace']:.4g}"
-            blocks.append(
-                html.paragraph(f"Replaced by any other one instead of blanked: {replaced}.")
-            )
         blocks += _over_rounds(run, privacy["delta"])
     if privacy["exact"]:
         exact = ", ".join(privacy["exact"])
         blocks.append(html.paragraph(f"Released without noise: {exact}."))
-    for heading, texts in (
-        ("It assumes", privacy.get("assumed")),
-        ("It costs nothing", privacy.get("free")),
-        ("Declared public", privacy.get("declared_public")),
-        ("It does not cover", privacy["not_covered"]),
-        ("Files that it does not cover", privacy.get("uncovered_files")),
-    ):
-        if texts:
-            blocks.append(html.subsection(heading, html.items(texts)))
-    return html.section("What ε guarantees", *blocks)
+    return html.section(
+        "What ε guarantees", *_statements(privacy_report.guarantee(privacy)), *blocks
+    )
 
 
 def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
@@ -326,19 +219,15 @@ def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
 def messages(run: FinishedRun) -> str:
     """Return the bytes of each message, with its fields."""
     sent = run.result["bytes"]
-    rows = []
-    for name, counts in sent["by_message"].items():
-        query, reply = _field_names(run, name)
-        rows.append((name, ", ".join(query), ", ".join(reply), *_counts(counts)))
-    rows.append(("all", "", "", *_counts(sent)))
-    headings = ("message", "fields to a client", "fields from a client", "up", "down")
+    (first, *directions), rows = bytes_table(sent)
+    lines = []
+    for name, *counts in rows:
+        # the last row is of all messages
+        query, reply = _field_names(run, name) if name in sent["by_message"] else ([], [])
+        lines.append((name, ", ".join(query), ", ".join(reply), *counts))
+    headings = (first, "fields to a client", "fields from a client", *directions)
     note = "Bytes on the wire: up is from clients to the server, down from the server to clients."
-    return html.section("Messages and bytes", html.table(headings, rows), html.paragraph(note))
-
-
-def _counts(counts: Counts | Sent) -> tuple[str, str]:
-    """Return the bytes of both directions as text."""
-    return f"{counts['up']:,}", f"{counts['down']:,}"
+    return html.section("Messages and bytes", html.table(headings, lines), html.paragraph(note))
 
 
 def pictures(run: FinishedRun) -> str:

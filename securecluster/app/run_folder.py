@@ -5,6 +5,9 @@ somebody else in it, is refused. What is removed was listed before, one by one, 
 folder itself: no name in a file leads out of it, and no link is followed. A process that writes
 holds a lock from before the first check until the end; the operating system releases it when the
 process ends, however it ends.
+
+Checks are made again under the lock, before anything is removed. Files are written and removed in
+place, so `.`, links and mount points can be run folders.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ lines at the end. A run that fails is recorded as failed, and the others go on.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import warnings
@@ -17,10 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import comparison_options, execution
+from securecluster.app import comparison_options, execution, sweep_runner
+from securecluster.app.failures import Row
 from securecluster.app.number_format import enumerated, printable
 from securecluster.app.options import Simulation
 from securecluster.app.stops import output
+from securecluster.app.sweep_runner import FAILED, Parallel
 from securecluster.errors import (
     RunFolderError,
     SecureClusterError,
@@ -34,67 +35,11 @@ from securecluster.runtime.settings import Settings
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from securecluster.app.sweep_plan import Cell, Plan, Variant
+    from securecluster.app.sweep_plan import Plan, Variant
     from securecluster.data import Federation
 
-Row = dict[str, Any]
-TOGETHER_ON_GPU = 8  # runs whose data and models fit into the memory of most GPUs
-MOST_JOBS = 8  # processes by default, each of which needs its own memory for torch
 
-
-@dataclass(frozen=True)
-class Parallel:
-    """Runs at the same time.
-
-    Attributes:
-        jobs: number of processes; 0 is one for each core.
-        together: runs of a process that train together; 0 is 1 on a CPU and 8 on a GPU.
-    """
-
-    jobs: int = 0
-    together: int = 0
-
-    def check(self) -> None:
-        """Raise UsageError for an impossible number."""
-        from securecluster.app import sweep_plan
-
-        for name in ("jobs", "together"):
-            sweep_plan.check_whole_value(name, getattr(self, name))
-        if self.jobs < 0:
-            raise UsageError(f"jobs = {self.jobs} is not possible: it is 0, for all cores, or more")
-        if self.together < 0:
-            raise UsageError(
-                f"together = {self.together} is not possible: it is 0, for the device's default, "
-                "or more"
-            )
-
-    def processes(self, settings: Settings) -> int:
-        """Return the number of processes.
-
-        Args:
-            settings: of every run.
-        """
-        if self.jobs:
-            return self.jobs
-        if settings.device != "cpu":
-            return 1
-        cores = os.cpu_count() or 1
-        # the cores that this process may use, where the system says so
-        if hasattr(os, "sched_getaffinity"):
-            cores = len(os.sched_getaffinity(0))
-        return max(1, min(MOST_JOBS, cores // settings.threads))
-
-    def in_a_process(self, settings: Settings) -> int:
-        """Return the number of runs of a process that train together.
-
-        Args:
-            settings: of every run.
-        """
-        if self.together:
-            return self.together
-        if settings.device == "cpu":
-            return 1
-        return TOGETHER_ON_GPU
+KINDS: tuple[Any, ...] = (Simulation, Settings)  # of options that no protocol has
 
 
 @dataclass(frozen=True)
@@ -138,17 +83,10 @@ def start(argv: Sequence[str]) -> int:
     """
     from securecluster.app import sweep_plan
 
-    labels = []
-    for argument in argv:
-        if argument.startswith("-"):
-            break
-        labels.append(argument)
-    if not labels:
-        raise UsageError(
-            "sweep takes the protocols first: securecluster sweep cfl fedavg --clip 1 --noise 0 0.1"
-        )
+    labels, arguments = comparison_options.protocols_first(
+        argv, "sweep", "cfl fedavg --clip 1 --noise 0 0.1"
+    )
     names = sweep_plan.names_of(labels)
-    arguments = list(argv[len(labels) :])
     level_names = [option.name for option in fields(Levels)]
     comparison_options.check_owned(names, arguments, level_names)
     import tyro
@@ -268,12 +206,12 @@ def sweep(
     federation = _checked(plan)
     undrawn = None
     if folder is None:
-        rows = list(_rows(plan, [], parallel, lambda row, left: row))
+        rows = list(_rows(plan, [], parallel, lambda row, _: row))
     else:
         rows, undrawn = _in_folder(Path(folder), plan, federation, parallel)
     if undrawn is not None:
         warnings.warn(undrawn, SecureClusterWarning, stacklevel=2)
-    failed = [row for row in rows if row["status"] == "failed"]
+    failed = [row for row in rows if row["status"] == FAILED]
     # no error: the other runs, which may have taken hours, would be lost with it
     if failed:
         note = f"{_failed(failed, rows)}; see the columns status and reason"
@@ -324,17 +262,14 @@ def _split(options: Row) -> tuple[Simulation, Settings, Row]:
     Args:
         options: by name.
     """
-    groups: list[Row] = []
     remaining = dict(options)
-    kinds: list[Any] = [Simulation, Settings]
-    for protocol_type in kinds:
-        group = {}
-        for option in fields(protocol_type):
-            if option.name in remaining:
-                group[option.name] = remaining.pop(option.name)
-        groups.append(group)
-    _check_simulation(groups[0])
-    return Simulation(**groups[0]), Settings(**groups[1]), remaining
+    own: list[Row] = []
+    for kind in KINDS:
+        names = {option.name for option in fields(kind)} & remaining.keys()
+        own.append({name: remaining.pop(name) for name in names})
+    simulation, settings = own
+    _check_simulation(simulation)
+    return Simulation(**simulation), Settings(**settings), remaining
 
 
 def _check_simulation(options: Row) -> None:
@@ -389,11 +324,7 @@ def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> t
 
 def _own_names() -> set[str]:
     """Return the names of the options of the data and the settings."""
-    names: set[str] = set()
-    kinds: list[Any] = [Simulation, Settings]
-    for protocol_type in kinds:
-        names.update(option.name for option in fields(protocol_type))
-    return names
+    return {option.name for kind in KINDS for option in fields(kind)}
 
 
 def _planned(
@@ -642,7 +573,7 @@ def _carry_out(
             sweep_report.show(folder, rows, federation)
             if plan.settings.keys_from_seed:
                 print(f"not covered: {run_secret.FROM_SEED}")
-    failed = [row for row in rows if row["status"] == "failed"]
+    failed = [row for row in rows if row["status"] == FAILED]
     if not failed:
         return 0
     details = f"see {folder / 'runs.csv'}"
@@ -691,7 +622,7 @@ def _completed(
         The rows of all runs, and why there are no pictures, if they cannot be drawn.
     """
     from securecluster.app import run_folder, sweep_report
-    from securecluster.app.sweep_record import FAILED, Record
+    from securecluster.app.sweep_record import Record
     from securecluster.core import atomic_files
 
     atomic_files.remove_half_written(folder)
@@ -703,7 +634,7 @@ def _completed(
     console = execution.console(quiet)
     count = len(recorded)
 
-    def say(row: Row, left: float | None) -> Row:
+    def say(row: Row, left: float) -> Row:
         nonlocal count
         count += 1
         # at once, so that a run that ended is never done again
@@ -719,12 +650,9 @@ def _completed(
 
 
 def _rows(
-    plan: Plan, recorded: Sequence[Row], parallel: Parallel, say: Callable[[Row, float | None], Row]
+    plan: Plan, recorded: Sequence[Row], parallel: Parallel, say: Callable[[Row, float], Row]
 ) -> Iterator[Row]:
     """Yield the rows of all runs, after carrying out those that are not recorded.
-
-    A run whose process died, or that failed by an error that may be that of another run in its
-    batch, is tried once more when all others have ended, and alone.
 
     Args:
         plan: of the sweep.
@@ -732,71 +660,11 @@ def _rows(
         parallel: runs at the same time.
         say: called with each new row, and the seconds that are left; it returns the row.
     """
-    from securecluster.app import sweep_plan, worker_pool
+    from securecluster.app import sweep_plan
 
     yield from recorded
     ended = {row["run"] for row in recorded}
-    cells = {cell.number: cell for cell in plan.cells() if cell.number not in ended}
-    batches = sweep_plan.batches(list(cells.values()), parallel.in_a_process(plan.settings))
-    asked = parallel.processes(plan.settings)
-    processes = min(asked, max(1, len(batches)))
-    # this process is the only one if one is asked for, and not if one batch is left: a run that
-    # kills its process must not kill this one
-    workers = 0 if asked == 1 else processes
-    clock = _Clock(list(cells.values()), processes)
-    again: list[Cell] = []
-    for outcome in worker_pool.results(sweep_plan.run_cells, batches, workers):
-        if isinstance(outcome, worker_pool.Died):
-            again += outcome.task
-            continue
-        for row in outcome:
-            if row["fault"] and len(outcome) > 1:
-                again.append(cells[row["run"]])
-                continue
-            yield say(row, clock.left(row))
-    alone = [[cell] for cell in again]
-    for outcome in worker_pool.results(sweep_plan.run_cells, alone, min(workers, 1)):
-        if isinstance(outcome, worker_pool.Died):
-            (cell,) = outcome.task
-            outcome = [cell.failed(_death(outcome.exit_code), fault=True)]
-        for row in outcome:
-            yield say(row, clock.left(row))
-
-
-def _death(exit_code: int | None) -> str:
-    """Return why a run failed whose process died twice.
-
-    Args:
-        exit_code: of the process; below 0 the number of the signal that killed it.
-    """
-    how = f"ended with exit code {exit_code}"
-    if exit_code is not None and exit_code < 0:
-        how = f"was killed by signal {-exit_code}"
-    return f"its process {how}, alone as well: memory may have been short"
-
-
-class _Clock:
-    """An estimate of the time that is left, by the runs of each variant so far.
-
-    Args:
-        cells: the runs that are to be done.
-        processes: the number of runs at the same time.
-    """
-
-    def __init__(self, cells: Sequence[Any], processes: int) -> None:
-        self._processes = processes
-        self._waiting = {cell.number: cell.variant.label for cell in cells}
-        self._seconds: dict[str, list[float]] = {}
-
-    def left(self, row: Row) -> float:
-        """Return the seconds that are left after one more run.
-
-        Args:
-            row: of the run.
-        """
-        label = self._waiting.pop(row["run"])
-        self._seconds.setdefault(label, []).append(row.get("seconds") or 0.0)
-        seconds = {name: sum(some) / len(some) for name, some in self._seconds.items()}
-        usual = sum(seconds.values()) / len(seconds)
-        ahead = sum(seconds.get(name, usual) for name in self._waiting.values())
-        return ahead / self._processes
+    cells = [cell for cell in plan.cells() if cell.number not in ended]
+    processes = parallel.processes(plan.settings)
+    together = parallel.in_a_process(plan.settings)
+    yield from sweep_runner.rows(cells, sweep_plan.run_cells, say, processes, together)

@@ -4,6 +4,9 @@ All runs of a seed have the same clients. Another seed may deal a sample to anot
 person is taken to be, in every run, the client that released most there. For Gaussian releases this
 is the largest ε that any person can have; for sampled batches it is that where one client is the
 dearest in all runs, as the smallest one is.
+
+One run without noise makes the sum infinite. Clients' scores, and the choice of a noise by them,
+are named as what no ε covers.
 """
 
 from __future__ import annotations
@@ -13,15 +16,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from securecluster.app.failures import Row
 from securecluster.app.number_format import enumerated
 from securecluster.core.serialization import typed
 from securecluster.privacy.dp.ledger import Expense, History, joint_price
 
-Row = dict[str, Any]
 # of the numbers of an expense
 SMALLEST = 1e-50
 LARGEST = 1e50
 MOST = 10**12
+TWO_UNITS = (
+    "ε of a client and ε of an example do not add up: neither figure covers the runs of the other"
+)
+NOT_COUNTED = "not counted, what was released before it failed"
 SAME_PEOPLE = (
     "that is of the same people in all runs, also where a seed deals their samples to other "
     "clients: in each run as much is counted as of the client that released most"
@@ -144,14 +151,11 @@ def sentences(rows: Sequence[Row], metric: str) -> list[str]:
         lines.append(_sentence(total))
         if total.failed:
             numbers = enumerated("run", total.failed)
-            lines.append(f"not counted, what was released before it failed: {numbers}")
+            lines.append(f"{NOT_COUNTED}: {numbers}")
     if any(total.private > 1 for total in costs):
         lines.append(SAME_PEOPLE)
     if len(costs) > 1:
-        lines.append(
-            "ε of a client and ε of an example do not add up: neither figure covers the runs of "
-            "the other"
-        )
+        lines.append(TWO_UNITS)
     lines.append(
         f"no ε covers {metric} in the tables, which is of clients' own test samples, without noise "
         f"(worst_{metric} is one client's number), nor agreement with the true clusters, nor the "

@@ -1,4 +1,9 @@
-"""The plan of a sweep: which protocols run at which levels of noise, and with which seeds."""
+"""The plan of a sweep: which protocols run at which levels of noise, and with which seeds.
+
+A level of noise is the multiplier of all that a protocol releases: its `noise`, and each option
+whose name ends in `_noise`. A protocol that takes no such noise is recorded as refused. How many
+runs go at the same time is no part of the plan.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +18,13 @@ from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any
 
-from securecluster.app import failures, sweep_costs
+from securecluster.app import sweep_costs, sweep_runner
 from securecluster.app.comparison_options import given_params
+from securecluster.app.failures import Row
 from securecluster.app.options import Simulation
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.core.serialization import typed
-from securecluster.errors import (
-    RunFolderError,
-    SecureClusterError,
-    SecureClusterWarning,
-    UsageError,
-    unknown,
-)
+from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, unknown
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.signature_options import by_gradients
 from securecluster.runtime.settings import Settings
@@ -33,7 +33,6 @@ NOISE = "noise"
 EPSILON = "epsilon"
 VARIED = frozenset({"noise", "target_epsilon"})  # options of protocols that a sweep sets
 MOST_SEEDS = 10_000
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _level(value: float | None) -> float:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(sweep_runner.Cell):
     """One run of a sweep.
 
     Args:
@@ -178,48 +177,12 @@ class Cell:
     simulation: Simulation
     settings: Settings
 
-    def row(self, federation: Any = None) -> Row:
-        """Carry out the run and return its row.
+    @property
+    def label(self) -> str:
+        """Return what the run is called."""
+        return self.variant.label
 
-        Args:
-            federation: the clients, if they are at hand.
-
-        Returns:
-            Values by column. `status` is "done", "refused" where the protocol takes no such noise,
-            or "failed" where the run ended in an error; `reason` then says why. `fault` is true
-            after an error that nobody foresaw, whose traceback is there.
-        """
-        try:
-            return self._described() | self._measured(federation or dealt(self.simulation))
-        except UsageError as error:
-            return self._described() | {"status": "refused", "reason": failures.reason(error)}
-        except RunFolderError:
-            raise
-        except SecureClusterError as error:
-            return self.failed(failures.reason(error), fault=False)
-        # also of the user's own protocol, and of memory: the other runs go on
-        except Exception as error:
-            return self.failed_by(error)
-
-    def failed_by(self, error: Exception) -> Row:
-        """Return the row of this run after an error that nobody foresaw.
-
-        Args:
-            error: that ended it.
-        """
-        traceback = failures.traceback_of(error)
-        return self.failed(failures.reason(error), fault=True) | {"traceback": traceback}
-
-    def failed(self, reason: str, fault: bool) -> Row:
-        """Return the row of this run where it failed.
-
-        Args:
-            reason: why.
-            fault: whether the program or the system failed, and not the method.
-        """
-        return self._described() | {"status": "failed", "reason": reason, "fault": fault}
-
-    def _described(self) -> Row:
+    def described(self) -> Row:
         """Return what is known before the run, by column."""
         row: Row = {
             "run": self.number,
@@ -230,10 +193,6 @@ class Cell:
             "seed": self.simulation.seed,
             "noise": None,
             "target_epsilon": None,
-            "status": "done",
-            "reason": None,
-            "fault": False,
-            "traceback": None,
         }
         if self.by == NOISE:
             row["noise"] = self.level
@@ -246,8 +205,13 @@ class Cell:
             row[name] = getattr(noisy, name)
         return row
 
-    def _measured(self, federation: Any) -> Row:
-        """Return what the run measured, by column."""
+    def measured(self, federation: Any) -> Row:
+        """Carry out the run, and return what it measured, by column.
+
+        Args:
+            federation: the clients; None to deal them out.
+        """
+        federation = federation or dealt(self.simulation)
         protocol = self.variant.at(self.by, self.level)
         protocol.fit(federation, self.settings)
         config = protocol.kept_.learned.config
@@ -311,25 +275,6 @@ def run_cells(cells: Sequence[Cell]) -> list[Row]:
             raise
         except Exception as error:
             return [cell.failed_by(error) for cell in cells]
-
-
-def batches(cells: Sequence[Cell], together: int) -> list[list[Cell]]:
-    """Return the runs in batches that train together, each of one variant.
-
-    Args:
-        cells: the runs.
-        together: largest number of runs in a batch.
-    """
-    if together == 1:
-        return [[cell] for cell in cells]
-    by_variant: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_variant.setdefault(cell.variant.label, []).append(cell)
-    batched = []
-    for runs in by_variant.values():
-        for first in range(0, len(runs), together):
-            batched.append(runs[first : first + together])
-    return batched
 
 
 @lru_cache(maxsize=2)

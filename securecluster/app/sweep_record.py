@@ -5,6 +5,9 @@ Lines that were changed, moved, added, or removed before others are therefore fo
 leave, a last line without its end, is removed, and its run is done again. Digests guard against
 damage, not against forgery; a forged line is still a run of the plan with values that a run can
 have, so that nothing fails on it.
+
+Records of earlier versions without digests are refused: read as they are, their damage would be
+silent. Runs have no folders, so one that a kill stopped is done again.
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import sweep_costs
-from securecluster.app.sweep_plan import NOISE, Cell, Row
+from securecluster.app.failures import Row
+from securecluster.app.sweep_plan import NOISE, Cell
+from securecluster.app.sweep_runner import DONE, FAILED, REFUSED
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import typed
 from securecluster.errors import RunFolderError
 
-DONE = "done"
-REFUSED = "refused"
-FAILED = "failed"
 SEAL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}')
 SEALED = len(', "sha256": ""}') + 64  # bytes at the end of a line
 INFINITE = "inf"  # in place of a number that JSON does not have

@@ -8,15 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import failures, run_folder, sweep_costs, sweep_tables
-from securecluster.app.number_format import enumerated, printable, shown
+from securecluster.app import failures, run_folder, sweep_costs, sweep_tables, terminal
+from securecluster.app.failures import Row
+from securecluster.app.number_format import NONE, enumerated, fixed, printable, shown
 from securecluster.app.plots import sweep as plots
 from securecluster.core import atomic_files
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
-
-Row = dict[str, Any]
-NONE = "–"
 
 
 def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | None:
@@ -35,7 +33,7 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | No
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
-    failures.write(folder / run_folder.FAILURES, _tracebacks(rows))
+    failures.write(folder / run_folder.FAILURES, _ordered(rows), _name)
     sweep_tables.write(folder / "runs.csv", runs)
     sweep_tables.write(folder / "summary.csv", means)
     sweep_tables.write(folder / "thresholds.csv", sweep_tables.thresholds(runs))
@@ -62,18 +60,9 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: int(row["run"]))
 
 
-def _tracebacks(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the tracebacks of runs, by what ran.
-
-    Args:
-        rows: of all runs.
-    """
-    tracebacks = {}
-    for row in _ordered(rows):
-        if row["traceback"] is not None:
-            name = f"run {row['run']}: {printable(row['variant'])}, {_level(row)}"
-            tracebacks[f"{name}, seed {row['seed']}"] = row["traceback"]
-    return tracebacks
+def _name(row: Row) -> str:
+    """Return what a run is called above its traceback."""
+    return f"run {row['run']}: {printable(row['variant'])}, {_level(row)}, seed {row['seed']}"
 
 
 def _level(row: Row) -> str:
@@ -157,9 +146,7 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
         rows: of all runs.
         federation: the clients of the first seed.
     """
-    from securecluster.app.terminal import Console
-
-    console = Console(markup=False)
+    console = terminal.Console(markup=False)
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
@@ -182,9 +169,8 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         metric: the clients' score.
         title: of the table.
     """
-    headings = ("noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB")
-    table = _table("variant", headings)
-    table.title = printable(title)
+    headings = ("variant", "noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB")
+    rows = []
     labels = [printable(row["variant"]) for row in means]
     for position, row in enumerate(means):
         label = labels[position]
@@ -195,18 +181,19 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         if row["up"] is not None:
             sent = (row["up"] + row["down"]) / 1e6
         cells = [
+            label,
             _text(row["noise"]),
             _text(row["epsilon"]),
             str(row["runs"]),
             str(row["failed"]),
-            _fixed(row["ari"], 2),
+            fixed(row["ari"], 2),
             _half(row, "ari", 2),
             shown(row[metric], metric),
             _half(row, metric, 3),
-            _fixed(sent, 2),
+            fixed(sent, 2),
         ]
-        table.add_row(label, *cells)
-    return table
+        rows.append(cells)
+    return terminal.table(headings, rows, printable(title), numbers=True, light=True)
 
 
 def _thresholds_table(lines: Sequence[Row]) -> Any:
@@ -215,10 +202,11 @@ def _thresholds_table(lines: Sequence[Row]) -> Any:
     Args:
         lines: of the variants.
     """
-    table = _table("variant", ("σ*", "of σ*", "ε*", "of ε*"))
-    table.title = f"levels at which the mean ARI falls below {sweep_tables.HOLDS:g}"
+    headings = ("variant", "σ*", "of σ*", "ε*", "of ε*")
+    title = f"levels at which the mean ARI falls below {sweep_tables.HOLDS:g}"
+    rows = []
     for row in lines:
-        cells = []
+        cells = [printable(row["variant"])]
         for name, sign in (("sigma_star", "≥"), ("epsilon_star", "≤")):
             value = _text(row[name])
             if row[f"{name}_kind"] == "beyond":
@@ -229,27 +217,8 @@ def _thresholds_table(lines: Sequence[Row]) -> Any:
                 cells.append(NONE)
             else:
                 cells.append(f"{_text(low)} … {_text(row[f'{name}_high'])}")
-        table.add_row(printable(row["variant"]), *cells)
-    return table
-
-
-def _table(first: str, headings: Sequence[str]) -> Any:
-    """Return rich's table with a column of names and columns of numbers."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(first, justify="left", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    """Return a number with some decimals, or a dash for None."""
-    if value is None:
-        return NONE
-    return f"{value:.{digits}f}"
+        rows.append(cells)
+    return terminal.table(headings, rows, title, numbers=True, light=True)
 
 
 def _half(row: Row, name: str, digits: int) -> str:
@@ -257,7 +226,7 @@ def _half(row: Row, name: str, digits: int) -> str:
     high = row[f"{name}_high"]
     if high is None:
         return NONE
-    return _fixed(high - row[name], digits)
+    return fixed(high - row[name], digits)
 
 
 def _not_done(rows: Sequence[Row]) -> list[str]:

@@ -1,4 +1,8 @@
-"""Tables of a sweep: its runs, their means with intervals, and the noise that clusters survive."""
+"""Tables of a sweep: its runs, their means with intervals, and the noise that clusters survive.
+
+σ* and ε* stop at the first level that loses the clusters, and a run that diverged has lost them. A
+fault of the program or the system says nothing about noise: its level is left out.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.app import sweep_costs
+from securecluster.app.failures import Row
 from securecluster.app.pareto import efficient
 from securecluster.core import atomic_files
 
-Row = dict[str, Any]
 HOLDS = 0.9  # mean ARI from which clusters count as found
 LEVEL = 0.95  # of all intervals
 RESAMPLES = 1000  # of the seeds, for the intervals of thresholds

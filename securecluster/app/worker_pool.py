@@ -1,6 +1,8 @@
 """Tasks side by side in processes, their results as they come.
 
 A worker ends when its parent is gone, however the parent ended, also in the middle of a task.
+
+A process that dies loses its own task alone, whose runs are tried once more at the end, alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Pairwise distances of update rows for hierarchical clustering (Briggs et al. 2020).
 
 Distances are (m, m) float64. They are computed by column blocks, so that no second (m, d) is made.
+
+The known noise of both rows is subtracted from squared distances.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 The Gram matrix of features Φ (n, D) is G = ΦᵀΦ/n (eq. 1). With p ≪ D it is never decomposed whole:
 scipy's ARPACK needs products with it alone, and where there are fewer samples than features these
 go through Φ or the smaller ΦΦᵀ/n, so that no (D, D) is made.
+
+Under noise eigenvectors are compared by the energy of their span: in the paper's ratios a small
+turn of the first vector changes ‖G v_k‖ of all later ones by the first eigenvalue.
 """
 
 from __future__ import annotations

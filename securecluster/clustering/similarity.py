@@ -1,6 +1,10 @@
 """Geometry of update rows, computed from their Gram matrix.
 
 Every orthonormal mask preserves the Gram matrix, so all of this works on masked rows.
+
+The noise in rows is known, and `gram` subtracts its expected squared norm from the diagonal, so
+norms, cosines and the tests that use them are those without noise. Under noise cosines do not
+divide by norms below half their median (`FLOOR`).
 """
 
 from __future__ import annotations

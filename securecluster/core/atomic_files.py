@@ -1,6 +1,9 @@
 """Files that are either complete or absent, with one sentence as error when the disk refuses.
 
 No file is written through a link that somebody else has put in its place.
+
+A file is written under an unpredictable name, which has to be new, and renamed. Logs, transcripts
+and drafts of checkpoints are not written through links either.
 """
 
 from __future__ import annotations

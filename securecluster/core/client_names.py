@@ -2,6 +2,9 @@
 
 A name wins: 3 and "3" are the client called 3. Where no client is called by a number, a number is a
 position, counted from 0; `at(2)` is always one.
+
+Names that differ only in type or blanks are refused by every `Federation`. Runs and frames number
+clients by position; what people read has names.
 """
 
 from __future__ import annotations

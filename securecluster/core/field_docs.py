@@ -6,6 +6,7 @@ import ast
 import inspect
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -46,7 +47,12 @@ def has_source(declaring: type) -> bool:
 
 
 def _own_descriptions(declaring: type) -> dict[str, str]:
-    """Return the descriptions of the fields that a class itself declares."""
+    """Return the descriptions of the fields that a class itself declares.
+
+    A word in braces stands for a text that only the class knows, in its `words_`: such as the
+    choices of a registry.
+    """
+    words: Mapping[str, str] = getattr(declaring, "words_", {})
     definition = _definitions(declaring.__module__).get(declaring.__qualname__)
     if definition is None:  # a class made in a function, or at a prompt
         return {}
@@ -57,6 +63,8 @@ def _own_descriptions(declaring: type) -> dict[str, str]:
         if not isinstance(statement.target, ast.Name) or not isinstance(below, ast.Expr):
             continue
         text = str(ast.literal_eval(below.value))
+        for word, meaning in words.items():
+            text = text.replace("{" + word + "}", meaning)
         descriptions[statement.target.id] = " ".join(text.split())
     return descriptions
 

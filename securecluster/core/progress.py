@@ -1,4 +1,8 @@
-"""Progress of work within a round that may take long, for whoever prints a run's lines."""
+"""Progress of work within a round that may take long, for whoever prints a run's lines.
+
+It goes by logging, to which only the app attaches a printer: a mechanism neither prints nor knows
+the run.
+"""
 
 from __future__ import annotations
 

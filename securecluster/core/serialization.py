@@ -66,10 +66,7 @@ def unpack(data: bytes, tree_type: type[S]) -> S:
         RuntimeError,
         cattrs.BaseValidationError,
     ) as error:
-        raise RunFolderError(
-            f"a saved {tree_type.__name__} does not parse ({type(error).__name__}): start the run "
-            "anew"
-        ) from None
+        raise _damaged(tree_type, error) from None
 
 
 def _metadata(data: bytes) -> str:
@@ -119,6 +116,29 @@ def structured(data: Any, tree_type: type[S]) -> S:
     except cattrs.BaseValidationError as error:
         raise ValueError(str(error)) from None
     return tree
+
+
+def restored(data: Any, tree_type: type[S]) -> S:
+    """Return a part of a packed tree whose class only its user knows.
+
+    Args:
+        data: as `unpack` left it, in a field of type Any.
+        tree_type: class of the part.
+
+    Raises:
+        RunFolderError: the data do not fit the class.
+    """
+    try:
+        return structured(data, tree_type)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _damaged(tree_type, error) from None
+
+
+def _damaged(tree_type: type, error: Exception) -> RunFolderError:
+    """Return the error for a tree that cannot be read."""
+    return RunFolderError(
+        f"a saved {tree_type.__name__} does not parse ({type(error).__name__}): start the run anew"
+    )
 
 
 def typed(content: Any, tree_type: type[S]) -> S:

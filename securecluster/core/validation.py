@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -47,6 +47,21 @@ class OneOf:
     def check(self, options: Any, name: str) -> None:
         """Raise UsageError if an attribute is none of the names."""
         check_choice(options, **{name: self.names})
+
+
+class KeyOf:
+    """Names of a registry, as it is when they are checked.
+
+    Args:
+        registry: by name.
+    """
+
+    def __init__(self, registry: Collection[str]) -> None:
+        self.registry = registry
+
+    def check(self, options: Any, name: str) -> None:
+        """Raise UsageError if an attribute is no name of the registry."""
+        check_choice(options, **{name: self.registry})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Federations: clients with their samples and, if they are known, their true clusters."""
+"""Federations: clients with their samples and, if they are known, their true clusters.
+
+All rows that clients get are read into one array, of which clients hold views, and transforms work
+in place: a data set lies in memory once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Parts of scenarios: a partitioner of samples to clients, and transforms of clusters."""
+"""Parts of scenarios: a partitioner of samples to clients, and transforms of clusters.
+
+A partitioner says which rows of the train and test pools a client gets; a transform is what a
+cluster does to its samples, to train and to test alike. The clusters of several parts are crossed
+evenly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Users' own arrays, checked and converted to clients' samples."""
+"""Users' own arrays, checked and converted to clients' samples.
+
+Rows of X and y belong together by their index where both have one, else by position; an index that
+does not tell is refused.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,11 @@ A message class declares beside each field what it may contain, in terms of name
 `check` tests a message against its declaration before anything is computed with it, so a number
 that another party has chosen never sizes an allocation or a loop unless the configuration allows
 it.
+
+`Endpoint.answer` checks requests and `ServerChannel` checks replies like this, in one process as
+behind frames: shapes after the pipeline, ranges of indices, counts and steps, and where NaN is
+excluded. What depends on a client's past is checked by client methods. Any other failure that a
+frame causes at a node is an `UnforeseenError`, which `benchmarks.fuzz` counts.
 """
 
 from __future__ import annotations

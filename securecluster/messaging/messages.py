@@ -4,6 +4,9 @@ A message is a frozen dataclass whose fields are `Shared`, `Rows`, `Picks` (tens
 message object stands for the frames of a batch of recipients (or senders); `select` cuts out the
 frames of some of them, and `stack` joins batches, such as single frames. So the simulator holds one
 (clients, d) matrix where a deployment sends many frames.
+
+`Shared` is one value for all, `Rows` one row a recipient, of which equal ones are stored once, and
+`Picks` several rows a recipient. To select or encode one frame takes no other copy.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 The text of an error may hold what its client holds: a number that is out of range, a label, a path.
 So it stays with the party that refuses, in its own log, and the other side reads one of the
 sentences below.
+
+Whoever answers frames, clients and the key authority, returns one of five codes, and `decode`
+raises `RefusedError` with the code's sentence. Simulated nodes raise the error itself, since one
+user is both sides. A client whose budget is spent counts as dropped out.
 """
 
 from __future__ import annotations

@@ -45,14 +45,13 @@ MessageTypes = Callable[[str], tuple[type, type]]  # method name -> (query class
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
 Parties = Party | Client | Iterable[Party | Client]
-# methods of the key agreement and of secure sums, whose messages name clients
-NAMING_METHODS = frozenset(
-    {
-        "key_offer", "key_seal", "key_open",
-        "sum_offer", "sum_keys", "reveal_pads", "reveal_shares", "pair_attempt",
-        "encryption_key",
-    }
-)  # fmt: skip
+# Methods of the key agreement and of protections, whose messages name clients; a protection that is
+# registered adds its own. A transcript is read without the code of the run, so they stand here.
+NAMING_METHODS = {
+    "key_offer", "key_seal", "key_open",
+    "sum_offer", "sum_keys", "reveal_pads", "reveal_shares", "pair_attempt",
+    "encryption_key",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

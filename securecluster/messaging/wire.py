@@ -412,8 +412,8 @@ def decode_reply(data: bytes, message: type[A]) -> tuple[Header, A, Receipts]:
 
 def _check_receipts(message: type, receipts: Receipts) -> None:
     """Raise FrameError for receipts of fields that a message does not have."""
-    # those of ciphertexts are named beside the message's fields
-    known = {*kinds(cast(Hashable, message)), *getattr(message, "__encrypted__", ())}
+    # those of fields that the message holds in another form are named beside its own
+    known = {*kinds(cast(Hashable, message)), *getattr(message, "__hidden_fields__", ())}
     for receipt in receipts:
         unknown = sorted(set(receipt.fields) - known)
         if unknown:

@@ -5,6 +5,8 @@ Conv2d, MaxPool2d, ReLU, then Flatten, then Linear and ReLU needs neither. Its d
 batched matrix products, whose gradient goes straight into the weights as one more product; its
 convolutions are those of one client, in channels-last layout. Tensors are (b, n, …): b clients, n
 samples each. A test holds it equal to autograd.
+
+A ReLU between a convolution and a pool waits for the pool, after which fewer numbers are left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Learning objectives: the training loss, the score of a sample, and the metric of a model."""
+"""Learning objectives: the training loss, the score of a sample, and the metric of a model.
+
+What differs between labels, text and trajectories is one class: a sample's training loss, the score
+that is averaged over a client's samples, and the metric made of the mean (exp of nats, metres).
+Every sample counts the same. Windows of text have equally many tokens, so the mean over samples is
+the mean over tokens.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@
 Every tensor has a leading client axis, and a step may concern only the first rows. `params` maps a
 name to a tensor (b, …). A gradient arrives as values, or as a matrix product that need never be
 stored.
+
+Momentum that lives on is a client's state (`Momenta`). A client that is asked for an earlier call
+than its last one refuses, since that training has happened whether its reply arrived or not. DP-SGD
+refuses the option: a training that nobody counts would reach later updates.
 """
 
 from __future__ import annotations

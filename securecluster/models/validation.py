@@ -1,4 +1,10 @@
-"""Models that clients can train and average, from a name or a user's own module."""
+"""Models that clients can train and average, from a name or a user's own module.
+
+A module is checked before it trains, on three random samples: no buffers that change, no random
+draws of its own, no mixing of samples, one sample alone, a gradient. Otherwise a client's model
+would not be a function of one averaged vector. Dropout layers become `SeededDropout`, drawn from
+(client, call, step). Modules that vmap refuses train one client after the other.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Stages that every private row goes through at its client.
 
 The order is fixed: (sketch) → clip → noise → (mask) → quantise.
+
+The order holds whatever the options. A guarantee would be void in another: noise needs rows that
+were clipped before.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows
-from securecluster.privacy.secure_sum.cohorts import Cohort
+from securecluster.privacy.cohorts import Cohort
+from securecluster.runtime.port import Connected, Port
 
 Exchange = Callable[[Call], Response]
 
@@ -48,10 +49,30 @@ class Aggregator(Protocol):
     Attributes:
         name: name of the aggregator.
         server_reads_replies: True if the server can read single replies.
+        hides_replies: True if replies arrive hidden, as messages of another class.
+        needs_seed: True if clients need the seed that they agree on for masks.
     """
 
     name: str
     server_reads_replies: bool
+    hides_replies: bool
+    needs_seed: bool
+
+    def connect(self, port: Port) -> None:
+        """Take the channel's port.
+
+        Args:
+            port: sends the messages of the aggregator itself.
+        """
+        ...
+
+    def ready(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that can take part now, after an exchange of keys where needed.
+
+        Args:
+            clients: ids of the clients of the next sums.
+        """
+        ...
 
     def run(
         self,
@@ -74,7 +95,7 @@ class Aggregator(Protocol):
         ...
 
 
-class Plain:
+class Plain(Connected):
     """Aggregator whose server receives every reply and sums them in chunks of clients.
 
     It protects nothing. Its memory does not grow with the number of clients.
@@ -88,6 +109,7 @@ class Plain:
 
     name = "plain"
     server_reads_replies = True
+    hides_replies = False
 
     def __init__(self, chunk: int | None = None, wide: bool = False) -> None:
         self._chunk = chunk

@@ -2,6 +2,12 @@
 
 A client method is a remote call by its own name. It declares with `@answers` through which verbs
 its reply may be read; the endpoint refuses everything else.
+
+Security rules: a private reply with floating-point numbers that neither the pipeline nor a
+declaration covers is refused whatever the mask; a reply that is said not to be private has no
+content but what is declared public by name, and stands as such in ledger, report and audit.
+`private=False` and `derived=True` are believed here, and checked by
+`protocols/conformance/privacy.py`, which sends the same requests to clients with other data.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -42,18 +48,8 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
 from securecluster.runtime.call_context import CallContext, Releases
-from securecluster.runtime.encrypted_pairs import EncryptedPairService
-from securecluster.runtime.encrypted_replies import (
-    AUTHORITY_METHODS,
-    ENCRYPTION_METHODS,
-    encrypted_class,
-    encrypted_pairs_reply,
-)
-from securecluster.runtime.encrypted_sum_client import EncryptedSumService
-from securecluster.runtime.masked_replies import masked_class
-from securecluster.runtime.pad_client import PAD_METHODS, PadService, PairRange, padded_reply
+from securecluster.runtime.client_half import ClientHalf, HiddenReplies
 from securecluster.runtime.refusals import answered
-from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
 from securecluster.runtime.services import KeyAgreement, Service
 
 if TYPE_CHECKING:
@@ -63,8 +59,8 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 GATHER = services.GATHER
-SUM = "sum"
-PAIRS = "pairs"
+SUM = services.SUM
+PAIRS = services.PAIRS
 # parties that may call a client
 _SENDER = re.compile(r"server|lps/\d{1,9}")
 # members of the smallest sum that a reply takes part in if it may leave in sums only: a sum over
@@ -73,8 +69,6 @@ MINIMUM = 2
 # kind of training that costs nothing, see `ReleasePolicy.trains`
 KEPT = "kept"
 KEY_METHODS = services.KEY_METHODS
-# (query class, reply class) of the methods of all services
-SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **PAD_METHODS, **ENCRYPTION_METHODS}
 
 
 @dataclass(frozen=True)
@@ -344,14 +338,11 @@ def message_types(client: type, method: str) -> tuple[type, type]:
         FrameError: the client has no remote method of this name.
         UsageError: the method is annotated with something that is not a message.
     """
-    if method in SERVICE_METHODS:
-        return SERVICE_METHODS[method]
-    if method in AUTHORITY_METHODS:
-        return AUTHORITY_METHODS[method]
     target = getattr(client, method, None)
     if target is None or not hasattr(target, "__release__"):
         raise FrameError(
-            f"{method!r} is not a method this client answers: both sides must run the same protocol"
+            f"{method!r} is not a method this client answers: both sides must run the same "
+            "protocol with the same protections"
         )
     return _annotated_types(target)
 
@@ -380,38 +371,32 @@ def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
 
 
 def hidden_message_types(
-    client: type,
-    method: str,
-    secure_sums: bool,
-    ranges: Mapping[str, PairRange],
-    encrypted: Collection[str] = (),
+    client: type, method: str, protections: Mapping[str, HiddenReplies]
 ) -> tuple[type, type]:
-    """Return the query class and the reply class of a remote method: masked, encrypted or padded.
+    """Return the query class and the reply class of a method, as its frames have them.
 
-    Under secure sums, replies that leave in sums only are masked or encrypted. With padded or
-    encrypted pairs, rows of pairs are. All others are as the method declares them.
+    A reply that leaves by a protected verb alone is of another class then. The methods of the
+    protections, and of the key agreement, are known as well.
 
     Args:
         client: class of the client object.
         method: name of the method.
-        secure_sums: True if sums are secure.
-        ranges: range of each field of rows; empty where rows are not padded.
-        encrypted: verbs whose replies are encrypted, and not masked or padded.
+        protections: what hides the replies of each verb.
 
     Raises:
         FrameError: the client has no remote method of this name.
-        UsageError: a reply that no secure sum, or no padded pair, can hold.
+        UsageError: a reply that cannot be hidden.
     """
+    if method in KEY_METHODS:
+        return KEY_METHODS[method]
+    for protection in protections.values():
+        if method in protection.methods:
+            return protection.methods[method]
     query, reply = message_types(client, method)
-    release = getattr(getattr(client, method, None), "__release__", None)
-    if not isinstance(release, ReleasePolicy):
-        return query, reply
-    if secure_sums and release.via == (SUM,):
-        make = encrypted_class if SUM in encrypted else masked_class
-        reply = make(reply, release.through)
-    if ranges and PAIRS in release.via:
-        make_pairs = encrypted_pairs_reply if PAIRS in encrypted else padded_reply
-        reply = make_pairs(reply, ranges)
+    release = release_of(getattr(client, method))
+    for verb, protection in protections.items():
+        if release.via == (verb,):
+            reply = protection.reply_class(reply, release)
     return query, reply
 
 
@@ -595,7 +580,7 @@ class Reservation(Protocol):
         Args:
             call: the request.
             release: declaration of the called method.
-            reply: after the pipeline, and before it is padded or encrypted.
+            reply: after the pipeline, and before it is hidden.
             receipts: of each client.
         """
         ...
@@ -618,8 +603,7 @@ class Endpoint(Generic[C]):
             in sums only.
         limits: bounds that the configuration sets on requests; without it only the types of their
             fields are checked.
-        sums: the clients' part in secure sums; None where sums are plain.
-        pads: the clients' part in padded pairs; None where rows of pairs are not padded.
+        halves: the clients' part in each protection, by the verb whose replies it hides.
     """
 
     def __init__(  # noqa: PLR0913 (what the clients of one run are made of)
@@ -631,16 +615,14 @@ class Endpoint(Generic[C]):
         keys: KeyRing,
         minimum: int = MINIMUM,
         limits: Limits | None = None,
-        sums: SecureSumService | EncryptedSumService | None = None,
-        pads: PadService | EncryptedPairService | None = None,
+        halves: Mapping[str, ClientHalf] | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.client = client
         self.ids = tuple(ids)
         self.keys = keys
         self.minimum = minimum
-        self._sums = sums
-        self._pads = pads
+        self.halves = dict(halves or {})
         # For research only: called with a reply before the pipeline, and returns the reply to use.
         # Experiments read replies there, or play malicious clients.
         self.before_pipeline: Callable[[Call, Any], Any] | None = None
@@ -652,11 +634,7 @@ class Endpoint(Generic[C]):
         self.reservations: list[Reservation] = []
         # Called with each error that a frame caused: its text stays here. Simulations raise it.
         self.on_refusal: Callable[[Exception], None] = refusals.log
-        services: list[Service] = [KeyAgreement(keys)]
-        if pads is not None:
-            services.append(pads)
-        if sums is not None:
-            services.append(sums)
+        services: list[Service] = [KeyAgreement(keys), *self.halves.values()]
         self._service_of: dict[str, Service] = {}
         for service in services:
             self._service_of.update(dict.fromkeys(service.methods, service))
@@ -668,11 +646,11 @@ class Endpoint(Generic[C]):
     def least_survivors(self) -> Callable[[int], int] | None:
         """Return the function to the smallest number of survivors whose sum has enough noise.
 
-        None where clients add no shares of noise.
+        None where clients add no shares of noise in sums.
         """
-        if isinstance(self._sums, SecureSumService) and self._sums.adds_noise:
-            return self._sums.least_members
-        return None
+        if SUM not in self.halves:
+            return None
+        return self.halves[SUM].least_survivors
 
     def answer(self, call: Call) -> Response:
         """Answer a call in one batched pass over its recipients.
@@ -686,7 +664,7 @@ class Endpoint(Generic[C]):
             PolicyError: a verb that the method does not allow, or a sum over too few members.
         """
         # Cheap refusals first: nothing is computed for a call that this endpoint does not accept.
-        self._refuse_other_configuration(call)
+        self._refuse_other_configuration(call.config)
         self._refuse_strangers(call)
         self._check_counts(call)
         check(call.query, self.limits)
@@ -695,15 +673,15 @@ class Endpoint(Generic[C]):
             receipts = ()
         return Response(call.to, reply, tuple(receipts))
 
-    def _refuse_other_configuration(self, call: Call) -> None:
-        """Raise FrameError for a call of another configuration.
+    def _refuse_other_configuration(self, config: str) -> None:
+        """Raise FrameError for the hash of another configuration.
 
         The configuration fixes masks, noise and bounds: under another one, a client would protect
         its reply by rules that it did not agree to.
         """
-        if call.config != self._config:
+        if config != self._config:
             raise FrameError(
-                f"the server runs another configuration ({call.config[:8]}… against "
+                f"the server runs another configuration ({config[:8]}… against "
                 f"{self._config[:8]}…): start both from the same one"
             )
 
@@ -737,18 +715,14 @@ class Endpoint(Generic[C]):
         """
         if call.method in self._service_of:
             return self._service_of[call.method].answer(call), ()
-        _refuse_other_services(call)
         _, expected = message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
         release = release_of(method)
         _refuse_other_verbs(call, release)
         self._refuse_small_sums(call, release)
-        is_masked = self._sums is not None and call.verb == SUM
-        if is_masked:
-            self._refuse_open_sums(call, release)
-        pads = self._pads if call.verb == PAIRS else None
-        if pads is not None:
-            self._check_rows(call, release, pads)
+        half = self.halves.get(call.verb)
+        if half is not None:
+            half.check(call, release)
         # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
         context = self.context(call.to, call.round, call.step, call.method)
@@ -757,11 +731,8 @@ class Endpoint(Generic[C]):
             reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
         reply, receipts = self._after_pipeline(call, release, reply, receipts)
-        if pads is not None:
-            reply = pads.padded(call, reply, expected)
-        elif self._sums is not None and is_masked:
-            masked_type = self._sums.reply_class(expected, release.through)
-            reply = self._sums.masked(call, reply, masked_type)
+        if half is not None:
+            reply = half.hidden(call, reply, expected, release)
         return reply, receipts
 
     def context(
@@ -839,35 +810,6 @@ class Endpoint(Generic[C]):
             reservation.reserve(call, release, reply, complete)
         return reply, complete
 
-    def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:
-        """Raise an error, before anything is computed, for a sum that is not to be masked.
-
-        Security rule: under secure sums no reply leaves in a plain sum, and none in a sum of which
-        the client does not know the members.
-        """
-        if release.via != (SUM,):
-            raise PolicyError(
-                f"{call.method} may also leave in other ways than sums, so a secure sum would hide "
-                "nothing: the request is refused"
-            )
-        assert self._sums is not None
-        self._sums.check(call)
-
-    def _check_rows(
-        self, call: Call, release: ReleasePolicy, pads: PadService | EncryptedPairService
-    ) -> None:
-        """Raise an error, before anything is computed, for a row of pairs that is not to be padded.
-
-        Security rule: with padded pairs no row leaves in another way, and none whose numbers are of
-        other clients than those that its pads are shared with.
-        """
-        if release.via != (PAIRS,) or not release.columns or release.through:
-            raise PolicyError(
-                f"{call.method} may also leave in other ways than padded pairs, or does not say "
-                "whom its rows are about: declare it with @answers(PAIRS, columns=...)"
-            )
-        pads.check(call, release.columns)
-
     def _refuse_small_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise PolicyError for a sum over too few members of replies that leave in sums only.
 
@@ -939,7 +881,7 @@ class Endpoint(Generic[C]):
         Security rule: where clients add their shares of the noise in secure sums, a row that leaves
         otherwise would have none.
         """
-        if self._sums is None or not self._sums.adds_noise or release.derived:
+        if self.least_survivors is None or release.derived:
             return
         if pipeline.clips and call.verb != SUM:
             raise PolicyError(
@@ -966,11 +908,19 @@ class Endpoint(Generic[C]):
         """Return the reply to a frame, or raise one of many errors."""
         header = wire.peek(data)
         self._refuse_other_addresses(header)
-        query_type, _ = message_types(type(self.client), header.method)
+        # Before its query is decoded: another configuration may have other methods.
+        self._refuse_other_configuration(header.config)
+        query_type, _ = self._message_types(header.method)
         query: Any
         _, query = wire.decode(data, query_type)
         response = self.answer(_call_of(header, query))
         return wire.encode(reply_header(header), response.reply, receipts=response.receipts_at(0))
+
+    def _message_types(self, method: str) -> tuple[type, type]:
+        """Return the query class and the reply class of a method, before its reply is hidden."""
+        if method in self._service_of:
+            return self._service_of[method].methods[method]
+        return message_types(type(self.client), method)
 
     def _refuse_other_addresses(self, header: Header) -> None:
         """Raise FrameError for a frame that no server sent, or that is for another client."""
@@ -982,20 +932,6 @@ class Endpoint(Generic[C]):
             raise FrameError(
                 f"a frame from {sender} to {recipient} reached another client: check the addresses"
             )
-
-
-def _refuse_other_services(call: Call) -> None:
-    """Raise FrameError for a method of a service that this run does not have."""
-    if call.method in PAD_METHODS and call.method not in SUM_METHODS:
-        raise FrameError(
-            f"{call.method} belongs to padded pairs, and this run's are not padded: start both "
-            "sides from the same configuration"
-        )
-    if call.method in SERVICE_METHODS:
-        raise FrameError(
-            f"{call.method} belongs to secure sums, and this run's sums are plain: start both "
-            "sides from the same configuration"
-        )
 
 
 def _refuse_other_verbs(call: Call, release: ReleasePolicy) -> None:

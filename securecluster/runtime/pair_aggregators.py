@@ -3,11 +3,13 @@
 An aggregator decides who reads the rows, who reads R, and who computes the function of R that the
 server asked for. Such a function has a name (`PairFunctions`), so that a party other than the
 server finds the same one from the configuration.
+
+Its parameters are those of the configuration, and it is no closure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +17,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.runtime.aggregators import Exchange
+from securecluster.runtime.port import Connected, Port
 
+# makes a function's value of the clusters' labels alone
+LabelledValue = Callable[[list[int]], Any]
 # name of the function that returns R itself
 IDENTITY = ""
 
@@ -101,10 +106,20 @@ class PairAggregator(Protocol):
     Attributes:
         name: name of the aggregator.
         server_reads_rows: True if the server can read single rows.
+        needs_seed: True if clients need the seed that they agree on for masks.
     """
 
     name: str
     server_reads_rows: bool
+    needs_seed: bool
+
+    def connect(self, port: Port) -> None:
+        """Take the channel's port.
+
+        Args:
+            port: sends the messages of the aggregator itself.
+        """
+        ...
 
     def check(self, then: str) -> None:
         """Raise UsageError for a function of R that the aggregator does not have.
@@ -141,7 +156,7 @@ class PairAggregator(Protocol):
         ...
 
 
-class PlainPairs:
+class PlainPairs(Connected):
     """Aggregator for pairs whose server reads every row. It protects nothing.
 
     Args:
@@ -161,14 +176,6 @@ class PlainPairs:
             then: name of the function of R.
         """
         self._functions.check(then)
-
-    def ready(self, clients: Sequence[int]) -> list[int]:
-        """Return all clients.
-
-        Args:
-            clients: ids of the clients of the next call.
-        """
-        return list(clients)
 
     def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
         """Read the rows, and compute a function of R.

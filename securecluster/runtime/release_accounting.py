@@ -1,5 +1,14 @@
 """Accounting for the noise in clients' replies: their privacy cost by receipts, the noise that a
 trusted server adds when it reads them, and the bias correction of squared norms.
+
+Nobody declares a price. Each field of each reply is an event: priced by its receipts, or by the
+noise of a trusted server or of a secure sum; free if it is derived from earlier releases; and exact
+otherwise. A release is charged once, to the first field that follows from it. Training under DP-SGD
+is an event of its own, also where nothing leaves: it counts as soon as anything of that client
+leaves.
+
+A trusted server's noise is added here alone (`read`), between the transport and the verbs, so no
+loop and no checkpoint holds a reply without it; only the transcript does, which an auditor keeps.
 """
 
 from __future__ import annotations
@@ -313,9 +322,9 @@ def without_digests(receipts: Receipts) -> Receipts:
 def _released_fields(reply: Any) -> list[str]:
     """Return the names of a reply's fields that are not absent, each of which is released.
 
-    An encrypted reply has the names of the fields in its ciphertexts.
+    A reply may hold fields in another form, such as ciphertexts: then these are named by its class.
     """
-    encrypted: tuple[str, ...] | None = getattr(type(reply), "__encrypted__", None)
-    if encrypted is not None:
-        return list(encrypted)
+    hidden: tuple[str, ...] | None = getattr(type(reply), "__hidden_fields__", None)
+    if hidden is not None:
+        return list(hidden)
     return [name for name, value in vars(reply).items() if value is not None]

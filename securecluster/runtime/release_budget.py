@@ -46,7 +46,7 @@ class ReleaseBudget:
         Args:
             call: the request, to one client.
             release: declaration of the called method.
-            reply: after the pipeline, and before it is padded or encrypted.
+            reply: after the pipeline, and before it is hidden.
             receipts: of the client.
 
         Raises:

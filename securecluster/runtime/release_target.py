@@ -58,7 +58,7 @@ class ReleaseTarget:
         Args:
             call: the request.
             release: declaration of the called method.
-            reply: after the pipeline, and before it is padded or encrypted.
+            reply: after the pipeline, and before it is hidden.
             receipts: of each client.
 
         Raises:

@@ -7,6 +7,11 @@ complete one. Lists that only grow (the history, the ledger's events) are append
 instead; the checkpoint stores their length and digest, so that its cost is what a round added and
 not what all rounds did. A resumed run truncates the history that it writes again. The
 ledger is never truncated: what was released stays released.
+
+What is sent is in a checkpoint first. A resumed server repeats its round, so no client may have
+applied results of it: `Run.commit` ends the first part of a round where the second sends its
+averages or lets clients train alone. `result.json` is written last, and means that the run is
+complete.
 """
 
 from __future__ import annotations

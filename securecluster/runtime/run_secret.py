@@ -3,6 +3,11 @@
 The seed of a run is for what anybody may know: data, models, who is asked. It may be small, stands
 in configurations, and can be guessed from their hash in every frame. What must stay secret is
 therefore drawn from a secret of the run's own, which a run folder keeps in one file for its owner.
+
+It has 128 bits, drawn as the run starts and stored before anything leaves. Resume, replay,
+newcomers and audits read it there, and refuse a folder without it. `Settings.keys_from_seed`
+derives it from the seed, for golden runs and published numbers, and every output says so. It is a
+setting and no environment variable, which somebody could leave set.
 """
 
 from __future__ import annotations

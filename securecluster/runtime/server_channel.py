@@ -2,6 +2,14 @@
 
 Everything that the server learns passes through a verb, so bytes, releases and transcripts are
 complete by construction.
+
+Local parameter servers (LPS) are parties: after `divide` the LPS of its cluster asks each client.
+What they `relay` to the global server and back is recorded, counted under `servers`, and made again
+on replay, where it must be the same; the ledger's events name their readers. Replay runs all
+servers together, so it cannot show that an LPS used frames of its own members only.
+
+State and transcripts are in main memory. What went through a pipeline is put on the server's
+device, wherever replies come from, so that a replay on that device rounds as the run did.
 """
 
 from __future__ import annotations
@@ -10,7 +18,6 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -21,13 +28,10 @@ from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import (
     AUTHORITY_CALL,
-    FIRST_SEPARATE_STEP,
     RELAY,
     Call,
-    Empty,
     Response,
     Rows,
-    Shared,
     frames,
     placed,
     select,
@@ -37,21 +41,18 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import SERVER, Party, lps
 from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
-from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger, PaidOnce
-from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
+from securecluster.privacy.cohorts import Cohort, Cohorts, RowSpace
+from securecluster.privacy.dp.ledger import CHOICE, Event, PaidOnce
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts, RowSpace
 from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.encrypted_pairs import EncryptedPairs
-from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, ReleasePolicy, release_of
-from securecluster.runtime.key_exchange import TRIES, KeyDirectory
-from securecluster.runtime.padded_pairs import PaddedPairs
+from securecluster.runtime.mask_keys import MaskKeys
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
+from securecluster.runtime.port import TRIES, Port
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
-from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.transport import Transport
 
 C = TypeVar("C")
@@ -59,37 +60,6 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 ClientMethod = Callable[[C, CallContext, Q], A]
 Method = Callable[..., Any]
-
-
-@dataclass
-class ChannelState:
-    """State of the server's side of the network, stored in checkpoints.
-
-    Attributes:
-        step: number of calls to protocol methods. Batches and masks are drawn from it, so the key
-            agreement is counted apart: masked and plain runs then draw the same batches.
-        key_step: number of calls of the key agreement.
-        post_step: number of the last call of `ServerChannel.post`.
-        keyed: ids of the clients that have the mask seed, in ascending order.
-        sum_step: number of calls of the exchange of keys for secure sums.
-        sum_keys: public keys of the clients for secure sums.
-        encryption: public keys of the key authority, by encryption scheme.
-        lost: rounds in which a client did not reply, by client id.
-        ledger: events of everything that clients released.
-        sum_lists: clients of secure sums, of those alone whose lists are no combination of earlier
-            ones: the row space of all of them is theirs.
-    """
-
-    step: int = 0
-    key_step: int = 0
-    post_step: int = FIRST_SEPARATE_STEP
-    keyed: list[int] = field(default_factory=list)
-    sum_step: int = 0
-    sum_keys: KeyDirectory = field(default_factory=KeyDirectory)
-    encryption: dict[str, KeyRecord] = field(default_factory=dict)
-    lost: dict[int, list[int]] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
-    sum_lists: list[list[int]] = field(default_factory=list)
 
 
 class ServerChannel:
@@ -153,10 +123,9 @@ class ServerChannel:
             )
         # number of leading coordinates of an average that belong to the common layers
         self.common = pipeline.common
-        # Clients tag ciphertexts under the seed that they agree on for masks.
-        encrypted = isinstance(self.aggregator, EncryptedSums)
-        encrypted = encrypted or isinstance(self.pair_aggregator, EncryptedPairs)
-        self._keyed = pipeline.keyed or encrypted
+        self._mask_keys: MaskKeys | None = None
+        if pipeline.keyed or self.aggregator.needs_seed or self.pair_aggregator.needs_seed:
+            self._mask_keys = MaskKeys(clients)
         # Not in checkpoints: a resumed run remembers the replies since it was resumed.
         self._gathered = Gathered()
         # of the replies to the current call, by client id
@@ -168,23 +137,20 @@ class ServerChannel:
         self.record: Callable[[list[Event]], None] = self.add
         # called with what each verb gives its reader; audits set it in a replay
         self.observe: Callable[[VerbOutcome], None] | None = None
-        self._secure_sums: SecureSums | EncryptedSums | None = None
-        self._connect_aggregators()
+        self.connect()
 
-    def _connect_aggregators(self) -> None:
-        """Give the aggregators that exchange messages of their own the functions to send them."""
-        if isinstance(self.aggregator, SecureSums):
-            self._secure_sums = self.aggregator
-            self._secure_sums.connect(self._ask, lambda: self.state.sum_keys)
-        if isinstance(self.aggregator, EncryptedSums):
-            self._secure_sums = self.aggregator
-            record = partial(self._key_record, self.aggregator.name)
-            self._secure_sums.connect(self._ask, self._ask_authority, record)
-        if isinstance(self.pair_aggregator, EncryptedPairs):
-            record = partial(self._key_record, self.pair_aggregator.scheme)
-            self.pair_aggregator.connect(self._ask, self._ask_authority, record)
-        if isinstance(self.pair_aggregator, PaddedPairs):
-            self.pair_aggregator.connect(self._ask, lambda: self.state.sum_keys)
+    def connect(self) -> None:
+        """Give each part of the channel the port by which it sends messages of its own."""
+        port = Port(
+            to_clients=partial(self._send, from_server=False),
+            from_server=self._send,
+            to_authority=partial(self._send, verb=AUTHORITY_CALL),
+            state=lambda: self.state,
+        )
+        self.aggregator.connect(port)
+        self.pair_aggregator.connect(port)
+        if self._mask_keys is not None:
+            self._mask_keys.connect(port)
 
     def add(self, events: list[Event]) -> None:
         """Add the events of one call to the ledger.
@@ -293,8 +259,7 @@ class ServerChannel:
         release = release_of(method)
         if GATHER not in release.via:
             ready = _without_shrunken_groups(ready, group_of)
-        if self._secure_sums is not None:
-            ready = self._secure_sums.ready(ready)
+        ready = self.aggregator.ready(ready)
         ready, cohorts = self._in_cohorts(ready, group_of, rosters)
         ready_groups = [group_of[client] for client in ready]
         # Frames carry the size of the client's group, and clients refuse one that is too small.
@@ -304,16 +269,16 @@ class ServerChannel:
             method=method, verb=SUM, query=query, to=to, ready=ready, step=step, members=members
         )
         exchange: Exchange = partial(self._exchange, method)
-        if self._secure_sums is not None:
-            exchange = partial(self._exchange_masked, release)
+        if self.aggregator.hides_replies:
+            exchange = partial(self._exchange_hidden, release)
         sums = self.aggregator.run(exchange, call, ready_groups, groups, cohorts)
         rows = sums.rows
-        if self._secure_sums is not None and rows is not None:
+        if self.aggregator.hides_replies and rows is not None:
             rows = placed(rows, release.through, self._device)
         rows = self._costs.read(release, rows, step, sums.counts)
         rows = self._in_run_dtype(release, rows)
-        # Rows of a secure sum release nothing before it is unmasked.
-        at_once = self._recorded_at_once(method) and self._secure_sums is None
+        # Rows that are hidden release nothing before their sum is read.
+        at_once = self._recorded_at_once(method) and not self.aggregator.hides_replies
         if sums.ids and not at_once:
             self._record_sums(method, sums, rows, step, group_of, ready_groups)
         members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
@@ -495,12 +460,10 @@ class ServerChannel:
         release_of(method)  # refuses a method that is not remote, before anything is sent
         self._receipts.clear()
         ready = list(to)
-        if self._keyed:
+        if self._mask_keys is not None:
             # A client that only receives needs the seed, too: it must undo the mask.
             for _ in range(tries):
-                self._agree(to)
-            keyed = set(self.state.keyed)
-            ready = [client for client in to if client in keyed]
+                ready = self._mask_keys.ready(to)
         if step is None:  # calls that continue an earlier one draw the same batches and masks
             self.state.step += 1
             step = self.state.step
@@ -601,8 +564,8 @@ class ServerChannel:
         check_finite(call, response)
         return response
 
-    def _exchange_masked(self, release: ReleasePolicy, call: Call) -> Response:
-        """Return the masked replies to a call, after a check of their bounds.
+    def _exchange_hidden(self, release: ReleasePolicy, call: Call) -> Response:
+        """Return the hidden replies to a call, after a check of their bounds.
 
         Args:
             release: declaration of the called method.
@@ -628,40 +591,49 @@ class ServerChannel:
         for position, client in enumerate(response.ids):
             self._receipts[client] = response.receipts_at(position)
 
-    def _ask(
+    def _send(  # noqa: PLR0913 (what messages of all parts have)
         self,
         method: str,
         to: Sequence[int],
         query: Any,
+        step: int = 0,
         call: Call | None = None,
         group: Sequence[str] = (),
         members: Sequence[int] = (),
+        verb: str = GATHER,
+        from_server: bool = True,
     ) -> Response:
-        """Send a message of secure sums, as `Ask` declares."""
-        if call is None:
-            self.state.sum_step += 1
-            step = self.state.sum_step
-            attempt = 0
-            members = (1,) * len(to)
-        else:
+        """Send a message of a part of the channel, as `Send` declares.
+
+        Args:
+            verb: by which clients, or the key authority, are asked.
+            from_server: False for a message from whoever calls the clients.
+        """
+        asker: tuple[int, ...] = ()
+        if self._asker and not from_server:
+            asker = tuple(self._asker[client] for client in to)
+        attempt = 0
+        if call is not None:
             step = call.step
             attempt = call.attempt
         request = Call(
             config=self._config,
             method=method,
-            verb=GATHER,
+            verb=verb,
             round=self.round,
             step=step,
             to=tuple(to),
             query=query,
-            members=tuple(members),
-            asker=tuple(self._asker[client] for client in to) if self._asker else (),
+            members=tuple(members) or (1,) * len(to),
+            asker=asker,
             group=tuple(group),
             attempt=attempt,
         )
         response = self._transport.exchange(request)
         if response.reply is not None:
-            check(response.reply, self.limits.beside(query))
+            # The bounds of what clients send are the run's; the authority's have no sizes of it.
+            limits = Limits() if verb == AUTHORITY_CALL else self.limits.beside(query)
+            check(response.reply, limits)
         return response
 
     def _record_sums(
@@ -685,7 +657,7 @@ class ServerChannel:
         """
         groups = [group_of[client] for client in sums.ids]
         survivors_of = members_by_group(sums.ids, groups, len(sums.counts))
-        if self._secure_sums is not None:
+        if self.aggregator.hides_replies:
             self._remember_lists(survivors_of)
         # The noise is the sum's: another sum has other noise, so the digest is of the sum.
         digests = reply_digests(rows, len(sums.counts))
@@ -699,36 +671,6 @@ class ServerChannel:
             of_survivors = [digests[group]] * sums.counts[group]
             row_count = row_counts[group]
             self._record(method, SUM, survivors, rows, step, of_survivors, row_count)
-
-    def _key_record(self, scheme: str) -> KeyRecord:
-        """Return the record of the key authority's keys of a scheme."""
-        return self.state.encryption.setdefault(scheme, KeyRecord())
-
-    def _ask_authority(
-        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
-    ) -> Response:
-        """Send a message to the key authority, as `AskAuthority` declares."""
-        step = 0
-        attempt = 0
-        if call is not None:
-            step = call.step
-            attempt = call.attempt
-        request = Call(
-            config=self._config,
-            method=method,
-            verb=AUTHORITY_CALL,
-            round=self.round,
-            step=step,
-            to=(0,),
-            query=query,
-            members=(members,),
-            group=(group,) if group else (),
-            attempt=attempt,
-        )
-        response = self._transport.exchange(request)
-        if response.reply is not None:
-            check(response.reply, Limits())
-        return response
 
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
         """Store which recipients did not reply in this round, and return their ids.
@@ -865,86 +807,6 @@ class ServerChannel:
         paid.learn(events[count:])
         self._paid = (len(events), paid)
         return paid
-
-    def _agree(self, to: Sequence[int]) -> None:
-        """Run the key agreement with those clients that do not have the mask seed yet.
-
-        Clients that do not reply are left out and join at their next call.
-        """
-        keyed = set(self.state.keyed)
-        newcomers = [client for client in to if client not in keyed]
-        if not newcomers:
-            return
-        offers = self._key("key_offer", newcomers, Empty())
-        if offers.reply is None:
-            return
-        # One frame names at most as many peers as the run has clients, however many join.
-        block = len(self.clients)
-        positions = range(len(offers.ids))
-        for first in positions[::block]:
-            ids = offers.ids[first : first + block]
-            reply = select(offers.reply, positions[first : first + block])
-            self._agree_with(Response(ids, reply))
-
-    def _agree_with(self, offers: Response) -> None:
-        """Distribute the mask seed to some clients: the first leader that replies seals it to them.
-
-        Args:
-            offers: the clients' public keys.
-        """
-        peers = offers.ids
-        keys = offers.reply.key.values
-        signatures = offers.reply.signature.values
-        numbers = torch.as_tensor(peers)
-        query = Peers(Shared(numbers), Shared(keys), Shared(signatures))
-        for leader in self._leaders(offers):
-            response = self._key("key_seal", [leader], query)
-            if response.reply is None:
-                continue
-            sealed = response.reply  # a batch of one frame, the leader's
-            key = sealed.key.values[0]
-            ciphertexts = sealed.ciphertexts.values[0]  # one row per peer
-            peer_signatures = sealed.signatures.values[0]
-            message = SealedSeed(
-                leader=leader,
-                key=Shared(key),
-                ciphertext=Rows(ciphertexts),
-                signature=Rows(peer_signatures),
-            )
-            opened = self._key("key_open", peers, message)
-            keyed = {*self.state.keyed, *opened.ids}
-            self.state.keyed = sorted(keyed)
-            return
-
-    def _leaders(self, offers: Response) -> list[int]:
-        """Return the clients that may lead the key agreement, in the order to try them.
-
-        A client that has the run's seed must lead, or peers would end with different seeds. Without
-        one, clients that report a seed come first: a resumed server finds the seed in use.
-        """
-        if self.state.keyed:
-            return self.state.keyed
-        flags = offers.reply.seeded.values.tolist()
-        seeded = dict(zip(offers.ids, flags, strict=True))
-        return sorted(offers.ids, key=lambda client: not seeded[client])
-
-    def _key(self, name: str, to: Sequence[int], query: Any) -> Response:
-        """Make a call of the key agreement, which has numbers and bounds of its own."""
-        self.state.key_step += 1
-        call = Call(
-            config=self._config,
-            method=name,
-            verb=GATHER,
-            round=self.round,
-            step=self.state.key_step,
-            to=tuple(to),
-            query=query,
-            members=(1,) * len(to),
-        )
-        response = self._transport.exchange(call)
-        if response.reply is not None:
-            check(response.reply, self.limits.beside(query))
-        return response
 
 
 def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) -> list[int]:

@@ -16,6 +16,8 @@ from securecluster.privacy.masking.key_agreement import (
 )
 
 GATHER = "gather"
+SUM = "sum"
+PAIRS = "pairs"
 MessageTypes = tuple[type, type]  # query class, reply class
 # methods of the clients' agreement on the mask seed
 KEY_METHODS: Mapping[str, MessageTypes] = {

@@ -1,4 +1,8 @@
-"""Settings that all protocols share: device, precision, dropout and transcript of a run."""
+"""Settings that all protocols share: device, precision, dropout and transcript of a run.
+
+Threads and device are among them since float sums round differently with others: resume and replay
+use the recorded ones.
+"""
 
 from __future__ import annotations
 

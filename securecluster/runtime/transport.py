@@ -1,4 +1,8 @@
-"""Transports, which deliver calls: in one process as a batch, as frames, recorded, or replayed."""
+"""Transports, which deliver calls: in one process as a batch, as frames, recorded, or replayed.
+
+A client is a batch of one: `InProcess` answers a call in one batched pass over all clients, and
+`Framed` runs the same methods client by client, through real bytes.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,12 @@ module trains its examples as if each were a client of its own (`FlatModel.gradi
 The secret draws, which are the examples of each batch and the noise, follow from a seed of the
 client, the call, the initial weights, the client's examples and the plan. For the same request a
 client makes the same draws; for any other request, different ones.
+
+Convolutions compute the gradients of their own kernels, in blocks of examples.
+
+Security rules: an example whose gradient is not finite counts as zero, since an error would reveal
+that it is there. The mask of dropout belongs to the example: one that depends on the position in
+the batch would change with the other examples drawn.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 from cases import SMALL_FEDERATION
+from commands import exit_of
 from rich.console import Console
 
-from securecluster.app.cli import main
 from securecluster.app.options import Simulation
 from securecluster.app.plots import comparison
 from securecluster.app.plots.figure import figure
@@ -36,19 +36,9 @@ from securecluster.protocols.common.averaging import AveragingState
 from securecluster.runtime.run import Run
 
 SMALL = [
-    "--clients",
-    "6",
-    "--clusters",
-    "2",
-    "--samples",
-    "40",
-    "--rounds",
-    "5",
-    "--dropout",
-    "0.05",
-    "--threads",
-    "1",
-]
+    "--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "5", "--dropout", "0.05",
+    "--threads", "1",
+]  # fmt: skip
 NAMES = ["cfl", "fedavg", "local"]
 
 
@@ -68,13 +58,13 @@ def whole(
     """A comparison that nobody disturbed, and its pictures."""
     out = tmp_path_factory.mktemp("whole") / "deep" / "out"
     with with_pictures():
-        assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 0
+        assert exit_of("compare", *NAMES, *SMALL, "--quiet", "--out", out) == 0
     return out
 
 
 def test_each_run_is_the_one_that_run_alone_makes(whole: Path, tmp_path: Path) -> None:
     for name in NAMES:
-        assert main(["run", name, *SMALL, "--quiet", "--out", str(tmp_path / name)]) == 0
+        assert exit_of("run", name, *SMALL, "--quiet", "--out", tmp_path / name) == 0
         assert _timeless(whole / name / "result.json") == _timeless(tmp_path / name / "result.json")
         for part in (
             "config.json",
@@ -128,9 +118,9 @@ def test_each_run_replays_and_resumes_by_itself(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in NAMES:
-        assert main(["replay", str(whole / name)]) == 0
-        assert main(["resume", str(whole / name), "--quiet"]) == 0
-    assert main(["replay", str(whole)]) == 2
+        assert exit_of("replay", whole / name) == 0
+        assert exit_of("resume", whole / name, "--quiet") == 0
+    assert exit_of("replay", whole) == 2
     assert (
         f"holds a comparison: replay one of its runs, such as {whole / 'cfl'}"
         in capsys.readouterr().err
@@ -140,7 +130,7 @@ def test_each_run_replays_and_resumes_by_itself(
 def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "fedavg", "local", *SMALL, "--out", str(tmp_path / "a")]) == 0
+    assert exit_of("compare fedavg local", *SMALL, "--out", tmp_path / "a") == 0
     printed = capsys.readouterr().out
     assert len(re.findall(r"^round +\d/5 ", printed, re.M)) == 10
     assert re.search(
@@ -152,9 +142,7 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
         r"^ *local +6 +0.00 +0\.\d{3} +[01]\.\d{3} +5 +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M
     )
     assert "before" not in printed and str(tmp_path / "a") in printed
-    assert (
-        main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(tmp_path / "b")]) == 0
-    )
+    assert exit_of("compare fedavg local --quiet", *SMALL, "--out", tmp_path / "b") == 0
     assert capsys.readouterr() == ("", "")
 
 
@@ -165,7 +153,7 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
     deal = Simulation.federation
     monkeypatch.setattr(Simulation, "federation", lambda self: dealt.append(1) or deal(self))
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "fedavg", "local", *SMALL, "--quiet"]) == 0
+    assert exit_of("compare fedavg local --quiet", *SMALL) == 0
     assert dealt == [1]
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"compare-digits-\d{8}-\d{6}-\d+", folder.name)
@@ -173,10 +161,7 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
 
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
     given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted", "--no-tree"]
-    assert (
-        main(["compare", "fedavg", "cfl", *SMALL, *given, "--quiet", "--out", str(tmp_path / "r")])
-        == 0
-    )
+    assert exit_of("compare fedavg cfl --quiet", *SMALL, *given, "--out", tmp_path / "r") == 0
     cfl, fedavg = (
         json.loads((tmp_path / "r" / n / "config.json").read_text())["protocol"]
         for n in ("cfl", "fedavg")
@@ -192,7 +177,7 @@ def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_p
 def test_help_says_which_protocol_has_an_option_and_each_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["compare", "cfl", "fedavg", "--help"]) == 0
+    assert exit_of("compare cfl fedavg --help") == 0
     text = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
     assert re.search(
         r"cfl: clusters with fewer members are not split \(not in the paper[^)]*\) \(default: 3\)",
@@ -205,7 +190,7 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
         and "--force" in text
         and "chance that a client does not reply" in text
     )
-    assert main(["compare", "--help"]) == 0
+    assert exit_of("compare --help") == 0
 
 
 @pytest.mark.exhaustive
@@ -213,7 +198,7 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
     arguments = [*SMALL_FEDERATION, "--rounds", "3", "--epochs", "1", "--transcript", "none"]
     arguments += ["--pre-rounds", "1", "--local-rounds", "1", "--starts", "2"]
     names = [name for name in PROTOCOLS if name != "nsim"]  # which needs positions
-    assert main(["compare", *names, *arguments, "--quiet", "--out", str(tmp_path / "r")]) == 0
+    assert exit_of("compare", *names, *arguments, "--quiet", "--out", tmp_path / "r") == 0
     rows = json.loads((tmp_path / "r" / "compare.json").read_text())["protocols"]
     assert [row["protocol"] for row in rows] == names
     assert all(row["error"] is None and 0 <= row["accuracy"] <= 1 for row in rows)
@@ -254,7 +239,7 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", *arguments]) == 2
+    assert exit_of("compare", *arguments) == 2
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
@@ -268,7 +253,7 @@ def test_what_does_not_parse_is_refused_and_leaves_nothing(
     rest: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", "cfl", "fedavg", *rest]) == 2
+    assert exit_of("compare cfl fedavg", *rest) == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -279,16 +264,12 @@ def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
     for force in ([], ["--force"]):
-        assert (
-            main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(mine), *force]) == 2
-        )
+        assert exit_of("compare fedavg local --quiet", *SMALL, "--out", mine, *force) == 2
     assert (mine / "thesis.tex").read_text() == "years of work"
     shutil.copytree(whole, out)
-    assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out)]) == 2
+    assert exit_of("compare fedavg local --quiet", *SMALL, "--out", out) == 2
     assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
-    assert (
-        main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out), "--force"]) == 0
-    )
+    assert exit_of("compare fedavg local --quiet --force", *SMALL, "--out", out) == 0
     assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["fedavg", "local"]
 
 
@@ -299,7 +280,7 @@ def test_a_comparison_in_use_is_not_replaced(
     shutil.copytree(whole, out)
     for busy in (out, out / "fedavg"):
         with locked(busy):
-            assert main(["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]) == 2
+            assert exit_of("compare fedavg local --force", *SMALL, "--out", out) == 2
         assert f"{busy} is being written by another process" in capsys.readouterr().err
     assert (out / "cfl" / "result.json").exists()
 
@@ -325,7 +306,7 @@ def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(FedAvg, "run_server", diverge)
-        assert main(["compare", *NAMES, *SMALL, "--out", str(tmp_path / "r")]) == 2
+        assert exit_of("compare", *NAMES, *SMALL, "--out", tmp_path / "r") == 2
     said, content = capsys.readouterr(), json.loads((tmp_path / "r" / "compare.json").read_text())
     assert (
         said.err.count("\n") == 1 and f"fedavg failed: {reason}; 2 of 3 protocols ended" in said.err
@@ -341,7 +322,7 @@ def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
     assert content["protocols"][2] | {"seconds": 0} == json.loads(
         (whole / "compare.json").read_text()
     )["protocols"][2] | {"seconds": 0}
-    assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
+    assert exit_of("resume", tmp_path / "r", "--quiet") == 0
     assert _timeless(tmp_path / "r" / "compare.json") == _timeless(whole / "compare.json")
     assert not tracebacks.exists()
 
@@ -349,22 +330,7 @@ def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
 def test_when_everyone_diverges_each_row_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "compare",
-                "cfl",
-                "local",
-                *SMALL,
-                "--lr",
-                "1e30",
-                "--quiet",
-                "--out",
-                str(tmp_path / "r"),
-            ]
-        )
-        == 2
-    )
+    assert exit_of("compare cfl local --lr 1e30 --quiet", *SMALL, "--out", tmp_path / "r") == 2
     assert "0 of 2 protocols ended" in capsys.readouterr().err
     rows = json.loads((tmp_path / "r" / "compare.json").read_text())["protocols"]
     assert all("lower the learning rate" in row["error"] for row in rows)
@@ -383,7 +349,7 @@ def test_a_full_disk_is_one_sentence_and_the_comparison_goes_on_afterwards(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
-        assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 2
+        assert exit_of("compare", *NAMES, *SMALL, "--quiet", "--out", out) == 2
     said = capsys.readouterr().err
     assert (
         said.count("\n") == 1
@@ -394,7 +360,7 @@ def test_a_full_disk_is_one_sentence_and_the_comparison_goes_on_afterwards(
     assert not list((out / "local").glob("checkpoint-*")), (
         "what cannot be written stops the comparison"
     )
-    assert main(["resume", str(out), "--quiet"]) == 0
+    assert exit_of("resume", out, "--quiet") == 0
     assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
 
 
@@ -402,7 +368,7 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r"
-    assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out)]) == 0
+    assert exit_of("compare fedavg local --quiet", *SMALL, "--out", out) == 0
     kept = (out / "local" / "config.json").read_text()
     for name, text in (
         ("local/config.json", kept.replace('"data_digest": "', '"data_digest": "0')),
@@ -413,11 +379,11 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     ):
         before = (out / name).read_text()
         (out / name).write_text(text)
-        assert main(["resume", str(out)]) == 2
+        assert exit_of("resume", out) == 2
         said = capsys.readouterr().err
         assert f"{out / name} differs from what was written" in said and said.count("\n") == 1, said
         (out / name).write_text(before)
-    assert main(["resume", str(out), "--quiet"]) == 0
+    assert exit_of("resume", out, "--quiet") == 0
 
 
 def _hear() -> None:
@@ -426,7 +392,7 @@ def _hear() -> None:
 
 def check_same_comparison(out: Path, whole: Path) -> None:
     """Resume a stopped comparison, and compare it with the one that nobody stopped."""
-    assert main(["resume", str(out), "--quiet"]) == 0
+    assert exit_of("resume", out, "--quiet") == 0
     assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
     for name in (
         "cfl/history.jsonl",
@@ -488,7 +454,7 @@ def test_a_stopped_comparison_resumes_to_the_same_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "_checkpoint", checkpoint_and_stop)
-        assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 130
+        assert exit_of("compare", *NAMES, *SMALL, "--quiet", "--out", out) == 130
     advice = f"securecluster: stopped; go on with: securecluster resume {out}\n"
     assert capsys.readouterr().err == advice
     assert not (out / running / "result.json").exists()
@@ -514,21 +480,12 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
 def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_path: Path) -> None:
     names = ["ifca", "local-kmeans", "random", "fedavg"]
     small = [
-        "--clients",
-        "6",
-        "--samples",
-        "20",
-        "--rounds",
-        "2",
-        "--epochs",
-        "1",
-        "--transcript",
-        "none",
-        "--quiet",
-    ]
+        "--clients", "6", "--samples", "20", "--rounds", "2", "--epochs", "1",
+        "--transcript", "none", "--quiet",
+    ]  # fmt: skip
     for more, k in ((["--clusters", "2"], 2), (["--clusters", "2", "--k", "3"], 3), ([], 4)):
         out = tmp_path / str(k)
-        assert main(["compare", *names, *small, *more, "--out", str(out)]) == 0
+        assert exit_of("compare", *names, *small, *more, "--out", out) == 0
         content = json.loads((out / "compare.json").read_text())
         assert content["true_clusters"] == (4 if not more else 2)
         assert [row["given"] for row in content["protocols"]] == [{"k": k}] * 3 + [None]
@@ -582,11 +539,9 @@ def _row(protocol: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [200, 80, 60, 40])
 def test_no_cell_of_the_table_is_cut(width: int) -> None:
     rows = [
-        _row("local-kmeans", given={"k": 4}),
-        _row("ifca", given={"k": 4}),
-        _row("flhc", epsilon=None),
-        _row("oneshot", given={"tasks": 3}),
-    ]
+        _row("local-kmeans", given={"k": 4}), _row("ifca", given={"k": 4}),
+        _row("flhc", epsilon=None), _row("oneshot", given={"tasks": 3}),
+    ]  # fmt: skip
     content = {
         "data": "digits",
         "scenario": "label-swap",
@@ -660,10 +615,7 @@ def test_what_private_runs_cost_together_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noised = ["--noise", "4", "--pre-rounds", "2"]
-    assert (
-        main(["compare", "fedavg", "flhc", *SMALL, *PRIVATE, *noised, "--out", str(tmp_path / "c")])
-        == 0
-    )
+    assert exit_of("compare fedavg flhc", *SMALL, *PRIVATE, *noised, "--out", tmp_path / "c") == 0
     content = json.loads((tmp_path / "c" / "compare.json").read_text())
     (total,) = content["together"]
     ledgers = [
@@ -689,7 +641,7 @@ def test_what_private_runs_cost_together_is_printed_and_written(
     )
     line = f"together, ε of one client: {total['epsilon']:.4g} at δ = 1e-05 (fedavg, flhc)"
     assert line in capsys.readouterr().out
-    assert main(["resume", str(tmp_path / "c")]) == 0
+    assert exit_of("resume", tmp_path / "c") == 0
     assert line in capsys.readouterr().out
 
 
@@ -700,12 +652,9 @@ def test_units_of_privacy_are_not_added_up_and_runs_without_noise_are_named() ->
         return {"protocol": name, "dp_unit": unit, "epsilon": epsilon, "error": error}
 
     rows = [
-        row("a", "client", 1.0),
-        row("b", "example", None),
-        row("c", None, None),
-        row("d", None, 0.0),
-        row("e", None, None, "no"),
-    ]
+        row("a", "client", 1.0), row("b", "example", None), row("c", None, None),
+        row("d", None, 0.0), row("e", None, None, "no"),
+    ]  # fmt: skip
     totals = [
         {"unit": "client", "protocols": ["a"], "epsilon": 1.0, "delta": 1e-5},
         {"unit": "example", "protocols": ["b"], "epsilon": None},

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import exit_of
 
 from securecluster.app.cli import main
 from securecluster.app.options import Simulation, as_typed
@@ -56,7 +57,7 @@ def own(tmp_path: Path) -> Path:
 def test_every_scenario_runs(
     arguments: list[str], scenario: str, clusters: int | None, tmp_path: Path
 ) -> None:
-    assert main(["run", "fedavg", *arguments, *SMALL, "--out", str(tmp_path / "r")]) == 0
+    assert exit_of("run fedavg", *arguments, *SMALL, "--out", tmp_path / "r") == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert result["scenario"] == scenario and result["data"] == "digits"
     assert clusters is None or len(set(result["truth"])) == clusters
@@ -88,23 +89,7 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(own.parent)
-    assert (
-        main(
-            [
-                "run",
-                "cfl",
-                "--data",
-                "own.parquet",
-                *OWN,
-                "--truth-column",
-                "kind",
-                "--rounds",
-                "3",
-                "--quiet",
-            ]
-        )
-        == 0
-    )
+    assert exit_of("run cfl --data own.parquet --truth-column kind --rounds 3 --quiet", *OWN) == 0
     (folder,) = (own.parent / "runs").iterdir()
     assert folder.name.startswith("cfl-own-")
     result, config = (
@@ -119,13 +104,13 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
     assert config["simulation"]["data"] == str(own) and config["clients"] == ["0", "1", "2", "3"]
     (own.parent / "elsewhere").mkdir()
     monkeypatch.chdir(own.parent / "elsewhere")
-    assert main(["resume", str(folder)]) == 0 and main(["replay", str(folder)]) == 0
+    assert exit_of("resume", folder) == 0 and exit_of("replay", folder) == 0
     table = pq.read_table(own)
     pq.write_table(table.set_column(1, "a", pa.array(np.zeros(160))), own)
-    assert main(["resume", str(folder)]) == 2
+    assert exit_of("resume", folder) == 2
     assert "was run on other data" in capsys.readouterr().err
     own.unlink()
-    assert main(["resume", str(folder)]) == 2
+    assert exit_of("resume", folder) == 2
     assert "does not exist" in capsys.readouterr().err
 
 
@@ -175,7 +160,7 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(own.parent)
-    assert main(["run", "cfl", *arguments]) == 2
+    assert exit_of("run cfl", *arguments) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
     assert [p.name for p in own.parent.iterdir()] == ["own.parquet"]
@@ -235,7 +220,7 @@ def test_features_are_said_and_what_is_probably_not_meant_is_noted(
     )
     assert main([*command, "--quiet", "--out", str(patients.parent / "q")]) == 0
     assert capsys.readouterr() == ("", ""), "quiet prints nothing but errors"
-    assert main(["resume", str(patients.parent / "r"), "--quiet"]) == 0
+    assert exit_of("resume", patients.parent / "r", "--quiet") == 0
     assert capsys.readouterr() == ("", "")
 
 
@@ -246,28 +231,12 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
     options: list[str], patients: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = patients.parent / "r"
-    assert (
-        main(
-            [
-                "run",
-                "fedavg",
-                "--data",
-                str(patients),
-                *OWN,
-                *options,
-                "--rounds",
-                "2",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    assert exit_of("run fedavg --rounds 2", "--data", patients, *OWN, *options, "--out", out) == 0
     said = capsys.readouterr()
     assert said.out.startswith("features (2): a, b; client: site, label: ill\n") and said.err == ""
     config = json.loads((out / "config.json").read_text())
     assert config["network"]["shape"] == [2] and config["network"]["feature_names"] == ["a", "b"]
-    assert main(["resume", str(out), "--quiet"]) == 0 and main(["replay", str(out)]) == 0
+    assert exit_of("resume", out, "--quiet") == 0 and exit_of("replay", out) == 0
 
 
 @pytest.mark.few(2)
@@ -298,7 +267,7 @@ def test_columns_that_cannot_be_chosen_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(patients.parent)
-    assert main(["run", "fedavg", *arguments]) == 2
+    assert exit_of("run fedavg", *arguments) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
 

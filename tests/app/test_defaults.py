@@ -9,9 +9,9 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
+from commands import exit_of
 
 from securecluster.app import registry
-from securecluster.app.cli import main
 from securecluster.app.options import Simulation
 from securecluster.data import Federation, LabelSwap, Tasks
 from securecluster.protocols import FedAvg
@@ -71,7 +71,7 @@ def test_several_protocols_must_agree() -> None:
 
 def test_the_default_is_dealt_written_resumed_and_replayed(tmp_path: Path) -> None:
     out = tmp_path / "r"
-    assert main(["run", "grouped", *FAST, "--clients", "6", "--out", str(out)]) == 0
+    assert exit_of("run grouped --clients 6", *FAST, "--out", out) == 0
     config = json.loads((out / "config.json").read_text())
     assert (
         config["simulation"]["scenario"]
@@ -85,34 +85,16 @@ def test_the_default_is_dealt_written_resumed_and_replayed(tmp_path: Path) -> No
     assert json.loads((out / "result.json").read_text())["privacy"]["lps_view"] == [
         "updates of its clients"
     ]
-    assert main(["replay", str(out)]) == 0
-    assert main(["resume", str(out), "--quiet"]) == 0
+    assert exit_of("replay", out) == 0
+    assert exit_of("resume", out, "--quiet") == 0
 
 
 def test_a_comparison_keeps_label_swap_unless_all_agree(tmp_path: Path) -> None:
     assert (
-        main(
-            [
-                "compare",
-                "grouped",
-                "fedavg",
-                *FAST,
-                "--clients",
-                "6",
-                "--clusters",
-                "2",
-                "--out",
-                str(tmp_path / "a"),
-            ]
-        )
+        exit_of("compare grouped fedavg --clients 6 --clusters 2", *FAST, "--out", tmp_path / "a")
         == 0
     )
-    assert (
-        main(
-            ["compare", "fedavg", "grouped", *FAST, "--clients", "8", "--out", str(tmp_path / "b")]
-        )
-        == 0
-    )
+    assert exit_of("compare fedavg grouped --clients 8", *FAST, "--out", tmp_path / "b") == 0
     for name in ("grouped", "fedavg"):
         digest = json.loads((tmp_path / "b" / name / "config.json").read_text())["data_digest"]
         assert (
@@ -130,27 +112,12 @@ def test_a_comparison_keeps_label_swap_unless_all_agree(tmp_path: Path) -> None:
 def test_mistakes_are_still_refused(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "grouped", *FAST, *arguments, "--out", str(tmp_path / "r")]) == 2
+    assert exit_of("run grouped", *FAST, *arguments, "--out", tmp_path / "r") == 2
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "r").exists()
 
 
 def test_a_protocol_without_a_wish_changes_nothing(tmp_path: Path) -> None:
-    assert (
-        main(
-            [
-                "run",
-                "fedavg",
-                *FAST,
-                "--clients",
-                "6",
-                "--clusters",
-                "2",
-                "--out",
-                str(tmp_path / "r"),
-            ]
-        )
-        == 0
-    )
+    assert exit_of("run fedavg --clients 6 --clusters 2", *FAST, "--out", tmp_path / "r") == 0
     kept = json.loads((tmp_path / "r" / "config.json").read_text())["simulation"]
     assert (kept["scenario"], kept["clients"]) == (None, 6)
 

@@ -18,18 +18,9 @@ from securecluster.core import atomic_files, manifest
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 
 SMALL = [
-    "--clients",
-    "6",
-    "--clusters",
-    "2",
-    "--samples",
-    "24",
-    "--rounds",
-    "2",
-    "--model",
-    "linear",
+    "--clients", "6", "--clusters", "2", "--samples", "24", "--rounds", "2", "--model", "linear",
     "--quiet",
-]
+]  # fmt: skip
 RUN = ["run", "fedavg", *SMALL]
 
 

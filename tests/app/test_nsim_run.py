@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import exit_of
 
 from securecluster import NSIM, Federation
 from securecluster.app.cli import main
@@ -29,34 +30,10 @@ def test_a_run_reports_correlations_and_draws_the_pairs(
     monkeypatch.setattr(synthetic_users, "fit", brief_fit)
     out = tmp_path / "run"
     options = [
-        "--clients",
-        "6",
-        "--rounds",
-        "3",
-        "--local-rounds",
-        "2",
-        "--synthetic",
-        "16",
-        "--positions",
-        "30",
-        "60",
-    ]
-    assert (
-        main(
-            [
-                "run",
-                "nsim",
-                "--data",
-                "mobility",
-                *options,
-                "--transcript",
-                "full",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+        "--clients", "6", "--rounds", "3", "--local-rounds", "2", "--synthetic", "16",
+        "--positions", "30", "60",
+    ]  # fmt: skip
+    assert exit_of("run nsim --data mobility --transcript full", *options, "--out", out) == 0
     lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     assert len(lines[1]["pairs_real"]) == 15
     assert -1 <= lines[1]["pearson_real"] <= 1
@@ -67,7 +44,7 @@ def test_a_run_reports_correlations_and_draws_the_pairs(
     assert "did not see" in told and "any model" not in told, (
         "a layer in the clear is part of one, and tells of the rest"
     )
-    assert main(["replay", str(out)]) == 0
+    assert exit_of("replay", out) == 0
 
 
 @pytest.mark.usefixtures("traces")
@@ -95,5 +72,5 @@ def test_a_sweep_has_the_correlation_of_predicted_similarities(
 def test_a_mask_on_layers_is_refused_on_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["run", "nsim", "--layer-mask", "permutation"]) == 2
+    assert exit_of("run nsim --layer-mask permutation") == 2
     assert "reads the weights themselves" in capsys.readouterr().err

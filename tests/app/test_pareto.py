@@ -52,11 +52,9 @@ def test_the_efficient_lines_of_a_plane_are_its_staircase() -> None:
 
 def test_up_and_down_count_and_so_does_more_noise_elsewhere() -> None:
     rows = [
-        line(0.8, 10.0, 1.0, down=90.0),
-        line(0.8, 50.0, 1.0, down=49.0),
-        line(0.7, 10.0, math.inf, down=9.0),
-        line(0.8, 10.0, math.inf, down=9.0),
-    ]
+        line(0.8, 10.0, 1.0, down=90.0), line(0.8, 50.0, 1.0, down=49.0),
+        line(0.7, 10.0, math.inf, down=9.0), line(0.8, 10.0, math.inf, down=9.0),
+    ]  # fmt: skip
     assert efficient(rows, "accuracy") == [False, True, False, True]
 
 

@@ -207,16 +207,9 @@ def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(
         assert any("size of contribute" in text for text in privacy["free"]) == (unit == "example")
         assert "vectors of eigen, once, z = 1" in out
     central = [
-        "--no-sealed",
-        "--clip",
-        "1",
-        "--noise",
-        "1",
-        "--dp-unit",
-        "client",
-        "--placement",
-        "central",
-    ]
+        "--no-sealed", "--clip", "1", "--noise", "1", "--dp-unit", "client",
+        "--placement", "central",
+    ]  # fmt: skip
     privacy, _ = told([*small, *central], tmp_path / "c", capsys)
     (vectors,) = (text for text in privacy["server_view"] if text.startswith("vectors"))
     (delta,) = (text for text in privacy["lps_view"] if text.startswith("delta"))
@@ -232,19 +225,9 @@ def test_vectors_in_the_clear_are_told_and_nothing_is_claimed_of_the_data(
 ) -> None:
     """Three unit vectors that span three samples: no table may say that no data was seen."""
     given = [
-        "oneshot",
-        "--clients",
-        "6",
-        "--samples",
-        "3",
-        "--rounds",
-        "2",
-        "--threads",
-        "1",
-        "--no-sealed",
-        "--mask",
-        "none",
-    ]
+        "oneshot", "--clients", "6", "--samples", "3", "--rounds", "2", "--threads", "1",
+        "--no-sealed", "--mask", "none",
+    ]  # fmt: skip
     privacy, out = told(given, tmp_path / "r", capsys)
     assert any(
         text.startswith("vectors of every client in every eigen call")

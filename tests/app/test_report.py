@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import exit_of
 
 from securecluster.app import report
-from securecluster.app.cli import main
 
 LINE: dict[str, Any] = {
     "round": 7,
@@ -150,23 +150,7 @@ def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "run",
-                "cfl",
-                "--rounds",
-                "12",
-                "--fallback",
-                "0.2",
-                "--threads",
-                "1",
-                "--out",
-                str(tmp_path / "r"),
-            ]
-        )
-        == 0
-    )
+    assert exit_of("run cfl --rounds 12 --fallback 0.2 --threads 1", "--out", tmp_path / "r") == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert len(result["fallback"]["nodes"]) == len(result["leaves"]) == result["clusters"] > 1
     assert len(set(result["leaves"])) == result["clusters"] and 0 not in result["leaves"], (
@@ -183,19 +167,10 @@ def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(
 @pytest.mark.usefixtures("pictures")
 def test_servers_are_told_apart(tmp_path: Path) -> None:
     small = [
-        "--clients",
-        "6",
-        "--samples",
-        "40",
-        "--rounds",
-        "2",
-        "--tasks",
-        "2",
-        "--threads",
-        "1",
+        "--clients", "6", "--samples", "40", "--rounds", "2", "--tasks", "2", "--threads", "1",
         "--quiet",
-    ]
-    assert main(["run", "oneshot", *small, "--out", str(tmp_path / "r")]) == 0
+    ]  # fmt: skip
+    assert exit_of("run oneshot", *small, "--out", tmp_path / "r") == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert result["scenario"] == "tasks" and result["bytes"]["servers"] > 0
     assert not any("delta" in text for text in result["privacy"]["server_view"]), (
@@ -219,20 +194,10 @@ def test_the_threshold_is_told_and_when_it_joins_nobody(
     at: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = [
-        "--clients",
-        "4",
-        "--samples",
-        "30",
-        "--rounds",
-        "1",
-        "--local-rounds",
-        "1",
-        "--refine",
-        "1",
-        "--threads",
-        "1",
-    ]
-    assert main(["run", "srfca", *small, "--threshold", at, "--out", str(tmp_path / "r")]) == 0
+        "--clients", "4", "--samples", "30", "--rounds", "1", "--local-rounds", "1",
+        "--refine", "1", "--threads", "1",
+    ]  # fmt: skip
+    assert exit_of("run srfca", *small, "--threshold", at, "--out", tmp_path / "r") == 0
     line = next(
         line
         for line in capsys.readouterr().out.splitlines()

@@ -18,6 +18,7 @@ from typing import Protocol, TextIO
 import numpy as np
 import pytest
 from cases import SMALL_FEDERATION, exhaustive
+from commands import exit_of
 
 from securecluster.__main__ import entry
 from securecluster.app.cli import main
@@ -185,7 +186,7 @@ def test_a_run_whose_reader_leaves_can_be_gone_on_with(
         141,
         f"securecluster: stopped; go on with: securecluster resume {out}\n",
     )
-    assert main(["resume", str(out), "--quiet"]) == 0
+    assert exit_of("resume", out, "--quiet") == 0
 
 
 def test_a_process_whose_output_is_full_says_so_in_a_sentence(full: TextIO) -> None:
@@ -205,7 +206,7 @@ def test_a_run_whose_output_is_full_can_be_gone_on_with(
     out = tmp_path / "r"
     said = f"{FULL}; go on with: securecluster resume {out}\n"
     assert enter(*RUN, "--out", str(out), stdout=full) == (2, said)
-    assert main(["resume", str(out), "--quiet"]) == 0
+    assert exit_of("resume", out, "--quiet") == 0
 
 
 def test_a_process_whose_output_is_closed_prints_nothing() -> None:
@@ -275,13 +276,9 @@ def test_names_of_clients_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
     )
     pq.write_table(pa.table(columns), tmp_path / "own.parquet")
     own = [
-        "--data",
-        str(tmp_path / "own.parquet"),
-        "--client-column",
-        "site",
-        "--label-column",
-        "label",
-    ]
+        "--data", str(tmp_path / "own.parquet"), "--client-column", "site",
+        "--label-column", "label",
+    ]  # fmt: skip
     for command in (["run", "fedavg"], ["compare", "fedavg", "local"]):
         out = tmp_path / command[0]
         assert (

@@ -20,10 +20,10 @@ from scipy import stats
 
 import securecluster
 from securecluster import CFL, FLHC, FedAvg, Federation, LabelSwap
-from securecluster.app import run_folder, sweep, sweep_plan, sweep_tables, worker_pool
+from securecluster.app import run_folder, sweep, sweep_plan, sweep_runner, sweep_tables, worker_pool
 from securecluster.app.cli import main
 from securecluster.app.plots import sweep as plots
-from securecluster.app.sweep import Parallel, _Clock
+from securecluster.app.sweep_runner import Parallel, _Clock
 from securecluster.errors import RunFolderError, SecureClusterWarning, UpdateError, UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Settings
@@ -371,14 +371,14 @@ def _arguments(out: Path, *more: str) -> list[str]:
 
 def _poison(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
     """Let one run of each sweep end in an error."""
-    measured = sweep_plan.Cell._measured
+    measured = sweep_plan.Cell.measured
 
     def poisoned(cell: sweep_plan.Cell, federation: Any) -> dict[str, Any]:
         if cell.number == number:
             raise error
         return measured(cell, federation)
 
-    monkeypatch.setattr(sweep_plan.Cell, "_measured", poisoned)
+    monkeypatch.setattr(sweep_plan.Cell, "measured", poisoned)
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -600,13 +600,8 @@ def test_a_sweep_over_ones_own_columns_is_gone_on_with(tmp_path: Path) -> None:
     columns |= {"who": np.repeat(list("abcdef"), 20), "y": draws.integers(2, size=120)}
     parquet.write_table(pyarrow.table(columns), tmp_path / "own.parquet")
     arguments = [
-        "sweep",
-        "local",
-        "--data",
-        str(tmp_path / "own.parquet"),
-        "--client-column",
-        "who",
-    ]
+        "sweep", "local", "--data", str(tmp_path / "own.parquet"), "--client-column", "who",
+    ]  # fmt: skip
     arguments += ["--label-column", "y", "--feature-columns", "x0", "x1", "--rounds", "1"]
     arguments += ["--model", "linear", "--noise", "0", "--seeds", "2", "--jobs", "1", "--quiet"]
     out = tmp_path / "r"
@@ -634,7 +629,7 @@ def test_a_stopped_sweep_goes_on_and_does_no_run_twice(
     monkeypatch.setattr(
         sweep_plan.Cell, "row", lambda self, *_: begun.append(self.number) or row(self)
     )
-    monkeypatch.setattr("securecluster.app.sweep.Parallel.processes", lambda *_: 1)
+    monkeypatch.setattr("securecluster.app.sweep_runner.Parallel.processes", lambda *_: 1)
     assert main(["resume", str(out), "--quiet"]) == 0
     assert begun == [3, 4, 5, 6, 7]
     assert _timeless(out / "runs.csv") == _timeless(whole / "runs.csv")
@@ -774,9 +769,9 @@ def test_batches_hold_runs_of_one_variant() -> None:
         sweep_plan.Cell(number, variants[number % 2], "noise", 0.0, None, None)  # type: ignore[arg-type]
         for number in range(7)
     ]
-    numbers = [[cell.number for cell in batch] for batch in sweep_plan.batches(cells, 3)]
+    numbers = [[cell.number for cell in batch] for batch in sweep_runner.batches(cells, 3)]
     assert numbers == [[0, 2, 4], [6], [1, 3, 5]]
-    assert [len(batch) for batch in sweep_plan.batches(cells, 1)] == [1] * 7
+    assert [len(batch) for batch in sweep_runner.batches(cells, 1)] == [1] * 7
 
 
 def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from securecluster.app.failures import Row
 from securecluster.app.options import Simulation
-from securecluster.app.sweep_plan import Cell, Plan, Row, Variant
+from securecluster.app.sweep_plan import Cell, Plan, Variant
 from securecluster.app.sweep_record import Record
 from securecluster.errors import RunFolderError
 from securecluster.runtime.settings import Settings
@@ -41,7 +42,7 @@ MEASURED: dict[str, Any] = {
 
 def done(cell: Cell) -> Row:
     """Return the row of a run that has ended."""
-    return cell._described() | MEASURED
+    return cell.ended("done") | MEASURED
 
 
 def written(path: Path, count: int = 4) -> list[Row]:

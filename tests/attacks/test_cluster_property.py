@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, digits, result_of, samples_of, scene, score_of
 
 from securecluster import Federation, Iid, Pathological
-from securecluster.attacks import scoring
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.cluster_property import (
     PROPERTIES,
@@ -19,44 +19,21 @@ from securecluster.attacks.cluster_property import (
     PropertiesFound,
     cluster_models,
 )
-from securecluster.attacks.scoring import Score, evaluate, score
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.scoring import score
+from securecluster.attacks.views import knowledge_of, view_of
 from securecluster.data.transforms import Rotation
 from securecluster.errors import UsageError
-from securecluster.protocols import FLHC, IFCA, FedAvg, RandomClusters, Settings
+from securecluster.messaging.parties import SERVER
+from securecluster.protocols import FLHC, IFCA, FedAvg, RandomClusters
 
-FULL = Settings(transcript="full", threads=1)
+RESAMPLES = (100, 50)
+
 SHORT: dict[str, Any] = {"rounds": 3, "epochs": 3, "model": "linear"}
-FEDERATION = Federation.simulate(
-    "digits", scenario=Pathological(clusters=3, labels=1), clients=12, samples=20, seed=0
-)
+FEDERATION = digits(scenario=Pathological(clusters=3, labels=1), clients=12, samples=20)
+PUBLIC = samples_of(FEDERATION, part="_test")
 CHOOSING: dict[str, Any] = {
     "rounds": 1, "starts": 1, "epochs": 1, "model": "linear", "k": 2, "mask": "none",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 100)
-    monkeypatch.setattr(scoring, "SHUFFLES", 50)
-
-
-def public(federation: Federation) -> tuple[Any, Any]:
-    x = np.concatenate([np.asarray(shard.x_test) for shard in federation.shards])
-    y = np.concatenate([np.asarray(shard.y_test) for shard in federation.shards])
-    return x, y
-
-
-def result_of(
-    fitted: Any,
-    attack: ClusterProperty,
-    samples: tuple[Any, Any] | None = None,
-    colluders: tuple[int, ...] = (),
-    parties: Any = "server",
-) -> Score | str:
-    view = view_of(fitted, parties)
-    knowledge = knowledge_of(fitted, FEDERATION, colluders, samples)
-    return evaluate(attack, view, knowledge, truth_of(fitted, FEDERATION, view))
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +49,7 @@ def masked() -> FLHC:
 
 
 def test_the_model_of_a_cluster_tells_the_class_of_its_members(clustered: FLHC) -> None:
-    found = result_of(clustered, ClusterProperty(), public(FEDERATION))
-    assert isinstance(found, Score)
+    found = score_of(ClusterProperty(), clustered, FEDERATION, PUBLIC)
     assert (found.value, found.units) == (1.0, 12)
     assert found.beats_chance
     # three classes of four clients each: the commonest one is right for a third
@@ -81,23 +57,17 @@ def test_the_model_of_a_cluster_tells_the_class_of_its_members(clustered: FLHC) 
 
 
 def test_one_colluding_member_tells_the_class_of_a_masked_cluster(masked: FLHC) -> None:
-    colluders = []
-    for cluster in range(3):
-        colluders.append(list(masked.labels_).index(cluster))
-    attack = ClusterProperty()
-    found = result_of(masked, attack, None, tuple(colluders))
-    assert isinstance(found, Score)
+    colluders = [list(masked.labels_).index(cluster) for cluster in range(3)]
+    found = score_of(ClusterProperty(), masked, FEDERATION, colluders=colluders)
     assert (found.value, found.units) == (1.0, 9)
     assert found.beats_chance
     known = {client: int(FEDERATION.shards[client].y[0]) for client in colluders}
-    assert result_of(masked, ClusterProperty(public=known)) == found
+    assert result_of(ClusterProperty(public=known), masked, FEDERATION) == found
 
 
 def test_clusters_that_say_nothing_are_at_chance() -> None:
     random = RandomClusters(**SHORT, k=3, mask="none").fit(FEDERATION, FULL)
-    found = result_of(random, ClusterProperty(), public(FEDERATION))
-    assert isinstance(found, Score)
-    assert not found.beats_chance
+    assert not score_of(ClusterProperty(), random, FEDERATION, PUBLIC).beats_chance
 
 
 def test_the_models_read_are_the_clusters_own(clustered: FLHC) -> None:
@@ -111,20 +81,14 @@ def test_the_models_read_are_the_clusters_own(clustered: FLHC) -> None:
 
 @pytest.mark.exhaustive
 def test_the_rotation_of_a_cluster_is_that_of_which_its_model_knows_digits() -> None:
-    turned = Federation.simulate(
-        "digits", scenario=Rotation(clusters=2), clients=8, samples=40, seed=0
-    )
+    turned = digits(scenario=Rotation(clusters=2), clients=8, samples=40)
     upright = Federation.simulate("digits", scenario=Iid(), clients=4, samples=40, seed=7)
     made = FLHC(rounds=3, pre_rounds=1, epochs=8, model="linear", mask="none")
     fitted = made.fit(turned, FULL)
-    view = view_of(fitted)
-    knowledge = knowledge_of(fitted, samples=public(upright))
-    truth = truth_of(fitted, turned, view)
+    view, knowledge, truth = scene(fitted, turned, samples_of(upright, part="_test"))
     attack = ClusterProperty("rotation")
     guess = attack.run(view, knowledge)
-    assert guess.values == {
-        client: 2 * cluster for client, cluster in enumerate(turned.truth or ())
-    }
+    assert guess.values == {k: 2 * cluster for k, cluster in enumerate(turned.truth or ())}
     assert score(attack.scorer, guess, truth).beats_chance
     other = replace(truth, federation=FEDERATION)
     with pytest.raises(UsageError, match="have no rotation: ask for another property"):
@@ -151,24 +115,29 @@ def test_clusters_are_known_where_the_server_computes_them(clustered: FLHC) -> N
 
 
 def test_the_attack_says_why_it_does_not_apply(clustered: FLHC, masked: FLHC) -> None:
-    unknown = "not applicable: the parties do not know which clients are in a cluster"
-    assert result_of(clustered, ClusterProperty(), public(FEDERATION), (), "wire") == unknown
-    nothing = result_of(masked, ClusterProperty(), public(FEDERATION))
-    assert isinstance(nothing, str) and "nothing is known of a client" in nothing
     everything = ClusterProperty(public=dict.fromkeys(range(12), 0))
-    assert result_of(masked, everything) == "not applicable: the property of every client is known"
     joint = FedAvg(**{**SHORT, "rounds": 1}).fit(FEDERATION, FULL)
-    assert result_of(joint, ClusterProperty(), public(FEDERATION)) == (
-        "not applicable: all clients are in one cluster"
-    )
+    for attack, fitted, samples, parties, reason in (
+        (
+            ClusterProperty(),
+            clustered,
+            PUBLIC,
+            "wire",
+            "the parties do not know which clients are in",
+        ),
+        (ClusterProperty(), masked, PUBLIC, SERVER, "nothing is known of a client or of a cluster"),
+        (everything, masked, None, SERVER, "the property of every client is known"),
+        (ClusterProperty(), joint, PUBLIC, SERVER, "all clients are in one cluster"),
+    ):
+        said = result_of(attack, fitted, FEDERATION, samples, parties=parties)
+        assert said.startswith(f"not applicable: {reason}")
 
 
 def test_clusters_that_clients_choose_in_secret_are_unknown() -> None:
     few = FEDERATION.select(range(4))
     fitted = IFCA(**CHOOSING, aggregation="secagg").fit(few, FULL)
-    view = view_of(fitted)
+    view, colluding, _ = scene(fitted, few, samples_of(few, part="_test"), colluders=[0, 1])
     assert view.clusters == {}
-    colluding = knowledge_of(fitted, few, [0, 1], public(few))
     assert ClusterProperty().applies(view, colluding) == (
         "not applicable: the parties do not know which clients are in a cluster"
     )

@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attacked import FULL, digits, result_of
 
 from securecluster import Federation
-from securecluster.attacks import scoring
 from securecluster.attacks.differencing import Differencing
 from securecluster.attacks.experiments import tapped
-from securecluster.attacks.scoring import Score, evaluate
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols import FedAvg
 from securecluster.protocols.common.averaging import AveragingState, SumClient
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
-FULL = Settings(transcript="full", threads=1)
-ONE: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch_size": 1000, "model": "linear"}
-ONE["mask"] = "none"
+RESAMPLES = (100, 50)
+
+ONE: dict[str, Any] = {
+    "rounds": 1, "epochs": 1, "batch_size": 1000, "model": "linear", "mask": "none",
+}  # fmt: skip
+NO_PAIR = "not applicable: no two sums over groups that differ in one client were observed"
 
 
 class Twice(FedAvg):
@@ -42,25 +43,16 @@ class Twice(FedAvg):
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", clients=8, samples=30, seed=0)
+    return digits(clients=8, samples=30)
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 100)
-    monkeypatch.setattr(scoring, "SHUFFLES", 50)
-
-
-def scored(made: Any, federation: Federation) -> Score | str:
+def scored(made: Any, federation: Federation) -> Any:
     fitted, taps = tapped(made, federation, FULL)
-    view = view_of(fitted)
-    truth = truth_of(fitted, federation, view, taps)
-    return evaluate(Differencing(), view, knowledge_of(fitted), truth)
+    return result_of(Differencing(), fitted, federation, taps=taps)
 
 
 def test_plain_sums_give_single_updates_away(federation: Federation) -> None:
     found = scored(Twice(**ONE), federation)
-    assert isinstance(found, Score)
     assert found.units == 4
     assert found.value > 0.999
     assert found.beats_chance and found.chance < 0.99
@@ -68,9 +60,7 @@ def test_plain_sums_give_single_updates_away(federation: Federation) -> None:
 
 @pytest.mark.parametrize("placement", ["local", "central"])
 def test_under_noise_nothing_is_recovered(placement: str, federation: Federation) -> None:
-    made = Twice(**ONE, clip=0.5, noise=2.0, placement=placement)
-    found = scored(made, federation)
-    assert isinstance(found, Score)
+    found = scored(Twice(**ONE, clip=0.5, noise=2.0, placement=placement), federation)
     assert abs(found.value) < 0.2
     assert not found.beats_chance
 
@@ -78,18 +68,13 @@ def test_under_noise_nothing_is_recovered(placement: str, federation: Federation
 def test_secure_sums_of_different_calls_prevent_it_by_cohorts_alone(federation: Federation) -> None:
     # Clients compare the members of a sum with those of sums of the same rows. Rows of another call
     # are new, though a client that has no new average computes the same update again.
-    found = scored(Twice(**ONE, aggregation="secagg", cohort_size=0), federation)
-    assert isinstance(found, Score)
-    assert found.value > 0.999
+    secure = {**ONE, "aggregation": "secagg"}
+    assert scored(Twice(**secure, cohort_size=0), federation).value > 0.999
     # the sums are over other cohorts, which differ in more than one client
-    assert scored(Twice(**ONE, aggregation="secagg"), federation) == (
-        "not applicable: no two sums over groups that differ in one client were observed"
-    )
+    assert scored(Twice(**secure), federation) == NO_PAIR
 
 
 def test_sums_over_the_same_clients_are_not_applicable(federation: Federation) -> None:
-    assert scored(FedAvg(**{**ONE, "rounds": 2}), federation) == (
-        "not applicable: no two sums over groups that differ in one client were observed"
-    )
+    assert scored(FedAvg(**{**ONE, "rounds": 2}), federation) == NO_PAIR
     masked = scored(Twice(**{**ONE, "mask": "permutation"}), federation)
     assert masked == "not applicable: sums of different calls have different masks"

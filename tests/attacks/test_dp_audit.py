@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import FULL, digits, result_of, score_of
 
 from securecluster import Federation
-from securecluster.attacks import dp_audit, scoring
+from securecluster.attacks import dp_audit
 from securecluster.attacks.dp_audit import (
     OneRunAudit,
     TwoWorldAudit,
@@ -17,13 +18,13 @@ from securecluster.attacks.dp_audit import (
     one_run_p_value,
     with_canaries,
 )
-from securecluster.attacks.scoring import Score, evaluate
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.scoring import Score
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.protocols import CFL, FLHC, FedAvg, Settings
+from securecluster.protocols import CFL, FLHC, FedAvg
 
-FULL = Settings(transcript="full", threads=1)
+RESAMPLES = (5, 10)
+
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "clip": 0.5}
 NOISED: dict[str, Any] = {**SMALL, "noise": 1.0}
 # so little that no bound is zero by chance
@@ -32,26 +33,15 @@ LITTLE: dict[str, Any] = {**SMALL, "noise": 0.5}
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", clients=100, samples=4, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 5)
-    monkeypatch.setattr(scoring, "SHUFFLES", 10)
+    return digits(clients=100, samples=4)
 
 
 def bounds(made: Any, federation: Federation) -> tuple[float, Score, Score]:
     """The ledger's ε at the audit's δ, and both audits' scores."""
     fitted, taps = with_canaries(made, federation, FULL)
-    view = view_of(fitted)
-    truth = truth_of(fitted, federation, view, taps)
-    scores = []
-    for attack in (OneRunAudit(planted=True), TwoWorldAudit(planted=True)):
-        score = evaluate(attack, view, knowledge_of(fitted), truth)
-        assert isinstance(score, Score)
-        scores.append(score)
-    return fitted.ledger_.price(dp_audit.DELTA).epsilon, scores[0], scores[1]
+    one_run = score_of(OneRunAudit(planted=True), fitted, federation, taps=taps)
+    two_worlds = score_of(TwoWorldAudit(planted=True), fitted, federation, taps=taps)
+    return fitted.ledger_.price(dp_audit.DELTA).epsilon, one_run, two_worlds
 
 
 @pytest.mark.parametrize(
@@ -140,11 +130,9 @@ def test_without_noise_every_coin_is_guessed(federation: Federation) -> None:
 
 def test_a_run_without_canaries_says_why(federation: Federation) -> None:
     fitted = FedAvg(**SMALL).fit(federation, FULL)
-    view = view_of(fitted)
-    truth = truth_of(fitted, federation, view)
-    reason = evaluate(OneRunAudit(), view, knowledge_of(fitted), truth)
+    reason = result_of(OneRunAudit(), fitted, federation)
     assert isinstance(reason, str) and reason.startswith("not applicable: the run has no canaries")
     with pytest.raises(UsageError, match="the taps of with_canaries"):
-        evaluate(OneRunAudit(planted=True), view, knowledge_of(fitted), truth)
+        result_of(OneRunAudit(planted=True), fitted, federation)
     with pytest.raises(UsageError, match="needs a clip"):
         with_canaries(FedAvg(rounds=1), federation, FULL)

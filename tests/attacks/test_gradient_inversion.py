@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, digits, scene, score_of
 from cases import exhaustive
 from scipy.ndimage import uniform_filter
 
@@ -28,20 +29,16 @@ from securecluster.attacks.image_quality import (
     psnr,
     ssim,
 )
-from securecluster.attacks.scoring import Score, evaluate, score
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.scoring import score
+from securecluster.attacks.views import knowledge_of, view_of
 from securecluster.protocols import CFL, FedAvg, Settings
 
 STEP: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch_size": 1000, "model": "mlp-32"}
-FULL = Settings(transcript="full", threads=1)
 DOUBLE = Settings(transcript="full", threads=1, dtype="float64")
 
 
 def images(clients: int, samples: int = 1) -> Federation:
-    scenario = Dirichlet(alpha=1.0)
-    return Federation.simulate(
-        "digits", scenario=scenario, clients=clients, samples=samples, seed=0
-    )
+    return digits(scenario=Dirichlet(alpha=1.0), clients=clients, samples=samples)
 
 
 def smooth_network() -> torch.nn.Module:
@@ -60,9 +57,8 @@ def guessed(
     attack: GradientInversion, federation: Federation, settings: Settings, **params: Any
 ) -> tuple[Guess, Truth]:
     fitted = FedAvg(**{**STEP, **params}).fit(federation, settings)
-    view = view_of(fitted)
-    guess = attack.run(view, knowledge_of(fitted))
-    return guess, truth_of(fitted, federation, view)
+    view, knowledge, truth = scene(fitted, federation)
+    return attack.run(view, knowledge), truth
 
 
 @pytest.mark.parametrize("clients", [2, exhaustive(20)])
@@ -93,15 +89,10 @@ def test_dlg_recovers_two_digits_of_one_step() -> None:
 )
 def test_a_permutation_brings_inversions_to_chance(attack: GradientInversion) -> None:
     federation = images(5)
-    plain = CFL(**STEP, mask="none").fit(federation, FULL)
-    masked = CFL(**STEP, mask="permutation").fit(federation, FULL)
-    scores = []
-    for fitted in (plain, masked):
-        view = view_of(fitted)
-        truth = truth_of(fitted, federation, view)
-        scores.append(evaluate(attack, view, knowledge_of(fitted), truth))
-    clear, hidden = scores
-    assert isinstance(clear, Score) and isinstance(hidden, Score)
+    clear, hidden = (
+        score_of(attack, CFL(**STEP, mask=mask).fit(federation, FULL), federation)
+        for mask in ("none", "permutation")
+    )
     assert clear.units == 5
     assert clear.beats_chance and clear.value > 15
     assert not hidden.beats_chance

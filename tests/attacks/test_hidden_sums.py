@@ -9,35 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, digits, result_of, scene
 
 from securecluster import Dirichlet, Federation
 from securecluster.app.audit import Adversary, finding_of, known_samples
-from securecluster.attacks import scoring
+from securecluster.attacks import hidden_sums
 from securecluster.attacks.base import Tap, View
 from securecluster.attacks.experiments import probe, tapped, without_client
-from securecluster.attacks.hidden_sums import (
-    NO_PAIR,
-    HiddenCluster,
-    HiddenDifferencing,
-    HiddenLabelCounts,
-    HiddenMembership,
-    TwoSums,
-    candidate_gradients,
-)
-from securecluster.attacks.scoring import BETTER, CHANCE, Score, score
+from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.attacks.secure_sum_conformance import LyingServer, Plan, members
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.views import knowledge_of, view_of
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Empty
-from securecluster.privacy.secure_sum.double_mask import UnmaskingGuard
-from securecluster.protocols import FedAvg, Hidden, Settings
+from securecluster.protections.secure_sums import server as sum_server
+from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
+from securecluster.protocols import FedAvg, Hidden
 from securecluster.protocols.hidden.client import HiddenClient
 from securecluster.protocols.hidden.protocol import HiddenState
-from securecluster.runtime import secure_sums
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
-FULL = Settings(transcript="full", threads=1)
+RESAMPLES = (200, 200)
+
 CLIENTS = 10
 SMALL: dict[str, Any] = {
     "rounds": 1, "epochs": 1, "batch_size": 30, "model": "linear", "mask": "none", "k": 2,
@@ -45,19 +38,17 @@ SMALL: dict[str, Any] = {
 PLAIN = (("aggregation", "plain"),)
 # ε = 2 for the whole run
 NOISY = (("clip", 1.0), ("target_epsilon", 2.0), ("placement", "distributed"))
-ATTACKS: dict[str, type[TwoSums]] = {
-    "point": HiddenDifferencing,
-    "cluster": HiddenCluster,
-    "labels": HiddenLabelCounts,
-    "membership": HiddenMembership,
+ATTACKS: dict[str, type[hidden_sums.TwoSums]] = {
+    "point": hidden_sums.HiddenDifferencing,
+    "cluster": hidden_sums.HiddenCluster,
+    "labels": hidden_sums.HiddenLabelCounts,
+    "membership": hidden_sums.HiddenMembership,
 }
 
 
 @cache
 def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=1.0), clients=CLIENTS, samples=30, seed=0
-    )
+    return digits(scenario=Dirichlet(alpha=1.0), clients=CLIENTS, samples=30)
 
 
 @cache
@@ -71,28 +62,14 @@ def runs(options: tuple[tuple[str, Any], ...]) -> tuple[Hidden, list[Tap], Mappi
     return fitted, taps, second
 
 
-def scored(attack: type[TwoSums], options: tuple[tuple[str, Any], ...]) -> Score | str:
+def scored(attack: type[hidden_sums.TwoSums], options: tuple[tuple[str, Any], ...]) -> Any:
     fitted, taps, second = runs(options)
-    made = attack(second)
-    view = view_of(fitted)
-    samples = known_samples(federation(), True)
-    knowledge = knowledge_of(fitted, federation(), (), samples)
-    reason = made.applies(view, knowledge)
-    if reason is not None:
-        return reason
-    guess = made.run(view, knowledge)
-    return score(made.scorer, guess, truth_of(fitted, federation(), view, taps))
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 200)
-    monkeypatch.setattr(scoring, "SHUFFLES", 200)
+    return result_of(attack(second), fitted, federation(), known_samples(federation(), True), taps)
 
 
 def test_two_runs_tell_the_point_of_the_client_that_left() -> None:
     fitted, taps, second = runs(PLAIN)
-    guess = HiddenDifferencing(second).run(view_of(fitted), knowledge_of(fitted))
+    guess = hidden_sums.HiddenDifferencing(second).run(view_of(fitted), knowledge_of(fitted))
     (points,) = [tap.reply.point.values for tap in taps if tap.method == "send_point"]
     assert list(guess.values) == list(range(CLIENTS))
     for client, point in guess.values.items():
@@ -103,8 +80,8 @@ def test_two_runs_tell_the_counts_and_the_clusters() -> None:
     fitted, _, second = runs(PLAIN)
     view = view_of(fitted)
     knowledge = knowledge_of(fitted, samples=known_samples(federation(), False))
-    counts = HiddenLabelCounts(second).run(view, knowledge).values
-    clusters = HiddenCluster(second).run(view, knowledge).values
+    counts = hidden_sums.HiddenLabelCounts(second).run(view, knowledge).values
+    clusters = hidden_sums.HiddenCluster(second).run(view, knowledge).values
     for client, shard in enumerate(federation().shards):
         assert counts[client].tolist() == np.bincount(shard.y, minlength=10).tolist()
         # the labels of the results are the clients' own
@@ -115,7 +92,6 @@ def test_two_runs_tell_the_counts_and_the_clusters() -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_without_noise_the_attack_is_better_than_chance(name: str) -> None:
     found = scored(ATTACKS[name], PLAIN)
-    assert isinstance(found, Score)
     assert found.verdict == BETTER and found.units == CLIENTS
 
 
@@ -124,33 +100,29 @@ def test_with_noise_it_is_at_chance(name: str) -> None:
     fitted = runs(NOISY)[0]
     assert fitted.ledger_.price(1e-5).epsilon <= 2
     found = scored(ATTACKS[name], NOISY)
-    assert isinstance(found, Score)
     assert found.verdict == CHANCE and found.units == CLIENTS
 
 
 def test_secure_sums_do_not_prevent_it_and_masks_prevent_half_of_it() -> None:
     masked = (("mask", "permutation"),)
-    point = scored(HiddenDifferencing, masked)
-    assert isinstance(point, Score)
+    point = scored(hidden_sums.HiddenDifferencing, masked)
     assert point.value == pytest.approx(1.0, abs=1e-5)
     said = "not applicable: updates are under masks, which are not those of another sum"
-    assert scored(HiddenLabelCounts, masked) == said
-    assert scored(HiddenMembership, masked) == said
+    assert scored(hidden_sums.HiddenLabelCounts, masked) == said
+    assert scored(hidden_sums.HiddenMembership, masked) == said
 
 
 def test_one_run_over_the_same_clients_has_no_differences() -> None:
     fitted = runs(PLAIN)[0]
-    view = view_of(fitted)
-    samples = known_samples(federation(), True)
-    knowledge = knowledge_of(fitted, federation(), (), samples)
+    view, knowledge, _ = scene(fitted, federation(), known_samples(federation(), True))
     for attack in ATTACKS.values():
-        assert attack().applies(view, knowledge) == NO_PAIR
+        assert attack().applies(view, knowledge) == hidden_sums.NO_PAIR
     without = knowledge_of(fitted)
-    assert HiddenMembership(runs(PLAIN)[2]).applies(view, without) == (
+    assert hidden_sums.HiddenMembership(runs(PLAIN)[2]).applies(view, without) == (
         "not applicable: the adversary has no samples to ask about"
     )
     other = FedAvg(rounds=1, epochs=1, model="linear").fit(federation(), FULL)
-    assert HiddenDifferencing().applies(view_of(other), knowledge_of(other)) == (
+    assert hidden_sums.HiddenDifferencing().applies(view_of(other), knowledge_of(other)) == (
         "not applicable: clients are not clustered by sums of hidden"
     )
 
@@ -169,16 +141,18 @@ class AsksAgain(Hidden):
 def test_a_server_that_asks_again_in_another_call_gets_the_same_sum_again() -> None:
     fitted, _ = tapped(AsksAgain(**SMALL, cohort_size=0), federation(), FULL)
     knowledge = knowledge_of(fitted)
-    assert HiddenDifferencing().applies(view_of(fitted), knowledge) == NO_PAIR
+    assert (
+        hidden_sums.HiddenDifferencing().applies(view_of(fitted), knowledge) == hidden_sums.NO_PAIR
+    )
 
 
 def test_without_the_rule_for_rows_that_never_change_it_needs_no_second_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(UnmaskingGuard, "_check_same_rows", lambda *rest: None)
-    monkeypatch.setattr(secure_sums._GroupSum, "hold_to", lambda *rest: None)
+    monkeypatch.setattr(sum_server._GroupSum, "hold_to", lambda *rest: None)
     fitted, taps = tapped(AsksAgain(**SMALL, cohort_size=0), federation(), FULL)
-    guess = HiddenDifferencing().run(view_of(fitted), knowledge_of(fitted))
+    guess = hidden_sums.HiddenDifferencing().run(view_of(fitted), knowledge_of(fitted))
     assert list(guess.values) == [4]
     (first,) = (
         tap.reply.point for tap in taps if tap.method == "send_point" and len(tap.ids) == CLIENTS
@@ -240,10 +214,12 @@ def test_a_client_does_not_assign_itself_to_other_centres() -> None:
 def test_an_audit_repeats_the_run_for_the_server_alone() -> None:
     fitted, taps = tapped(Hidden(**{**SMALL, **dict(PLAIN)}), federation(), FULL)
     server = Adversary(("server",), (), "the server")
-    found = finding_of(HiddenDifferencing(), fitted, federation(), server, taps)
+    found = finding_of(hidden_sums.HiddenDifferencing(), fitted, federation(), server, taps)
     assert found.score is not None and found.verdict == BETTER and found.score.units == CLIENTS
-    alone = finding_of(HiddenDifferencing(), fitted, federation(), Adversary((1,), (1,), ""), taps)
-    assert alone.reason == NO_PAIR
+    alone = finding_of(
+        hidden_sums.HiddenDifferencing(), fitted, federation(), Adversary((1,), (1,), ""), taps
+    )
+    assert alone.reason == hidden_sums.NO_PAIR
 
 
 def test_a_run_without_a_client_has_the_others_data() -> None:
@@ -267,5 +243,5 @@ def test_a_candidates_gradient_is_that_of_softmax_regression() -> None:
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     errors = shares - np.eye(10)[y]
     expected = np.hstack([(errors[:, :, None] * x[:, None]).reshape(3, -1), errors])
-    assert np.allclose(candidate_gradients(knowledge), expected, atol=1e-5)
+    assert np.allclose(hidden_sums.candidate_gradients(knowledge), expected, atol=1e-5)
     assert torch.equal(knowledge.initial, knowledge_of(fitted).initial)

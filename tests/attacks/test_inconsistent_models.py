@@ -17,7 +17,6 @@ from securecluster import Federation
 from securecluster.messaging.messages import Call, Picks, Response
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.experiment import ATTRIBUTE, Experiment
-from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 
@@ -32,18 +31,15 @@ def with_dead_units(call: Call) -> Call:
     dead = torch.full((1, means.shape[1]), -1.0, dtype=means.dtype)
     last = (len(means),)
     others = [client != TARGET for client in call.to]
-    moved = AverageDeltas(
-        Picks(
-            torch.cat([means, dead]),
-            tuple(last if o else p for o, p in zip(others, query.means.picks, strict=True)),
-        ),
-        Picks(
-            torch.cat([steps, steps[:1]]),
-            tuple(last if o else p for o, p in zip(others, query.steps.picks, strict=True)),
-        ),
-        query.absolute,
-        query.count,
-        query.restart,
+
+    def picks(table: torch.Tensor, honest: Picks) -> Picks:
+        pairs = zip(others, honest.picks, strict=True)
+        return Picks(table, tuple(last if other else own for other, own in pairs))
+
+    moved = dataclasses.replace(
+        query,
+        means=picks(torch.cat([means, dead]), query.means),
+        steps=picks(torch.cat([steps, steps[:1]]), query.steps),
     )
     return dataclasses.replace(call, query=moved)
 

@@ -6,40 +6,35 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import FULL, NO_UPDATES, digits, result_of, score_of
 
 from securecluster import Federation, Pathological
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.label_distributions import LabelDistributions, MatchedCorrelation
-from securecluster.attacks.scoring import Score, evaluate
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.protocols import FedAvg, Settings
+from securecluster.attacks.scoring import Score
+from securecluster.protocols import FedAvg
 
 ROUND: dict[str, Any] = {"rounds": 1, "epochs": 2, "model": "mlp-32"}
-FULL = Settings(transcript="full", threads=1)
 
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", scenario=Pathological(), clients=16, samples=40, seed=0)
+    return digits(scenario=Pathological(), clients=16, samples=40)
 
 
-def scored(federation: Federation, **params: Any) -> Score | str:
+def scored(federation: Federation, **params: Any) -> Score:
     fitted = FedAvg(**ROUND, **params).fit(federation, FULL)
-    view = view_of(fitted)
-    truth = truth_of(fitted, federation, view)
-    return evaluate(LabelDistributions(), view, knowledge_of(fitted), truth)
+    return score_of(LabelDistributions(), fitted, federation)
 
 
 def test_a_permutation_leaves_label_distributions_readable(federation: Federation) -> None:
     result = scored(federation, mask="permutation")
-    assert isinstance(result, Score)
     assert result.value > 0.7 and result.beats_chance
     assert result.chance_interval.high < 0.65
 
 
 def test_much_noise_brings_the_attack_to_chance(federation: Federation) -> None:
     result = scored(federation, mask="permutation", clip=1.0, noise=5.0)
-    assert isinstance(result, Score)
     assert not result.beats_chance
     assert abs(result.value - result.chance) < 0.15
 
@@ -61,5 +56,5 @@ def test_the_score_is_numpys_correlation_whatever_the_names_of_labels(
 
 
 def test_where_no_updates_are_observed_the_attack_says_why(federation: Federation) -> None:
-    said = scored(federation, aggregation="secagg")
-    assert said == "not applicable: no single update of a first round was observed"
+    fitted = FedAvg(**ROUND, aggregation="secagg").fit(federation, FULL)
+    assert result_of(LabelDistributions(), fitted, federation) == NO_UPDATES

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, digits, samples_of, scene
 from scipy.stats import norm
 
 from securecluster import Federation, Iid
-from securecluster.attacks import likelihood_ratio, scoring
+from securecluster.attacks import likelihood_ratio
 from securecluster.attacks.base import Guess, Knowledge, Truth, View
 from securecluster.attacks.client_models import first_models, shown_models
 from securecluster.attacks.likelihood_ratio import (
@@ -26,11 +27,11 @@ from securecluster.attacks.loss_threshold import LossThreshold
 from securecluster.attacks.scoring import Score, evaluate, further_scores, score
 from securecluster.attacks.shadow_training import locally_trained
 from securecluster.attacks.subspaces import MembershipAtLowRate
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import UsageError
-from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, Settings
+from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg
 
-FULL = Settings(transcript="full", threads=1)
+RESAMPLES = (100, 50)
+
 LONG: dict[str, Any] = {
     "rounds": 1, "epochs": 40, "batch_size": 8, "lr": 0.2, "model": "linear", "mask": "none",
 }  # fmt: skip
@@ -39,27 +40,12 @@ ATTACKS = (LikelihoodRatio(shadows=24), OfflineLikelihoodRatio(shadows=24))
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", scenario=Iid(), clients=5, samples=20, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 100)
-    monkeypatch.setattr(scoring, "SHUFFLES", 50)
-
-
-def candidates(federation: Federation) -> tuple[Any, Any]:
-    """All clients' own records: to each client, the others' are not members."""
-    x = np.concatenate([np.asarray(shard.x) for shard in federation.shards])
-    y = np.concatenate([np.asarray(shard.y) for shard in federation.shards])
-    return x, y
+    return digits(scenario=Iid(), clients=5, samples=20)
 
 
 def attacked(made: Any, federation: Federation) -> tuple[View, Knowledge, Truth]:
-    fitted = made.fit(federation, FULL)
-    view = view_of(fitted)
-    knowledge = knowledge_of(fitted, samples=candidates(federation))
-    return view, knowledge, truth_of(fitted, federation, view)
+    # all clients' own records: to each client, the others' are not members
+    return scene(made.fit(federation, FULL), federation, samples_of(federation))
 
 
 @pytest.fixture(scope="module")

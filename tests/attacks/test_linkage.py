@@ -6,36 +6,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import FULL, digits, result_of, scene, score_of
 
 from securecluster import Dirichlet, Federation
 from securecluster.attacks.base import Guess
 from securecluster.attacks.linkage import Linkage, LinkedClients, matched
-from securecluster.attacks.scoring import Score, evaluate, score
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.scoring import score
 from securecluster.errors import UsageError
 from securecluster.messaging.parties import SERVER
-from securecluster.protocols import CFL, Settings
+from securecluster.protocols import CFL
 
-FULL = Settings(transcript="full", threads=1)
 CLIENTS = 8
 RUN: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 1000, "model": "linear"}
 
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=1.0), clients=CLIENTS, samples=30, seed=0
-    )
+    return digits(scenario=Dirichlet(alpha=1.0), clients=CLIENTS, samples=30)
 
 
 @pytest.mark.parametrize("mask", ["permutation", "rotation"])
 def test_fresh_masks_do_not_hide_who_is_who(mask: str, federation: Federation) -> None:
     fitted = CFL(**RUN, mask=mask).fit(federation, FULL)
-    view = view_of(fitted, anonymous=True, seed=4)
-    result = evaluate(
-        Linkage(), view, knowledge_of(fitted), truth_of(fitted, federation, view), seed=1
-    )
-    assert isinstance(result, Score)
+    result = score_of(Linkage(), fitted, federation, anonymous=True, seed=4)
     assert result.value == 1.0
     assert result.chance == pytest.approx(1 / CLIENTS, abs=0.05)
     assert result.beats_chance
@@ -43,29 +36,25 @@ def test_fresh_masks_do_not_hide_who_is_who(mask: str, federation: Federation) -
 
 def test_colluding_clients_are_linked_to_nobody(federation: Federation) -> None:
     fitted = CFL(**{**RUN, "rounds": 3}, mask="rotation").fit(federation, FULL)
-    view = view_of(fitted, [SERVER, 3], anonymous=True, seed=4)
-    knowledge = knowledge_of(fitted, federation, [3])
+    both: dict[str, Any] = {"parties": [SERVER, 3], "colluders": [3], "anonymous": True, "seed": 4}
+    view, knowledge, truth = scene(fitted, federation, **both)
     guess = Linkage().run(view, knowledge)
-    truth = truth_of(fitted, federation, view)
     linked = {truth.identities[label] for label in guess.values}
     assert linked == set(range(CLIENTS)) - {3}
     # every other client in two steps from round to round
     assert len(guess.values) == 2 * (CLIENTS - 1)
-    result = evaluate(Linkage(), view, knowledge, truth)
-    assert isinstance(result, Score) and result.value == 1.0
+    assert score_of(Linkage(), fitted, federation, **both).value == 1.0
 
 
 def test_a_view_that_names_the_clients_is_refused(federation: Federation) -> None:
     fitted = CFL(**RUN).fit(federation, FULL)
-    view = view_of(fitted)
     with pytest.raises(UsageError, match="read its answer from a view that names the clients"):
-        evaluate(Linkage(), view, knowledge_of(fitted), truth_of(fitted, federation, view))
+        result_of(Linkage(), fitted, federation)
 
 
 def test_one_round_has_nothing_to_link(federation: Federation) -> None:
     fitted = CFL(**{**RUN, "rounds": 1}).fit(federation, FULL)
-    view = view_of(fitted, anonymous=True)
-    assert Linkage().applies(view, knowledge_of(fitted)) == (
+    assert result_of(Linkage(), fitted, federation, anonymous=True) == (
         "not applicable: single updates of 3 clients in two rounds were not observed"
     )
 
@@ -99,8 +88,7 @@ def test_unrelated_rows_match_by_chance() -> None:
 
 def test_the_control_links_to_clients_of_the_same_round(federation: Federation) -> None:
     fitted = CFL(**RUN).fit(federation, FULL)
-    view = view_of(fitted, anonymous=True)
-    truth = truth_of(fitted, federation, view)
+    view, _, truth = scene(fitted, federation, anonymous=True)
     number = truth.identities
     senders: dict[int, list[int]] = {1: [], 2: []}
     for message in view.messages("train"):

@@ -11,18 +11,8 @@ import torch
 from cases import FULL, two_clusters
 
 from securecluster import Federation
+from securecluster.attacks import malicious_clients
 from securecluster.attacks.experiments import with_poisoned_data
-from securecluster.attacks.malicious_clients import (
-    BEHAVIOURS,
-    choose_clients,
-    colluding,
-    impact,
-    inconspicuous,
-    random,
-    run_with,
-    scaled,
-    sign_flipped,
-)
 from securecluster.attacks.views import knowledge_of, observed_updates, view_of
 from securecluster.data.scenarios import LabelPermutation
 from securecluster.errors import UsageError
@@ -51,19 +41,19 @@ def draw() -> np.random.Generator:
 
 
 def test_each_behaviour_sends_what_it_says() -> None:
-    assert torch.equal(sign_flipped(UPDATES, draw()), -UPDATES)
-    assert torch.equal(scaled(UPDATES, draw()), 10 * UPDATES)
+    assert torch.equal(malicious_clients.sign_flipped(UPDATES, draw()), -UPDATES)
+    assert torch.equal(malicious_clients.scaled(UPDATES, draw()), 10 * UPDATES)
     together = torch.tensor([[-2.0, -2.0, -1.0]] * 2)
-    assert torch.equal(colluding(UPDATES, draw()), together)
+    assert torch.equal(malicious_clients.colluding(UPDATES, draw()), together)
     # mean (2, 2, 1) and standard deviation (1, 2, 1)
     below = torch.tensor([[0.5, -1.0, -0.5]] * 2)
-    assert torch.allclose(inconspicuous(UPDATES, draw()), below)
-    assert torch.equal(inconspicuous(UPDATES[:1], draw()), UPDATES[:1])
+    assert torch.allclose(malicious_clients.inconspicuous(UPDATES, draw()), below)
+    assert torch.equal(malicious_clients.inconspicuous(UPDATES[:1], draw()), UPDATES[:1])
 
 
 def test_random_updates_are_as_long_as_honest_ones_and_point_elsewhere() -> None:
     rows = torch.ones(4, 1000) * torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    sent = random(rows, draw())
+    sent = malicious_clients.random(rows, draw())
     assert torch.allclose(sent.norm(dim=1), rows.norm(dim=1))
     directions = torch.nn.functional.normalize(torch.cat([sent, rows[:1]]))
     cosines = directions @ directions.T - torch.eye(5)
@@ -71,18 +61,23 @@ def test_random_updates_are_as_long_as_honest_ones_and_point_elsewhere() -> None
 
 
 def test_a_larger_share_has_the_clients_of_a_smaller_one() -> None:
-    few, many = choose_clients(20, 0.1, 3), choose_clients(20, 0.4, 3)
+    few, many = (
+        malicious_clients.choose_clients(20, 0.1, 3),
+        malicious_clients.choose_clients(20, 0.4, 3),
+    )
     assert (len(few), len(many)) == (2, 8)
     assert set(few) < set(many) < set(range(20))
-    assert choose_clients(20, 0.4, 4) != many
-    assert choose_clients(20, 0.0, 3) == ()
+    assert malicious_clients.choose_clients(20, 0.4, 4) != many
+    assert malicious_clients.choose_clients(20, 0.0, 3) == ()
 
 
-@pytest.mark.parametrize("behaviour", sorted(BEHAVIOURS))
+@pytest.mark.parametrize("behaviour", sorted(malicious_clients.BEHAVIOURS))
 def test_honest_clients_stay_honest_and_malicious_ones_do_not(
     federation: Federation, honest: list[torch.Tensor], behaviour: str
 ) -> None:
-    attacked = updates(run_with(CFL(**ONE_ROUND), federation, behaviour, (1, 4), 0, FULL))
+    attacked = updates(
+        malicious_clients.run_with(CFL(**ONE_ROUND), federation, behaviour, (1, 4), 0, FULL)
+    )
     changed = []
     for client, (before, after) in enumerate(zip(honest, attacked, strict=True)):
         if not torch.equal(before, after):
@@ -93,7 +88,9 @@ def test_honest_clients_stay_honest_and_malicious_ones_do_not(
 def test_colluders_know_each_others_updates(
     federation: Federation, honest: list[torch.Tensor]
 ) -> None:
-    attacked = updates(run_with(CFL(**ONE_ROUND), federation, "colluding", (1, 4), 0, FULL))
+    attacked = updates(
+        malicious_clients.run_with(CFL(**ONE_ROUND), federation, "colluding", (1, 4), 0, FULL)
+    )
     assert torch.allclose(attacked[1], -(honest[1] + honest[4]) / 2)
     assert torch.equal(attacked[1], attacked[4])
 
@@ -104,14 +101,14 @@ def test_flipped_labels_are_trained_on_and_not_tested_on(federation: Federation)
 
     poisoned = with_poisoned_data(federation, (2,), by_hand)
     expected = CFL(**ONE_ROUND).fit(poisoned, FULL)
-    attacked = run_with(CFL(**ONE_ROUND), federation, "label-flip", (2,), 0, FULL)
+    attacked = malicious_clients.run_with(CFL(**ONE_ROUND), federation, "label-flip", (2,), 0, FULL)
     assert torch.equal(updates(attacked)[2], updates(expected)[2])
     assert np.array_equal(attacked.scores_, expected.scores_)
 
 
 def test_an_unknown_behaviour_is_refused(federation: Federation) -> None:
     with pytest.raises(UsageError, match="unknown behaviour 'scale': did you mean 'scaled'"):
-        run_with(CFL(**ONE_ROUND), federation, "scale", (0,))
+        malicious_clients.run_with(CFL(**ONE_ROUND), federation, "scale", (0,))
 
 
 def test_impact_is_as_by_hand() -> None:
@@ -119,7 +116,7 @@ def test_impact_is_as_by_hand() -> None:
     truth = [0, 0, 0, 0, 1, 1, 1, 1, 1, 0]
     labels = [0, 0, 0, 0, 1, 1, 1, 1, 2, 3]
     scores = np.array([0.9, 0.8, 0.7, 0.0, 0.6, 0.5, np.nan, 0.0, 0.0, 0.1])
-    found = impact(labels, truth, scores, (3, 7, 8))
+    found = malicious_clients.impact(labels, truth, scores, (3, 7, 8))
     assert found.accuracy == pytest.approx(3.6 / 6)
     assert found.isolated == pytest.approx(1 / 3)
     assert found.exposed == pytest.approx(6 / 7)
@@ -132,17 +129,17 @@ def test_impact_is_as_by_hand() -> None:
 
 
 def test_clusters_of_honest_clients_alone_count() -> None:
-    found = impact([0, 0, 1, 1, 1], [0, 0, 1, 1, 0], None, (4,))
+    found = malicious_clients.impact([0, 0, 1, 1, 1], [0, 0, 1, 1, 0], None, (4,))
     assert found.ari == 1 and found.accuracy is None
     assert (found.isolated, found.recall, found.precision) == (0, 0, None)
-    control = impact([0, 0, 1, 1], [0, 0, 1, 1], np.ones(4), ())
+    control = malicious_clients.impact([0, 0, 1, 1], [0, 0, 1, 1], np.ones(4), ())
     assert (control.isolated, control.recall, control.precision) == (None, None, None)
     assert (control.ari, control.accuracy, control.exposed, control.cast_out) == (1, 1, 0, 0)
 
 
 def test_a_large_malicious_cluster_casts_out_honest_clients() -> None:
     truth = [0, 0, 1, 1, 0, 0, 1]
-    found = impact([0, 0, 1, 1, 2, 2, 2], truth, None, (4, 5, 6))
+    found = malicious_clients.impact([0, 0, 1, 1, 2, 2, 2], truth, None, (4, 5, 6))
     # the kept ones are the malicious cluster and the first of two equally large ones
     assert found.isolated == 1 and found.ari == 1
     assert (found.recall, found.precision, found.cast_out) == (0, 0, 0.5)
@@ -159,8 +156,8 @@ def test_under_a_mask_one_member_can_replace_the_model_of_its_cluster() -> None:
     accuracy = {}
     for mask in ("permutation", "none"):
         protocol = SRFCA(local_rounds=6, rounds=8, trim=0.2, mask=mask, model="mlp-32")
-        attacked = run_with(protocol, clients, "sign-flip", first)
-        found = impact(attacked.labels_, clients.truth, attacked.scores_, first)
+        attacked = malicious_clients.run_with(protocol, clients, "sign-flip", first)
+        found = malicious_clients.impact(attacked.labels_, clients.truth, attacked.scores_, first)
         assert found.accuracy is not None
         accuracy[mask] = found.accuracy
     assert accuracy["permutation"] < 0.3 < 0.5 < accuracy["none"]

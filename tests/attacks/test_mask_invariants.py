@@ -7,47 +7,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, NO_UPDATES, digits, result_of, samples_of
 
 from securecluster import Dirichlet, Federation
 from securecluster.attacks.mask_invariants import MaskInvariants, PresenceByClass, invariants
-from securecluster.attacks.scoring import Score, evaluate
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.privacy.masking.masks import build
-from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols import FedAvg
 
 ROUND: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "lr": 0.1}
-FULL = Settings(transcript="full", threads=1)
-SKEWED = Dirichlet(alpha=0.3)
 
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", scenario=SKEWED, clients=24, samples=20, seed=0)
+    return digits(scenario=Dirichlet(alpha=0.3), clients=24, samples=20)
 
 
-def scored(federation: Federation, **params: Any) -> Score | str:
+def scored(federation: Federation, **params: Any) -> Any:
     fitted = FedAvg(**ROUND, **params).fit(federation, FULL)
-    public = Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=100.0), clients=2, samples=300, seed=7
-    )
-    x = np.concatenate([shard.x for shard in public.shards])
-    y = np.concatenate([shard.y for shard in public.shards])
-    view = view_of(fitted)
-    knowledge = knowledge_of(fitted, samples=(x, y))
-    truth = truth_of(fitted, federation, view)
-    return evaluate(MaskInvariants(shadows=200), view, knowledge, truth)
+    public = digits(scenario=Dirichlet(alpha=100.0), clients=2, samples=300, seed=7)
+    return result_of(MaskInvariants(shadows=200), fitted, federation, samples_of(public))
 
 
 def test_sorted_values_tell_which_classes_a_client_holds(federation: Federation) -> None:
     result = scored(federation, mask="permutation")
-    assert isinstance(result, Score)
     assert result.value > 0.62 and result.beats_chance
     assert abs(result.chance - 0.5) < 0.05
 
 
 def test_much_noise_brings_the_attack_to_chance(federation: Federation) -> None:
     result = scored(federation, mask="permutation", clip=1.0, noise=5.0)
-    assert isinstance(result, Score)
     assert not result.beats_chance
     assert abs(result.value - 0.5) < 0.15
 
@@ -79,5 +67,4 @@ def test_the_score_is_the_mean_auc_of_classes() -> None:
 
 def test_where_the_attack_does_not_apply_it_says_why(federation: Federation) -> None:
     assert scored(federation, mask="none") == "not applicable: updates are not masked"
-    secure = scored(federation, mask="permutation", aggregation="secagg")
-    assert secure == "not applicable: no single update of a first round was observed"
+    assert scored(federation, mask="permutation", aggregation="secagg") == NO_UPDATES

@@ -29,17 +29,21 @@ class Fixed(Scorer):
         return draw.random(len(guess.values))
 
 
-class Outsider(Attack):
-    name = "outsider"
+class Unscored(Attack):
+    name = "unscored"
     source = "nobody"
     needs = "nothing"
-    scorer = Fixed()
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         return None
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         return Guess("nothing", {})
+
+
+class Outsider(Unscored):
+    name = "outsider"
+    scorer = Fixed()
 
 
 class Nameless(Outsider):
@@ -63,36 +67,17 @@ class Demanding(Outsider):
         self.secret = secret
 
 
-class Unscored(Attack):
-    name = "unscored"
-    source = "nobody"
-    needs = "nothing"
-
-    def applies(self, view: View, knowledge: Knowledge) -> str | None:
-        return None
-
-    def run(self, view: View, knowledge: Knowledge) -> Guess:
-        return Guess("nothing", {})
-
-
 @pytest.fixture
 def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType("an_outsiders_module")
     for kind in (Outsider, Nameless, Requiring, Claiming, Demanding, Unscored, Fixed):
         setattr(module, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    points = {
-        "outsider": "an_outsiders_module:Outsider",
-        "nameless": "an_outsiders_module:Nameless",
-        "requiring": "an_outsiders_module:Requiring",
-        "claiming": "an_outsiders_module:Claiming",
-        "demanding": "an_outsiders_module:Demanding",
-        "unscored": "an_outsiders_module:Unscored",
-        "scorer": "an_outsiders_module:Fixed",
-        "gone": "an_outsiders_module:Gone",
-        "linkage": "an_outsiders_module:Outsider",
-    }
-    found = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
+    names = ("Outsider", "Nameless", "Requiring", "Claiming", "Demanding", "Unscored", "Gone")
+    classes = {name.lower(): name for name in names} | {"scorer": "Fixed", "linkage": "Outsider"}
+    found = []
+    for name, own in classes.items():
+        found.append(EntryPoint(name, f"{module.__name__}:{own}", registry.GROUP))
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
     yield
 

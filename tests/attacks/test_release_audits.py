@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import digits, result_of, score_of
 from noise_audits import FULL, SMALL, halved_noise
 
 from securecluster import Federation
-from securecluster.attacks import dp_audit, release_audits, scoring
+from securecluster.attacks import dp_audit, release_audits
 from securecluster.attacks.dp_audit import Planted
 from securecluster.attacks.registry import attack_named
 from securecluster.attacks.release_audits import (
@@ -28,11 +29,11 @@ from securecluster.attacks.release_audits import (
     planted_samples,
     planted_signatures,
 )
-from securecluster.attacks.scoring import Score, evaluate
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import CFL, FLHC, SRFCA, FedAvg, OneShot, Signature
+
+RESAMPLES = (5, 10)
 
 # the less noise, the fewer clients refute half of it
 Z = 0.25
@@ -52,13 +53,7 @@ IDS = ["training", "srfca", "cfl", "gram", "eigenvectors", "srfca-example", "cfl
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", clients=60, samples=4, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 5)
-    monkeypatch.setattr(scoring, "SHUFFLES", 10)
+    return digits(clients=60, samples=4)
 
 
 def distance(planted: Planted) -> float:
@@ -131,7 +126,6 @@ def test_releases_that_are_not_there_are_refused(
 def test_canaries_take_no_more_memory_than_they_may(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release_audits, "MOST_NUMBERS", 1000)
     monkeypatch.setattr(dp_audit, "MOST_NUMBERS", 1000)
     with pytest.raises(UsageError, match="numbers in memory"):
         planted_rows(OneShot(**ONE_SHOT), federation, FULL)
@@ -157,18 +151,15 @@ def test_one_sample_is_kept_aside(share: float) -> None:
 
 
 def test_an_attack_without_canaries_says_so_and_scores_with_them() -> None:
-    few = Federation.simulate("digits", clients=6, samples=4, seed=0)
+    few = digits(clients=6, samples=4)
     fitted = FedAvg(**SMALL).fit(few, FULL)
-    view = view_of(fitted)
-    truth = truth_of(fitted, few, view)
     for name in ("losses", "gram", "eigenvectors", "signatures", "training"):
-        reason = evaluate(attack_named(f"dp-audit-{name}"), view, knowledge_of(fitted), truth)
+        reason = result_of(attack_named(f"dp-audit-{name}"), fitted, few)
         assert isinstance(reason, str) and reason.startswith("not applicable: the run has no can")
     coins = dp_audit.heads(6)
     planted = Planted({client: float(coins[client]) for client in range(6)}, coins, 1.0)
-    truth = truth_of(fitted, few, view, (dp_audit.tap_of(coins),))
-    score = evaluate(LossAudit(planted), view, knowledge_of(fitted), truth)
-    assert isinstance(score, Score) and score.value > 1000
+    taps = (dp_audit.tap_of(coins),)
+    assert score_of(LossAudit(planted), fitted, few, taps=taps).value > 1000
 
 
 def test_sampled_batches_are_judged_without_gaussians(federation: Federation) -> None:
@@ -184,5 +175,5 @@ def test_sampled_batches_are_judged_without_gaussians(federation: Federation) ->
     draw = np.random.default_rng(0)
     values = draw.normal(size=200) + 4 * np.asarray(coins)
     apart = Planted(dict(enumerate(values.tolist())), coins, 1.0, gaussian=False)
-    many = Federation.simulate("digits", clients=200, samples=2, seed=0)
+    many = digits(clients=200, samples=2)
     assert 1.5 < apart.score(LossAudit.scorer, many).value < gaussian_epsilon(4.0, dp_audit.DELTA)

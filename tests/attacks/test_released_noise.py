@@ -5,70 +5,57 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attacked import FULL, digits, result_of
 
 from securecluster import Federation
-from securecluster.attacks import scoring
 from securecluster.attacks.base import Attack
 from securecluster.attacks.ckks_release import CkksRelease
 from securecluster.attacks.low_bits import LowBits, naive_release
 from securecluster.attacks.repeated_seed import RepeatedSeed, derived_release, seeded_release
-from securecluster.attacks.scoring import Score, evaluate
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.core.lazy_torch import torch
 from securecluster.protocols import CFL, FedAvg, Settings
+
+RESAMPLES = (200, 100)
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none"}
 NOISE: dict[str, Any] = {"clip": 1.0, "noise": 4.0}
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 200)
-    monkeypatch.setattr(scoring, "SHUFFLES", 100)
-
-
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", clients=4, samples=20, seed=0)
+    return digits(clients=4, samples=20)
 
 
 @pytest.fixture(scope="module")
 def runs(federation: Federation) -> dict[str, Any]:
     """Runs by what is added to their updates, and one of encrypted sums."""
-    full = Settings(transcript="full", threads=1)
     double = Settings(transcript="full", threads=1, dtype="float64")
     return {
-        "float32": CFL(**SMALL, **NOISE).fit(federation, full),
+        "float32": CFL(**SMALL, **NOISE).fit(federation, FULL),
         "float64": CFL(**SMALL, **NOISE).fit(federation, double),
-        "none": CFL(**SMALL).fit(federation, full),
-        "central": CFL(**SMALL, **NOISE, placement="central").fit(federation, full),
-        "ckks": FedAvg(**SMALL, aggregation="ckks").fit(federation, full),
+        "none": CFL(**SMALL).fit(federation, FULL),
+        "central": CFL(**SMALL, **NOISE, placement="central").fit(federation, FULL),
+        "ckks": FedAvg(**SMALL, aggregation="ckks").fit(federation, FULL),
     }
-
-
-def scored(attack: Attack, fitted: Any, federation: Federation, party: Any = "server") -> Any:
-    view = view_of(fitted, party)
-    return evaluate(attack, view, knowledge_of(fitted), truth_of(fitted, federation, view))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_last_bits_tell_candidates_apart_unless_noise_is_on_a_grid(
     dtype: str, runs: dict[str, Any], federation: Federation
 ) -> None:
-    naive = scored(LowBits(naive_release), runs[dtype], federation)
-    assert isinstance(naive, Score)
+    naive = result_of(LowBits(naive_release), runs[dtype], federation)
     assert naive.beats_chance and naive.value > 0.9
-    ours = scored(LowBits(), runs[dtype], federation)
-    assert isinstance(ours, Score) and not ours.beats_chance
+    ours = result_of(LowBits(), runs[dtype], federation)
+    assert not ours.beats_chance
     assert abs(ours.value - 0.5) < 0.25
 
 
 def test_differences_of_two_runs_on_one_seed_are_noise(
     runs: dict[str, Any], federation: Federation
 ) -> None:
-    naive = scored(RepeatedSeed(seeded_release), runs["float32"], federation)
+    naive = result_of(RepeatedSeed(seeded_release), runs["float32"], federation)
     assert naive.beats_chance and naive.value > 0.999
-    ours = scored(RepeatedSeed(), runs["float32"], federation)
+    ours = result_of(RepeatedSeed(), runs["float32"], federation)
     assert not ours.beats_chance and abs(ours.value) < 0.05
 
 
@@ -88,18 +75,20 @@ def test_equal_rows_of_two_equal_runs_are_released_with_equal_bits() -> None:
 def test_rows_without_noise_are_read_and_other_noise_is_not_clients(
     attack: Attack, runs: dict[str, Any], federation: Federation
 ) -> None:
-    assert scored(attack, runs["none"], federation).value > 0.999
+    assert result_of(attack, runs["none"], federation).value > 0.999
     for name, reason in (("central", "clients add no noise"), ("ckks", "no single updates")):
-        found = scored(attack, runs[name], federation)
+        found = result_of(attack, runs[name], federation)
         assert found.startswith("not applicable: ") and reason in found
 
 
 def test_decryptions_in_full_precision_give_the_key_and_released_ones_do_not(
     runs: dict[str, Any], federation: Federation
 ) -> None:
-    full = scored(CkksRelease(exact=False), runs["ckks"], federation)
+    full = result_of(CkksRelease(exact=False), runs["ckks"], federation)
     assert full.value == 1.0 and full.beats_chance
-    released = scored(CkksRelease(), runs["ckks"], federation)
+    released = result_of(CkksRelease(), runs["ckks"], federation)
     assert released.value < 0.01 and not released.beats_chance
-    assert "no sums are encrypted" in scored(CkksRelease(), runs["none"], federation)
-    assert "by the server alone" in scored(CkksRelease(), runs["ckks"], federation, "wire")
+    assert "no sums are encrypted" in result_of(CkksRelease(), runs["none"], federation)
+    assert "by the server alone" in result_of(
+        CkksRelease(), runs["ckks"], federation, parties="wire"
+    )

@@ -6,36 +6,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import FULL, digits, samples_of, scene
 
 from securecluster import Dirichlet, Federation, Pathological
 from securecluster.attacks.relevance_oracle import EnergyError, RelevanceOracle, energies_of
 from securecluster.attacks.scoring import Score, evaluate, score
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import SecureClusterError
-from securecluster.protocols import OneShot, Settings
+from securecluster.protocols import OneShot
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "tasks": 2}
-FULL = Settings(transcript="full", threads=1)
 OPEN: dict[str, Any] = {"mask": "none", "sealed": False}
 
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", scenario=Pathological(), clients=10, samples=8, seed=0)
+    return digits(scenario=Pathological(), clients=10, samples=8)
 
 
 def attacked(federation: Federation, **params: Any) -> tuple[Any, Any, Any, Any]:
     protocol = OneShot(**{**SMALL, **params})
+    other = digits(scenario=Dirichlet(alpha=100.0), clients=6, samples=8, seed=9)
     fitted = protocol.fit(federation, FULL)
-    other = Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=100.0), clients=6, samples=8, seed=9
-    )
-    candidates = np.concatenate([s.x for s in (*federation.shards, *other.shards)])
-    labels = np.concatenate([s.y for s in (*federation.shards, *other.shards)])
-    view = view_of(fitted)
-    knowledge = knowledge_of(fitted, samples=(candidates, labels))
     endpoint = protocol.build_client(federation, FULL)
-    return endpoint, view, knowledge, truth_of(fitted, federation, view)
+    return endpoint, *scene(fitted, federation, samples_of(federation, other))
 
 
 def gram_of(federation: Federation, client: int) -> np.ndarray[Any, Any]:

@@ -7,26 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securecluster.attacks import scoring
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.dp_audit import TwoWorldScorer
 from securecluster.attacks.label_distributions import MatchedCorrelation
-from securecluster.attacks.scoring import (
-    BETTER,
-    BOOTSTRAP,
-    CHANCE,
-    OF_BOUND,
-    OF_EQUALS,
-    Score,
-    Scorer,
-    _unbiased,
-    score,
-)
 
 
 def test_the_interval_of_a_biased_score_is_shifted_to_the_score() -> None:
     draw = np.random.default_rng(0)
     resampled = 0.61 + 0.01 * draw.standard_normal(1000)
-    interval = _unbiased(resampled, 0.6)
+    interval = scoring._unbiased(resampled, 0.6)
     # two standard deviations, nearly, beside the score and not beside the resamples' mean
     assert interval.low == pytest.approx(0.6 - 0.0196, abs=0.002)
     assert interval.high == pytest.approx(0.6 + 0.0196, abs=0.002)
@@ -36,11 +26,11 @@ def test_a_few_far_resamples_do_not_move_the_interval_off_the_score() -> None:
     # one resample in a thousand has no spread, and a bound that is as good as infinite
     resampled = np.zeros(1000)
     resampled[0] = 5e5
-    interval = _unbiased(resampled, 0.0)
+    interval = scoring._unbiased(resampled, 0.0)
     assert (interval.low, interval.high) == (0.0, 0.0)
 
 
-class Given(Scorer):
+class Given(scoring.Scorer):
     """The mean of units that are given."""
 
     metric = "given"
@@ -55,17 +45,17 @@ class Given(Scorer):
         return draw.integers(0, 2, len(self._units)).astype(float)
 
 
-def scored(scorer: Scorer) -> Score:
-    return score(scorer, Guess("x", {}), Truth(federation=None))  # type: ignore[arg-type]
+def scored(scorer: scoring.Scorer) -> scoring.Score:
+    return scoring.score(scorer, Guess("x", {}), Truth(federation=None))  # type: ignore[arg-type]
 
 
 def test_a_score_without_spread_has_no_interval_and_stands_for_itself() -> None:
     # eight clients of eight are no proof that every client would be found
     for units in ([0.7] * 6, [1.0] * 8, [1.0]):
         result = scored(Given(units))
-        assert result.interval is None and result.interval_by == OF_EQUALS
-    assert scored(Given([0.5] * 30)).verdict == CHANCE
-    assert scored(Given([0.99] * 30)).verdict == BETTER
+        assert result.interval is None and result.interval_by == scoring.OF_EQUALS
+    assert scored(Given([0.5] * 30)).verdict == scoring.CHANCE
+    assert scored(Given([0.99] * 30)).verdict == scoring.BETTER
 
 
 class Matched(MatchedCorrelation):
@@ -90,7 +80,7 @@ class Matched(MatchedCorrelation):
 @pytest.mark.parametrize("noise", [0.05, 1.0])
 def test_the_interval_of_a_best_match_does_not_begin_at_the_score(noise: float, seed: int) -> None:
     result = scored(Matched(noise, seed))
-    assert result.interval is not None and result.interval_by == BOOTSTRAP
+    assert result.interval is not None and result.interval_by == scoring.BOOTSTRAP
     below = result.value - result.interval.low
     above = result.interval.high - result.value
     assert below > 0.01 and above > 0.01
@@ -105,6 +95,6 @@ class Exact(TwoWorldScorer):
 
 def test_a_bound_has_no_interval_and_few_shuffles_do_not_move_its_chance() -> None:
     result = scored(Exact())
-    assert result.interval is None and result.interval_by == OF_BOUND
+    assert result.interval is None and result.interval_by == scoring.OF_BOUND
     # one of 20 orders of the coins is the true one
     assert result.chance == 0 < result.value

@@ -7,27 +7,29 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attacked import FULL, digits, scene
 
 from securecluster import Federation
 from securecluster.attacks import secure_sum_conformance
 from securecluster.attacks.scoring import Score, evaluate
 from securecluster.attacks.secure_sum_conformance import RULES, SecureSumConformance, honest_plan
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import SecureClusterError
+from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.key_agreement import KeyRing
-from securecluster.privacy.secure_sum import pads
-from securecluster.privacy.secure_sum.double_mask import UnmaskingGuard
-from securecluster.privacy.secure_sum.graph import complete_graph
-from securecluster.privacy.secure_sum.pads import KeyPair
-from securecluster.privacy.secure_sum.shares import ShareSeal
-from securecluster.protocols import CFL, FedAvg, Settings
-from securecluster.runtime import endpoint, key_exchange, secure_sum_client, secure_sums
+from securecluster.privacy.masking.pads import KeyPair
+from securecluster.protections import key_exchange
+from securecluster.protections.key_exchange import KeyExchange
+from securecluster.protections.secure_sums import client as sum_client
+from securecluster.protections.secure_sums import server as sum_server
+from securecluster.protections.secure_sums.client import SecureSumService
+from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
+from securecluster.protections.secure_sums.graph import complete_graph
+from securecluster.protections.secure_sums.shares import ShareSeal
+from securecluster.protections.sum_ranges import SumRanges
+from securecluster.protocols import CFL, FedAvg
+from securecluster.runtime import endpoint
 from securecluster.runtime.endpoint import Endpoint
-from securecluster.runtime.key_exchange import KeyExchange
-from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import SecureSumService
 
-FULL = Settings(transcript="full", threads=1)
 Removal = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -91,7 +93,7 @@ def forgotten_keys(patch: pytest.MonkeyPatch) -> None:
     answered = KeyExchange.answer
 
     def answer(self: KeyExchange, call: Any) -> Any:
-        self._keys.secrets.sums.public.clear()
+        self._keys.secrets.pairwise.public.clear()
         return answered(self, call)
 
     patch.setattr(KeyExchange, "answer", answer)
@@ -106,12 +108,12 @@ def no_minimum(patch: pytest.MonkeyPatch) -> None:
     def graph(run: bytes, members: Any, public: Any, minimum: int) -> Any:
         return complete_graph(members, 1)
 
-    patch.setattr(secure_sum_client, "sum_graph", graph)
+    patch.setattr(sum_client, "sum_graph", graph)
 
 
 def open_sums(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SecureSumService, "check", nothing)
-    patch.setattr(SecureSumService, "masked", lambda self, call, reply, masked: reply)
+    patch.setattr(SecureSumService, "hidden", lambda self, call, reply, *declared: reply)
 
 
 def open_boxes(patch: pytest.MonkeyPatch) -> None:
@@ -129,8 +131,8 @@ def low_threshold(patch: pytest.MonkeyPatch) -> None:
     def graph(run: bytes, members: Any, public: Any, minimum: int) -> Any:
         return complete_graph(members, 3)
 
-    patch.setattr(secure_sum_client, "sum_graph", graph)
-    patch.setattr(secure_sums, "sum_graph", graph)
+    patch.setattr(sum_client, "sum_graph", graph)
+    patch.setattr(sum_server, "sum_graph", graph)
     patch.setattr(UnmaskingGuard, "_check_threshold", nothing)
 
 
@@ -180,7 +182,7 @@ GUARDS: dict[str, Removal] = {
     "a replaced attempt stays replaced": unchecked_attempts,
     "a call has one open sum": unchecked_attempts,
     "sums of a call do not differ by one client": unchecked_attempts,
-    "sums are over whole cohorts": without(secure_sum_client, "check_cohorts"),
+    "sums are over whole cohorts": without(sum_client, "check_cohorts"),
     "no share after the pad of one client": forgetful(lost=()),
     "no pad after the share of one client": forgetful(survivors=None),
     "shares are revealed for one list of survivors": forgetful(survivors=None),
@@ -228,19 +230,15 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", clients=4, samples=20, seed=0)
+    return digits(clients=4, samples=20)
 
 
 def guess_of(made: Any, federation: Federation, party: Any = "server") -> Any:
-    fitted = made.fit(federation, FULL)
-    view = view_of(fitted, party)
     attack = SecureSumConformance()
-    knowledge = knowledge_of(fitted)
+    view, knowledge, truth = scene(made.fit(federation, FULL), federation, parties=party)
     if attack.applies(view, knowledge):
         return attack.applies(view, knowledge)
-    guess = attack.run(view, knowledge)
-    score = evaluate(attack, view, knowledge, truth_of(fitted, federation, view))
-    return guess, score
+    return attack.run(view, knowledge), evaluate(attack, view, knowledge, truth)
 
 
 def test_every_rule_has_a_guard_that_can_be_removed() -> None:

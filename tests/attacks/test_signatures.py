@@ -6,27 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import FULL, digits, result_of, scene
 from scipy.stats import multivariate_normal
 from sklearn.metrics import roc_auc_score
 
 from securecluster import Dirichlet, Federation
 from securecluster.app.audit import known_samples
-from securecluster.attacks import scoring
+from securecluster.attacks import signatures
 from securecluster.attacks.base import Attack, Guess, Truth
-from securecluster.attacks.scoring import BETTER, CHANCE, Score, evaluate
-from securecluster.attacks.signatures import (
-    OwnSampleMembership,
-    PublicRows,
-    SignatureLabelCounts,
-    SignatureMembership,
-    explained_weights,
-    likelihood_ratios,
-    observed_signatures,
-)
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.protocols import FedAvg, Settings, Signature
+from securecluster.attacks.scoring import BETTER, CHANCE
+from securecluster.attacks.views import knowledge_of, view_of
+from securecluster.protocols import FedAvg, Signature
 
-FULL = Settings(transcript="full", threads=1)
+RESAMPLES = (200, 100)
+
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none", "k": 2}
 KINDS = ("blocks", "plain")
 # noise multiplier of one Gaussian release with ε = 1 at δ = 1e-5
@@ -35,30 +28,20 @@ NOISE = 3.73
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=1.0), clients=12, samples=30, seed=0
-    )
+    return digits(scenario=Dirichlet(alpha=1.0), clients=12, samples=30)
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 200)
-    monkeypatch.setattr(scoring, "SHUFFLES", 100)
-
-
-def scored(attack: Attack, federation: Federation, **params: Any) -> Score | str:
+def scored(attack: Attack, federation: Federation, **params: Any) -> Any:
     fitted = Signature(**{**SMALL, **params}).fit(federation, FULL)
-    view = view_of(fitted)
-    samples = known_samples(federation, isinstance(attack, SignatureMembership))
-    knowledge = knowledge_of(fitted, federation, (), samples)
-    return evaluate(attack, view, knowledge, truth_of(fitted, federation, view))
+    samples = known_samples(federation, isinstance(attack, signatures.SignatureMembership))
+    return result_of(attack, fitted, federation, samples)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 def test_class_blocks_tell_the_counts_under_a_mask_too(mask: str, federation: Federation) -> None:
     fitted = Signature(**{**SMALL, "mask": mask}, signature_blocks="blocks").fit(federation, FULL)
-    knowledge = knowledge_of(fitted, federation, (), known_samples(federation, False))
-    guess = SignatureLabelCounts().run(view_of(fitted), knowledge)
+    view, knowledge, _ = scene(fitted, federation, known_samples(federation, False))
+    guess = signatures.SignatureLabelCounts().run(view, knowledge)
     wrong = 0
     for client, shard in enumerate(federation.shards):
         counts = np.bincount(shard.y, minlength=10)
@@ -69,7 +52,7 @@ def test_class_blocks_tell_the_counts_under_a_mask_too(mask: str, federation: Fe
 
 def test_class_blocks_tell_nearly_as_much_without_samples(federation: Federation) -> None:
     fitted = Signature(**SMALL, signature_blocks="blocks").fit(federation, FULL)
-    guess = SignatureLabelCounts().run(view_of(fitted), knowledge_of(fitted))
+    guess = signatures.SignatureLabelCounts().run(view_of(fitted), knowledge_of(fitted))
     for client, shard in enumerate(federation.shards):
         counts = np.bincount(shard.y, minlength=10)
         assert np.abs(guess.values[client] - counts).sum() / 2 <= 2
@@ -77,8 +60,7 @@ def test_class_blocks_tell_nearly_as_much_without_samples(federation: Federation
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_labels_are_told(kind: str, federation: Federation) -> None:
-    found = scored(SignatureLabelCounts(), federation, signature_blocks=kind)
-    assert isinstance(found, Score)
+    found = scored(signatures.SignatureLabelCounts(), federation, signature_blocks=kind)
     assert found.verdict == BETTER
     assert found.value < 0.1 < 0.35 < found.chance
 
@@ -90,37 +72,38 @@ def test_noise_for_clients_hides_labels_and_noise_for_examples_does_not(
     # ε = 1 of a client, and ε = 2 of an example
     for unit, noise, verdict in (("client", NOISE, CHANCE), ("example", 2.0, BETTER)):
         options: dict[str, Any] = {"signature_noise": noise, "dp_unit": unit}
-        found = scored(SignatureLabelCounts(), federation, signature_blocks=kind, **options)
-        assert isinstance(found, Score)
+        found = scored(
+            signatures.SignatureLabelCounts(), federation, signature_blocks=kind, **options
+        )
         assert found.verdict == verdict, unit
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_members_are_told_without_noise_alone(kind: str, federation: Federation) -> None:
-    found = scored(SignatureMembership(), federation, signature_blocks=kind)
-    assert isinstance(found, Score)
+    found = scored(signatures.SignatureMembership(), federation, signature_blocks=kind)
     assert found.verdict == BETTER and found.value > 0.62
     assert abs(found.chance - 0.5) < 0.03
     for unit in ("client", "example"):
         options: dict[str, Any] = {"signature_noise": NOISE, "dp_unit": unit}
-        noisy = scored(SignatureMembership(), federation, signature_blocks=kind, **options)
-        assert isinstance(noisy, Score)
+        noisy = scored(
+            signatures.SignatureMembership(), federation, signature_blocks=kind, **options
+        )
         assert noisy.verdict == CHANCE, unit
 
 
 def test_under_a_mask_samples_cannot_be_compared(federation: Federation) -> None:
     masked: dict[str, Any] = {"mask": "permutation", "signature_blocks": "plain"}
     said = "not applicable: signatures are under a mask, and the adversary's samples are not"
-    assert scored(SignatureLabelCounts(), federation, **masked) == said
-    assert scored(SignatureMembership(), federation, **masked) == said
+    assert scored(signatures.SignatureLabelCounts(), federation, **masked) == said
+    assert scored(signatures.SignatureMembership(), federation, **masked) == said
 
 
 def test_what_is_missing_is_said(federation: Federation) -> None:
     fitted = Signature(**SMALL, signature_blocks="plain").fit(federation, FULL)
-    reason = SignatureMembership().applies(view_of(fitted), knowledge_of(fitted))
+    reason = signatures.SignatureMembership().applies(view_of(fitted), knowledge_of(fitted))
     assert reason == "not applicable: the adversary has no samples with labels"
     other = FedAvg(rounds=1, epochs=1, model="linear").fit(federation, FULL)
-    for attack in (SignatureLabelCounts(), SignatureMembership()):
+    for attack in (signatures.SignatureLabelCounts(), signatures.SignatureMembership()):
         assert attack.applies(view_of(other), knowledge_of(other)) == (
             "not applicable: clients of this run send no signatures of gradients"
         )
@@ -131,8 +114,8 @@ def test_signatures_of_keys_are_none_of_gradients(federation: Federation) -> Non
     params: dict[str, Any] = {**SMALL, "signature_blocks": "plain"}
     plain = Signature(**params).fit(federation, FULL)
     masked = Signature(**{**params, "mask": "permutation"}).fit(federation, FULL)
-    found = observed_signatures(view_of(masked), knowledge_of(masked))
-    expected = observed_signatures(view_of(plain), knowledge_of(plain))
+    found = signatures.observed_signatures(view_of(masked), knowledge_of(masked))
+    expected = signatures.observed_signatures(view_of(plain), knowledge_of(plain))
     assert found.keys() == expected.keys() == set(range(12))
     for client, signature in found.items():
         # a permutation leaves the numbers
@@ -145,7 +128,7 @@ def test_a_ratio_is_that_of_two_normal_densities() -> None:
     residual = draw.normal(size=3)
     factor = draw.normal(size=(3, 3))
     covariance = factor @ factor.T + np.eye(3)
-    found = likelihood_ratios(rows, residual, np.linalg.inv(covariance), 4.0)
+    found = signatures.likelihood_ratios(rows, residual, np.linalg.inv(covariance), 4.0)
     without = multivariate_normal.logpdf(residual, np.zeros(3), covariance)
     for row, ratio in zip(rows, found, strict=True):
         member = multivariate_normal.logpdf(residual, row / 4, covariance)
@@ -156,10 +139,10 @@ def test_the_weights_of_a_mixture_of_classes_are_found() -> None:
     draw = np.random.default_rng(1)
     labels = np.repeat(np.arange(3), 20)
     rows = draw.normal(size=(60, 8)) + 3 * draw.normal(size=(3, 8))[labels]
-    known = PublicRows(rows, labels, 4)
+    known = signatures.PublicRows(rows, labels, 4)
     means = [rows[labels == label].mean(0) for label in range(3)]
     mixture = 0.5 * means[0] + 0.3 * means[1] + 0.2 * means[2]
-    found = explained_weights(mixture, known, 20.0, 0.0)
+    found = signatures.explained_weights(mixture, known, 20.0, 0.0)
     # no sample of class 3 is known
     assert np.allclose(found, [0.5, 0.3, 0.2, 0.0], atol=1e-6)
 
@@ -171,7 +154,7 @@ def test_membership_is_compared_within_each_client(federation: Federation) -> No
     draw = np.random.default_rng(2)
     values = {client: draw.normal(size=len(candidates)) for client in range(3)}
     guess = Guess("membership", values, {"candidates": candidates})
-    scorer = OwnSampleMembership()
+    scorer = signatures.OwnSampleMembership()
     scores = []
     answers = []
     for client in range(3):

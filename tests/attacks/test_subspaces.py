@@ -7,50 +7,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, digits, samples_of, scene
 
 from securecluster import Dirichlet, Federation, Pathological
+from securecluster.attacks import subspaces
 from securecluster.attacks.base import Knowledge, Truth, View
 from securecluster.attacks.scoring import Score, evaluate, score
-from securecluster.attacks.subspaces import (
-    MeanImage,
-    MembershipAtLowRate,
-    SubspaceComposition,
-    SubspaceMembership,
-    auc,
-    energies,
-    observed_subspaces,
-    true_positive_rate,
-)
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.messaging.parties import SERVER
-from securecluster.protocols import FedAvg, OneShot, Settings
+from securecluster.protocols import FedAvg, OneShot
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "tasks": 2}
-FULL = Settings(transcript="full", threads=1)
-ATTACKS = (SubspaceMembership(), SubspaceComposition(), MeanImage())
+ATTACKS = (subspaces.SubspaceMembership(), subspaces.SubspaceComposition(), subspaces.MeanImage())
 
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", scenario=Pathological(), clients=10, samples=8, seed=0)
-
-
-def candidates(federation: Federation) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """All clients' samples, and as many others."""
-    other = Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=100.0), clients=5, samples=16, seed=9
-    )
-    shards = [*federation.shards, *other.shards]
-    return np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
+    return digits(scenario=Pathological(), clients=10, samples=8)
 
 
 def attacked(
     federation: Federation, parties: Any = SERVER, colluders: tuple[int, ...] = (), **params: Any
 ) -> tuple[View, Knowledge, Truth]:
     fitted = OneShot(**{**SMALL, **params}).fit(federation, FULL)
-    view = view_of(fitted, parties)
-    knowledge = knowledge_of(fitted, federation, colluders, candidates(federation))
-    return view, knowledge, truth_of(fitted, federation, view)
+    # all clients' samples, and as many others
+    other = digits(scenario=Dirichlet(alpha=100.0), clients=5, samples=16, seed=9)
+    samples = samples_of(federation, other)
+    return scene(fitted, federation, samples, parties=parties, colluders=colluders)
 
 
 def test_open_eigenvectors_tell_of_records_classes_and_means(federation: Federation) -> None:
@@ -64,14 +46,14 @@ def test_open_eigenvectors_tell_of_records_classes_and_means(federation: Federat
     assert membership.value > 0.95 and abs(membership.chance - 0.5) < 0.02
     assert classes.value > 0.9 and abs(classes.chance - 0.5) < 0.02
     assert mean.value > 0.99 and mean.chance < 0.9
-    guess = SubspaceMembership().run(view, knowledge)
-    at_low_rate = score(MembershipAtLowRate(), guess, truth)
+    guess = subspaces.SubspaceMembership().run(view, knowledge)
+    at_low_rate = score(subspaces.MembershipAtLowRate(), guess, truth)
     assert at_low_rate.value > 0.5 and at_low_rate.beats_chance
 
 
 def test_the_vectors_read_are_those_of_numpy(federation: Federation) -> None:
     view, knowledge, _ = attacked(federation, mask="none", sealed=False)
-    found = observed_subspaces(view, knowledge)
+    found = subspaces.observed_subspaces(view, knowledge)
     assert sorted(found) == list(range(10))
     for client, shard in enumerate(federation.shards):
         rows = np.asarray(shard.x, float).reshape(8, -1)
@@ -86,7 +68,7 @@ def test_a_client_reads_all_others_however_they_are_sealed(
     federation: Federation, params: dict[str, Any]
 ) -> None:
     view, knowledge, truth = attacked(federation, 3, (3,), **params)
-    result = evaluate(SubspaceMembership(), view, knowledge, truth)
+    result = evaluate(subspaces.SubspaceMembership(), view, knowledge, truth)
     assert isinstance(result, Score)
     assert result.units == 9
     assert result.value > 0.95
@@ -94,7 +76,7 @@ def test_a_client_reads_all_others_however_they_are_sealed(
     server, unaided, _ = attacked(federation, **params)
     for attack in ATTACKS:
         assert "sealed or masked" in str(attack.applies(server, unaided))
-    assert observed_subspaces(server, unaided) == {}
+    assert subspaces.observed_subspaces(server, unaided) == {}
 
 
 def test_noise_in_gram_matrices_brings_the_attacks_to_chance(federation: Federation) -> None:
@@ -108,20 +90,23 @@ def test_noise_in_gram_matrices_brings_the_attacks_to_chance(federation: Federat
 
 def test_attacks_on_subspaces_say_why_they_do_not_apply(federation: Federation) -> None:
     fitted = FedAvg(rounds=1, epochs=1, model="linear").fit(federation, FULL)
+    view, knowledge, _ = scene(fitted, federation)
     for attack in ATTACKS:
-        said = attack.applies(view_of(fitted), knowledge_of(fitted))
+        said = attack.applies(view, knowledge)
         assert said == "not applicable: clients of this protocol share no eigenvectors"
     view, knowledge, _ = attacked(federation, mask="none", sealed=False, features="dct")
-    assert "of features" in str(MeanImage().applies(view, knowledge))
+    assert "of features" in str(subspaces.MeanImage().applies(view, knowledge))
 
 
 def test_energies_and_rates_are_those_of_cases_by_hand() -> None:
     vectors = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     samples = np.array([[3.0, 4.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    assert energies(vectors, samples).tolist() == [9 / 25, 0.0, 0.0]
-    assert auc(np.array([3.0, 2.0, 1.0, 2.0]), np.array([1, 0, 0, 1])) == pytest.approx(3.5 / 4)
-    assert auc(np.array([1.0, 2.0]), np.array([1, 1])) == 0.5
+    assert subspaces.energies(vectors, samples).tolist() == [9 / 25, 0.0, 0.0]
+    assert subspaces.auc(np.array([3.0, 2.0, 1.0, 2.0]), np.array([1, 0, 0, 1])) == pytest.approx(
+        3.5 / 4
+    )
+    assert subspaces.auc(np.array([1.0, 2.0]), np.array([1, 1])) == 0.5
     scores = torch.arange(200).double().numpy()
     positive = scores >= 150
-    assert true_positive_rate(scores, positive) == 1.0
-    assert true_positive_rate(-scores, positive) == 0.0
+    assert subspaces.true_positive_rate(scores, positive) == 1.0
+    assert subspaces.true_positive_rate(-scores, positive) == 0.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import digits, scene
 from cases import exhaustive
 
 from securecluster import Dirichlet, Federation, LabelSwap
 from securecluster.app import audit, audit_page
-from securecluster.attacks import scoring
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.scoring import (
@@ -39,6 +39,8 @@ from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.messaging.parties import WIRE
 from securecluster.protocols import CFL, IFCA, FedAvg, Hidden, RandomClusters, Settings
 
+RESAMPLES = (200, 100)
+
 CLIENTS = 12
 CLUSTERS = 3
 ROUNDS = 24
@@ -54,17 +56,13 @@ EVERYONE: dict[str, Any] = {**HALF, "participation": 1.0}
 @cache
 def swapped(seed: int = 0) -> Federation:
     """Clients in clusters, of which the label swaps tell."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=CLUSTERS), clients=CLIENTS, samples=40, seed=seed
-    )
+    return digits(scenario=LabelSwap(clusters=CLUSTERS), clients=CLIENTS, samples=40, seed=seed)
 
 
 @cache
 def skewed() -> Federation:
     """Clients with different label counts."""
-    return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=0.5), clients=CLIENTS, samples=30, seed=0
-    )
+    return digits(scenario=Dirichlet(alpha=0.5), clients=CLIENTS, samples=30)
 
 
 RUNS: dict[Any, Any] = {}  # with their federations, so that no other one has the same id
@@ -87,21 +85,14 @@ def found(
     options: Mapping[str, Any],
     federation: Federation,
     dropout: float = 0.0,
-) -> tuple[Score | str, Guess | None]:
+) -> tuple[Any, Guess | None]:
     """Return what an attack by the server achieves on a run, and its guess."""
     fitted, taps = run(protocol, options, federation, dropout)
-    view = view_of(fitted)
-    knowledge = knowledge_of(fitted)
-    achieved = evaluate(attack, view, knowledge, truth_of(fitted, federation, view, taps))
+    view, knowledge, truth = scene(fitted, federation, taps=taps)
+    achieved = evaluate(attack, view, knowledge, truth)
     if isinstance(achieved, str):
         return achieved, None
     return achieved, attack.run(view, knowledge)
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 200)
-    monkeypatch.setattr(scoring, "SHUFFLES", 100)
 
 
 def of(members: Sequence[Sequence[int]], values: Any = None) -> MemberSums:
@@ -176,21 +167,17 @@ def test_the_control_shuffles_clients_within_their_groups_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "dropout", "seed"),
     [
-        (HALF, 0.0, 0),
-        exhaustive(HALF, 0.0, 1),
-        exhaustive(HALF, 0.0, 2),
-        (EVERYONE, 0.1, 0),
+        (HALF, 0.0, 0), exhaustive(HALF, 0.0, 1), exhaustive(HALF, 0.0, 2), (EVERYONE, 0.1, 0),
         # Clipped updates have no weights: blocks tell by their lengths, under a mask, too.
-        ({**HALF, "clip": 1.0}, 0.0, 0),
-        exhaustive({**HALF, "clip": 1.0}, 0.0, 1),
+        ({**HALF, "clip": 1.0}, 0.0, 0), exhaustive({**HALF, "clip": 1.0}, 0.0, 1),
     ],
-)
+)  # fmt: skip
 def test_an_honest_server_of_hidden_reads_every_cluster(
     options: dict[str, Any], dropout: float, seed: int
 ) -> None:
     own = {**options, "k": CLUSTERS}
     achieved, guess = found(ClustersOverRounds(), Hidden, own, swapped(seed), dropout)
-    assert isinstance(achieved, Score) and guess is not None
+    assert guess is not None
     assert achieved.verdict == BETTER and achieved.value >= 0.9
     (said,) = guess.details[SAID]
     assert f"rank {achieved.units}: {achieved.units} of {achieved.units} clients" in said
@@ -198,12 +185,9 @@ def test_an_honest_server_of_hidden_reads_every_cluster(
 
 @pytest.mark.parametrize("starts", [1, exhaustive(2)])
 def test_choices_of_ifca_are_read_from_their_counts(starts: int) -> None:
-    federation = Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=4), clients=20, samples=40, seed=0
-    )
+    federation = digits(scenario=LabelSwap(clusters=4), clients=20, samples=40)
     options = {**HALF, "rounds": 30, "k": 4, "starts": starts}
     achieved, _ = found(ClustersOverRounds(), IFCA, options, federation)
-    assert isinstance(achieved, Score)
     assert achieved.verdict == BETTER and achieved.value >= 0.9
 
 
@@ -211,7 +195,7 @@ def test_of_fixed_cohorts_no_client_is_told_from_its_cohort() -> None:
     options = {**HALF, "cohort_size": 4, "rounds": 12, "k": CLUSTERS, "mask": "none"}
     for attack in (ClustersOverRounds(), LabelsOverRounds()):
         achieved, guess = found(attack, Hidden, options, swapped())
-        assert isinstance(achieved, Score) and guess is not None
+        assert guess is not None
         assert achieved.verdict == CHANCE
         expected = f"rank {CLIENTS // 4}: 0 of {CLIENTS} clients can be solved for"
         assert guess.details[SAID][0].endswith(expected)
@@ -220,11 +204,9 @@ def test_of_fixed_cohorts_no_client_is_told_from_its_cohort() -> None:
 def test_label_counts_are_read_from_sums_of_updates_and_not_under_fresh_permutations() -> None:
     options = {**HALF, "rounds": 40}
     open_updates, _ = found(LabelsOverRounds(), FedAvg, {**options, "mask": "none"}, skewed())
-    assert isinstance(open_updates, Score)
     # the share of shuffles that are beyond 0.3 is below one in a hundred
     assert open_updates.verdict == BETTER and open_updates.value > 0.6
     masked, _ = found(LabelsOverRounds(), FedAvg, {**options, "mask": "permutation"}, skewed())
-    assert isinstance(masked, Score)
     assert masked.verdict == CHANCE
 
 
@@ -243,7 +225,7 @@ def test_commonest_labels_are_a_further_score() -> None:
 def test_blocks_of_hidden_tell_label_counts_without_a_mask() -> None:
     options = {**HALF, "rounds": 40, "mask": "none"}
     achieved, _ = found(LabelsOverRounds(), Hidden, {**options, "k": CLUSTERS}, skewed())
-    assert isinstance(achieved, Score) and achieved.verdict == BETTER
+    assert achieved.verdict == BETTER
 
 
 @pytest.mark.parametrize("protocol", [FedAvg, Hidden])
@@ -260,7 +242,7 @@ def test_numbers_of_samples_are_read_exactly(protocol: Any) -> None:
     if protocol is Hidden:
         options["exact_weights"] = True
     achieved, guess = found(SizesOverRounds(), protocol, options, federation)
-    assert isinstance(achieved, Score) and guess is not None
+    assert guess is not None
     assert achieved.verdict == BETTER and achieved.value < 1e-3
     assert [round(guess.values[client]) for client in range(8)] == counts
 
@@ -303,7 +285,7 @@ def test_what_a_known_cluster_has_in_common_is_no_success() -> None:
     # each of two sums a round is over one cluster, of which the server knows the members
     options = {**EVERYONE, "rounds": 6, "k": 2, "mask": "none"}
     achieved, guess = found(LabelsOverRounds(), RandomClusters, options, skewed())
-    assert isinstance(achieved, Score) and guess is not None
+    assert guess is not None
     assert achieved.verdict == CHANCE
     assert achieved.value == pytest.approx(achieved.chance)
     assert guess.details[SAID][0].endswith(f"rank 2: 0 of {CLIENTS} clients can be solved for")
@@ -316,7 +298,7 @@ def test_noise_in_sums_hides_all() -> None:
     options = {**HALF, **noise, "rounds": 8, "k": CLUSTERS}
     for attack in (ClustersOverRounds(), LabelsOverRounds()):
         achieved, _ = found(attack, Hidden, options, swapped())
-        assert isinstance(achieved, Score) and achieved.verdict == CHANCE
+        assert achieved.verdict == CHANCE
 
 
 def test_a_score_that_rounding_lifts_above_chance_is_at_chance() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, scene, score_of
 from cases import exhaustive, two_clusters
 
 from securecluster import Federation
@@ -22,12 +23,11 @@ from securecluster.attacks.unmasking import (
     by_span,
     true_row,
 )
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.views import knowledge_of
 from securecluster.errors import UsageError
-from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols import FedAvg
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear"}
-FULL = Settings(transcript="full", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,7 @@ def attacked(
     federation: Federation, colluders: list[int], **params: Any
 ) -> tuple[Any, Any, Any, Any]:
     fitted, taps = tapped(FedAvg(**{**SMALL, **params}), federation, FULL)
-    view = view_of(fitted)
-    knowledge = knowledge_of(fitted, federation, colluders)
-    return MaskKnownPlaintext(), view, knowledge, truth_of(fitted, federation, view, taps)
+    return MaskKnownPlaintext(), *scene(fitted, federation, taps=taps, colluders=colluders)
 
 
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation"])
@@ -98,13 +96,10 @@ def test_masked_weights_fall_to_the_public_model_and_displacements_do_not(
     for lr in (0.1, 0.0001):
         protocol = FedAvg(**SMALL, mask="permutation", lr=lr)
         fitted, taps = tapped(protocol, federation, FULL)
-        view = view_of(fitted)
-        knowledge = knowledge_of(fitted)
-        truth = truth_of(fitted, federation, view, taps)
-        result = evaluate(MaskPublicModel(), view, knowledge, truth)
-        assert isinstance(result, Score)
+        result = score_of(MaskPublicModel(), fitted, federation, taps=taps)
         assert not result.beats_chance and result.value < 0.02
-        shares[lr] = _share_of_weights(protocol, federation, knowledge.initial, taps)
+        initial = knowledge_of(fitted).initial
+        shares[lr] = _share_of_weights(protocol, federation, initial, taps)
     assert shares[0.0001] > 0.9
     assert shares[0.1] < 0.4
 
@@ -118,11 +113,10 @@ def _share_of_weights(
         return update + 30 * initial
 
     fitted = with_malicious_updates(protocol, federation, range(6), weights, FULL)
-    view = view_of(fitted)
-    guess = MaskPublicModel().run(view, knowledge_of(fitted))
+    view, knowledge, truth = scene(fitted, federation, taps=taps)
     shares = []
-    for subject, row in guess.values.items():
-        true = true_row(truth_of(fitted, federation, view, taps), subject) + initial.numpy()
+    for subject, row in MaskPublicModel().run(view, knowledge).values.items():
+        true = true_row(truth, subject) + initial.numpy()
         shares.append(np.isclose(row, true, rtol=1e-4, atol=0).mean())
     return float(np.mean(shares))
 
@@ -135,9 +129,9 @@ def test_attacks_on_masks_say_why_they_do_not_apply(federation: Federation) -> N
     assert "no client gives" in str(attack.applies(view, knowledge))
     assert "mixes numbers" in str(MaskPublicModel().applies(view, knowledge))
     fitted = FedAvg(**SMALL, mask="permutation", aggregation="secagg").fit(federation, FULL)
-    own = knowledge_of(fitted, federation, [0])
-    assert "no single update" in str(attack.applies(view_of(fitted), own))
-    assert "no single update" in str(MaskPublicModel().applies(view_of(fitted), own))
+    view, knowledge, _ = scene(fitted, federation, colluders=[0])
+    for tried in (attack, MaskPublicModel()):
+        assert "no single update" in str(tried.applies(view, knowledge))
     with pytest.raises(UsageError, match="repeat the run with"):
         true_row(truth, ("train", 99, 0))
 

@@ -18,8 +18,8 @@ from securecluster.attacks.views import knowledge_of, observed_updates, truth_of
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import NAMING_METHODS, Transcript
+from securecluster.protections.registry import service_methods
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
-from securecluster.runtime.endpoint import SERVICE_METHODS
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 
@@ -145,7 +145,7 @@ def test_an_observing_client_knows_itself(fitted: ClusteringProtocol) -> None:
 
 
 def test_frames_that_name_clients_are_those_of_the_services() -> None:
-    assert set(SERVICE_METHODS) == NAMING_METHODS
+    assert set(service_methods()) == NAMING_METHODS
 
 
 def sums_of_frames(fitted: ClusteringProtocol, step: int) -> torch.Tensor:
@@ -267,10 +267,11 @@ def test_knowledge_has_the_secrets_of_colluders_alone(
 
 def test_the_secrets_of_secure_sums_are_told_apart_too(federation: Federation) -> None:
     secure = FedAvg(**SMALL, aggregation="secagg").fit(federation, FULL)
-    sums = secure.secrets_of(4).sums
-    assert set(sums.private) == set(sums.guards) == {4}
-    assert sums.private[4] == secure.kept_.clients.secrets.sums.private[4]
-    assert sums.masks.keys() <= {4} and sums.floors.keys() <= {4}
+    alone = secure.secrets_of(4)
+    assert set(alone.pairwise.private) == set(alone.records["secagg"]) == {4}
+    everyones = secure.kept_.clients.secrets
+    assert alone.pairwise.private[4] == everyones.pairwise.private[4]
+    assert alone.records["secagg"][4] == everyones.records["secagg"][4]
 
 
 def test_knowledge_has_the_public_start_and_layout(

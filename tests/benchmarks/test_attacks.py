@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import attacks
-from benchmarks.papers.sheet import Sheet
+from benchmarks.sheet import Sheet
 from securecluster.attacks.registry import attack_names
 
 

@@ -13,6 +13,13 @@ from benchmarks.evidence import EvidenceError, filled, main
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "evidence"
 RESULTS = ROOT / "benchmarks" / "results"
+MOST_PAGES = 24  # and the list of them
+LONGEST_ANSWER = 90  # words
+QUESTIONS = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in sorted(PAGES.glob("*.md"))
+    if path.name != "README.md"
+}
 CSV = """# a machine
 protocol,scenario,seed,ari,exact,bytes,status
 cfl,swap,0,1.0,True,2000000,done
@@ -46,27 +53,62 @@ def test_no_table_of_a_page_is_out_of_date() -> None:
         assert filled(text, RESULTS) == text, f"{path.name}: run benchmarks.evidence"
 
 
-def test_every_page_is_listed_and_has_what_it_links_to() -> None:
+def title(text: str) -> str:
+    """Return the heading of a page."""
+    return text.splitlines()[0].removeprefix("# ")
+
+
+def sections(text: str) -> list[str]:
+    """Return the part of a page before its first heading of the second level, and those after."""
+    return re.split(r"^## ", text, flags=re.MULTILINE)
+
+
+def scripts(text: str) -> list[str]:
+    """Return the benchmarks that the commands of a part of a page run."""
+    commands = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"python -m benchmarks\.([\w.]+)", "".join(commands))
+
+
+def test_every_page_is_listed_by_its_question() -> None:
     index = (PAGES / "README.md").read_text(encoding="utf-8")
-    names = {path.name for path in PAGES.glob("*.md")} - {"README.md"}
-    assert set(re.findall(r"\]\((\w+\.md)\)", index)) == names
+    assert 0 < len(QUESTIONS) <= MOST_PAGES
+    assert dict(re.findall(r"^- \[(.+)\]\((\w+\.md)\)$", index, re.MULTILINE)) == {
+        title(text): name for name, text in QUESTIONS.items()
+    }
+
+
+def test_every_page_has_what_it_links_to() -> None:
     for path in PAGES.glob("*.md"):
         for link in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text(encoding="utf-8")):
             assert (PAGES / link).exists(), f"{path.name} links to {link}"
 
 
-def test_every_page_has_a_claim_or_a_description_and_a_command() -> None:
-    for path in PAGES.glob("*.md"):
-        if path.name == "README.md":
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_page_begins_with_its_question_and_the_answer(name: str) -> None:
+    question, answer, *_ = QUESTIONS[name].split("\n\n")
+    assert re.fullmatch(r"# .+\?", question)
+    assert re.match(r"[A-Z\d].*\.$", answer, re.DOTALL) and len(answer.split()) <= LONGEST_ANSWER
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_was_measured_and_the_command_stand_beside_every_table(name: str) -> None:
+    first, *others = sections(QUESTIONS[name])
+    for part in [first, *others]:
+        if evidence.BEGIN not in part:
             continue
-        text = path.read_text(encoding="utf-8")
-        assert text.startswith("# ") and "**Here.**" in text, path.name
-        command = text.partition("**Command.**")[2]
-        scripts = re.findall(r"python -m benchmarks\.([\w.]+)", command)
-        assert scripts, path.name
-        for script in scripts:
-            module = ROOT / "benchmarks" / script.replace(".", "/")
-            assert module.with_suffix(".py").exists() or module.is_dir(), f"{path.name}: {script}"
+        # the beginning of a page may say it for all of its sections
+        described = part if "**Measured.**" in part else first + part
+        assert "**Measured.**" in described, f"{name}: {part[:40]}"
+        assert scripts(part) or scripts(first), f"{name}: {part[:40]}"
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_commands_of_a_page_run_benchmarks(name: str) -> None:
+    found = scripts(QUESTIONS[name])
+    assert found
+    for script in found:
+        module = ROOT / "benchmarks" / script.replace(".", "/")
+        assert module.with_suffix(".py").exists() or module.is_dir(), script
 
 
 def test_a_cell_is_one_statistic_of_the_runs_on_its_line(folder: Path) -> None:

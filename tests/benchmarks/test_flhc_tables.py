@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import flhc_iid, flhc_runs, flhc_tables
-from benchmarks.papers.sheet import numbers
+from benchmarks.sheet import numbers
 from securecluster import Federation, LabelSwap
 from securecluster.protocols import FLHC, FedAvg, Settings
 

@@ -16,7 +16,7 @@ from benchmarks import fuzz
 from securecluster.app.registry import PROTOCOLS
 from securecluster.errors import FrameError, UnforeseenError
 from securecluster.messaging import wire
-from securecluster.protocols.common.pair_options import RELEVANCES
+from securecluster.protections.registry import RELEVANCES
 from securecluster.runtime import endpoint, server_channel
 
 FRAMES = 25  # of each case and side
@@ -44,7 +44,7 @@ def test_every_protocol_and_every_form_of_sums_and_pairs_has_a_case() -> None:
     assert {method.aggregation for method in methods} == {"plain", "secagg", "bfv", "ckks"}
     assert {method.relevance for method in methods} == set(RELEVANCES)
     for method, case in zip(methods, fuzz.CASES, strict=True):
-        assert ("authority" in fuzz.sides(case)) == bool(method.encrypted_verbs)
+        assert ("authority" in fuzz.sides(case)) == bool(method.opened_verbs)
 
 
 CASES_AND_SIDES = [(case, side) for case in fuzz.CASES for side in fuzz.sides(case)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import lattice
-from securecluster.privacy.homomorphic.parameters import BFV, CKKS, MOST_BITS, default_parameters
+from securecluster.protections.encryption.parameters import BFV, CKKS, MOST_BITS, default_parameters
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import malicious_clients
 from benchmarks.malicious_clients import NONE, PROTOCOLS, cells, draw, measure
-from benchmarks.papers.sheet import Sheet
+from benchmarks.sheet import Sheet
 from securecluster.errors import UpdateError
 
 RESULTS = Path("benchmarks/results/malicious_clients.csv")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import nsim_ceiling, nsim_fig4, nsim_pearson, nsim_runs, nsim_time
-from benchmarks.papers.sheet import numbers
+from benchmarks.sheet import numbers
 from securecluster import Federation
 from securecluster.protocols import Local
 from securecluster.protocols.nsim import synthetic_users

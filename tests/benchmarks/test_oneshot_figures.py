@@ -32,7 +32,7 @@ from benchmarks.papers.oneshot_runs import (
     trained,
     usable,
 )
-from benchmarks.papers.sheet import figure, numbers
+from benchmarks.sheet import figure, numbers
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError

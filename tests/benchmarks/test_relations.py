@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from securecluster.app.registry import PROTOCOLS
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
+from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.runtime.endpoint import MINIMUM, releases_of
+
+# of which a secure sum is unmasked, by its members
+SURVIVORS = partial(least_survivors, minimum=MINIMUM)
 
 CONFIDENCE = 0.9999  # of each bound: there are some hundred
 VARIANTS = [
@@ -160,7 +165,7 @@ def test_claims_hold_where_a_unit_is_blanked_or_replaced(name: str, n: int, draw
         # the canary moves what is released by its whole sensitivity: nothing is easier to tell
         noise = 1.0
         if name == "shares":  # those of survivors beyond the planned ones are more noise
-            noise = math.sqrt(n / SkellamMechanism(1.0, 1.0, MINIMUM).shares(n))
+            noise = math.sqrt(n / SkellamMechanism(1.0, 1.0, SURVIVORS).shares(n))
         assert found[BLANKED].mu == pytest.approx(1 / noise, abs=4 * found[BLANKED].error)
         assert 0.2 * mechanism.replace < found[REPLACED].mu
         if mechanism.event is None:

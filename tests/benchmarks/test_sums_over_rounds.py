@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sums_over_rounds as benchmark
-from benchmarks.papers.sheet import Sheet
+from benchmarks.sheet import Sheet
 from securecluster.attacks import scoring
 
 

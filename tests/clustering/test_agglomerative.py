@@ -85,11 +85,8 @@ def test_other_metrics_are_scikit_learns_too(metric: str, kind: str) -> None:
     points = np.random.default_rng(0).normal(size=(20, 6))
     tree = merges(apart(points, metric), kind)
     for clusters in range(1, 21):
-        at = (
-            np.inf
-            if clusters == 1
-            else (0 if clusters == 20 else float(tree[20 - clusters - 1, 2]))
-        )
+        heights = {1: np.inf, 20: 0}
+        at = heights[clusters] if clusters in heights else float(tree[20 - clusters - 1, 2])
         labels = AgglomerativeClustering(clusters, metric=metric, linkage=kind).fit_predict(points)
         assert partition(cut(tree, at)) == partition(labels)
 
@@ -305,15 +302,8 @@ def test_under_noise_a_gap_counts_beside_the_range_below_it(
     angles: list[float], clean: int, noisy: int
 ) -> None:
     high = np.sin(np.array(angles) / 2) ** 2
-    tree = np.array(
-        [
-            [0, 1, high[0], 2],
-            [6, 2, high[1], 3],
-            [3, 4, high[2], 2],
-            [8, 5, high[3], 3],
-            [7, 9, high[4], 6],
-        ]
-    )
+    merged = [[0, 1, 2], [6, 2, 3], [3, 4, 2], [8, 5, 3], [7, 9, 6]]
+    tree = np.insert(np.array(merged, dtype=float), 2, high, axis=1)
     assert [1 + max(cut(tree, tasks_of(tree, noise))) for noise in (False, True)] == [clean, noisy]
 
 

@@ -123,20 +123,13 @@ def test_the_known_noise_comes_off(metric: str) -> None:
     rows = 3 * rows_of(0, m, d) / d**0.5 + 2 * rows_of(1, 1, d) / d**0.5
     loud = rows + sigma * rows_of(2, m, d)
     off = ~np.eye(m, dtype=bool)
-    true, raw, found = (
-        t.numpy()[off]
-        for t in (
-            distances(rows, metric),
-            distances(loud, metric),
-            distances(loud, metric, sigma**2 * d),
-        )
-    )
+    noise = sigma**2 * d
+    measured = [distances(rows, metric), distances(loud, metric), distances(loud, metric, noise)]
+    true, raw, found = (table.numpy()[off] for table in measured)
     # standard deviation of what noise does, about
     scatter = sigma**2 * d**0.5 / (13 if metric == "cosine" else true.min() / 2**0.5)
-    assert (
-        np.abs(found - true).max() < 6 * scatter
-        and np.abs((found - true).mean()) < scatter < np.abs(raw - true).min() / 5
-    )
+    assert np.abs(found - true).max() < 6 * scatter
+    assert np.abs((found - true).mean()) < scatter < np.abs(raw - true).min() / 5
     each = torch.full((m,), sigma**2 * d, dtype=torch.float64)
     assert torch.allclose(
         distances(loud, metric, each), distances(loud, metric, sigma**2 * d), atol=1e-12

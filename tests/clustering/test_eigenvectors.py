@@ -39,11 +39,9 @@ def check(x: torch.Tensor, p: int, rank: int) -> None:
     gram, known, _ = direct(x)
     own, rows = values.numpy(), vectors.numpy()
     k = min(p, rank)
-    assert (
-        own.shape == (p,)
-        and rows.shape == (p, x.shape[1])
-        and values.dtype == vectors.dtype == torch.float64
-    )
+    assert own.shape == (p,)
+    assert rows.shape == (p, x.shape[1])
+    assert values.dtype == vectors.dtype == torch.float64
     np.testing.assert_allclose(own[:k], known[:k], rtol=0, atol=1e-12 * known[0])
     np.testing.assert_allclose(
         rows[:k] @ gram, own[:k, None] * rows[:k], rtol=0, atol=1e-11 * known[0]
@@ -100,10 +98,8 @@ def test_vectors_beyond_the_rank_are_zero(
     monkeypatch.setattr(eigenvectors, "SMALL", small)
     monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     draw = np.random.default_rng(3)
-    x = torch.from_numpy(
-        draw.integers(-3, 4, (n, rank)).astype(np.float32)
-        @ draw.integers(-3, 4, (rank, d)).astype(np.float32)
-    )
+    left, right = draw.integers(-3, 4, (n, rank)), draw.integers(-3, 4, (rank, d))
+    x = torch.from_numpy(left.astype(np.float32) @ right.astype(np.float32))
     assert np.linalg.matrix_rank(x.numpy()) == rank
     check(x, p, rank)
 
@@ -193,18 +189,16 @@ def test_relevance_at_its_limits() -> None:
 def test_clients_of_one_distribution_are_relevant_to_each_other() -> None:
     draw = np.random.default_rng(5)
     bases = [np.linalg.qr(draw.normal(size=(60, 6)))[0] for _ in range(2)]
-    clients = [
-        torch.from_numpy(draw.normal(size=(400, 6)) * np.arange(6, 0, -1) @ bases[k].T)
-        for k in (0, 0, 1)
-    ]
+    clients = []
+    for k in (0, 0, 1):
+        rows = draw.normal(size=(400, 6)) * np.arange(6, 0, -1)
+        clients.append(torch.from_numpy(rows @ bases[k].T))
     spectrum = [top(x, 4) for x in clients]
-    r = [
-        [
-            float(relevance(spectrum[i][0], projected(clients[i], spectrum[j][1])[None]))
-            for j in range(3)
-        ]
-        for i in range(3)
-    ]
+
+    def of(i: int, j: int) -> float:
+        return float(relevance(spectrum[i][0], projected(clients[i], spectrum[j][1])[None]))
+
+    r = [[of(i, j) for j in range(3)] for i in range(3)]
     np.testing.assert_allclose(np.diag(r), 1, rtol=1e-9)
     assert min(r[0][1], r[1][0]) > 0.8 and max(r[0][2], r[2][0], r[1][2], r[2][1]) < 0.3
 

@@ -59,14 +59,12 @@ def test_clusters_are_scikit_learns(k: int, seed: int) -> None:
     x, truth = points(seed, k, spread=0.9)
     alpha = cosines(x)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    average = AgglomerativeClustering(k, metric="precomputed", linkage="average")
+    spectral = SpectralClustering(k, affinity="precomputed", random_state=0)
     theirs = {
-        "average": AgglomerativeClustering(k, metric="precomputed", linkage="average").fit_predict(
-            1 - alpha
-        ),
+        "average": average.fit_predict(1 - alpha),
         "kmeans": KMeans(k, n_init=10, random_state=0).fit_predict(unit),
-        "spectral": SpectralClustering(k, affinity="precomputed", random_state=0).fit_predict(
-            alpha.clip(0) + 1e-9
-        ),
+        "spectral": spectral.fit_predict(alpha.clip(0) + 1e-9),
     }
     for name, expected in theirs.items():
         assert adjusted_rand_score(partition(alpha, name, k), expected) == 1.0, name
@@ -106,11 +104,9 @@ def test_ties_few_points_and_no_similarity_at_all(
     half = np.triu(draw.choice([-1.0, 0.0, 0.5, 1.0], size=(m, m)), 1)
     alpha = half + half.T + np.eye(m)
     labels = partition(alpha, clusterer, k, seed)
-    assert (
-        len(labels) == m
-        and set(labels) == set(range(max(labels) + 1))
-        and max(labels) < (k or max(1, m // 2))
-    )
+    assert len(labels) == m
+    assert set(labels) == set(range(max(labels) + 1))
+    assert max(labels) < (k or max(1, m // 2))
     for equal in (np.ones((m, m)), np.eye(m)):
         assert partition(equal, clusterer) == [0] * m
     if m > 1:
@@ -131,10 +127,7 @@ def test_halves_cut_between_clusters_where_there_are_more_than_two(clusterer: st
         x, truth = points(seed, 4, spread=1.0)
         alpha = cosines(x)
         found = split_into_two(alpha, clusterer)
-        assert all(
-            len({truth[i] for i in h} & {truth[i] for i in g}) == 0
-            for h, g in [(found.first, found.second)]
-        )
+        assert not {truth[i] for i in found.first} & {truth[i] for i in found.second}
         assert found.cross_max == pytest.approx(alpha[np.ix_(found.first, found.second)].mean())
 
 
@@ -184,10 +177,8 @@ def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int
     They pass any fixed threshold of cosines.
     """
     for m in (6, 20):
-        made = [
-            cosines(np.random.default_rng([seed, m]).normal(size=(m, directions)))
-            for seed in range(20)
-        ]
+        draws = [np.random.default_rng([seed, m]) for seed in range(20)]
+        made = [cosines(draw.normal(size=(m, directions))) for draw in draws]
         chances = [
             evidence_for_split(alpha, clusterer, 0.0, 0.01, seed=2).p_value for alpha in made
         ]

@@ -60,12 +60,8 @@ def test_geometry_of_some_rows(who: list[int] | None, monkeypatch: pytest.Monkey
     weight = torch.arange(1.0, len(own) + 1, dtype=torch.float64)
     np.testing.assert_allclose(gram(rows, who).numpy(), own @ own.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(mean_row(rows, who).numpy(), own.mean(0), rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(
-        mean_row(rows, who, weight).numpy(),
-        np.average(own, 0, weight.numpy()),
-        rtol=1e-12,
-        atol=1e-14,
-    )
+    found, expected = mean_row(rows, who, weight).numpy(), np.average(own, 0, weight.numpy())
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_float32_rows_are_accumulated_in_float64() -> None:

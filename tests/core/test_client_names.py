@@ -22,35 +22,23 @@ SITES = ["north", "south", "east"]
     ("names", "given", "position"),
     [
         # a name wins over a position
-        (HOSPITALS, 3, 2),
-        (HOSPITALS, "3", 2),
-        (HOSPITALS, np.int64(3), 2),
-        (HOSPITALS, np.uint8(12), 11),
-        (HOSPITALS, 3.0, 2),
-        (HOSPITALS, np.float32(3), 2),
-        (HOSPITALS, " 3 ", 2),
-        (HOSPITALS, at(3), 3),
-        (HOSPITALS, at(np.int64(0)), 0),
-        (["2", "north"], 2, 0),
-        (["-1", "0"], -1, 0),
-        (["1.5", "2"], 1.5, 0),
+        (HOSPITALS, 3, 2), (HOSPITALS, "3", 2), (HOSPITALS, np.int64(3), 2),
+        (HOSPITALS, np.uint8(12), 11), (HOSPITALS, 3.0, 2), (HOSPITALS, np.float32(3), 2),
+        (HOSPITALS, " 3 ", 2), (HOSPITALS, at(3), 3), (HOSPITALS, at(np.int64(0)), 0),
+        (["2", "north"], 2, 0), (["-1", "0"], -1, 0), (["1.5", "2"], 1.5, 0),
         (["1e3", "1000"], 1000, 1),
         # nobody is called by a number
-        (SITES, 2, 2),
-        (SITES, "2", 2),
-        (SITES, np.int32(0), 0),
-        (SITES, at(1), 1),
+        (SITES, 2, 2), (SITES, "2", 2), (SITES, np.int32(0), 0), (SITES, at(1), 1),
         (SITES, "south", 1),
         # names that print alike are alike
         (["new  york", "Z\u00fcrich"], "new york", 0),
         (["new york", "Z\u00fcrich"], "Zu\u0308rich", 1),
         (["new york", "Z\u00fcrich"], "new\u00a0york", 0),
         # names with an own meaning elsewhere
-        (["at(1)", "#0"], "#0", 1),
-        (["True", "None"], "True", 0),
+        (["at(1)", "#0"], "#0", 1), (["True", "None"], "True", 0),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_a_client_is_found(names: Sequence[str], given: Any, position: int) -> None:
     assert ClientNames(names).position(given) == position
 
@@ -59,32 +47,16 @@ def test_a_client_is_found(names: Sequence[str], given: Any, position: int) -> N
     ("names", "given"),
     [
         # a number among numbers is a name that nobody has
-        (HOSPITALS, 0),
-        (HOSPITALS, "0"),
-        (HOSPITALS, 13),
-        (PADDED, 3),
-        (PADDED, "3"),
-        (["1.5", "north"], 1),
-        (["7", "north", "south"], 1),
-        (HOSPITALS, at(12)),
-        (SITES, 3),
-        (SITES, -1),
-        (SITES, "02"),
-        (SITES, "٢"),  # a two, in Arabic
-        (SITES, 2.5),
-        (SITES, math.nan),
-        (SITES, True),
-        (SITES, np.True_),
-        (["1", "0"], True),
-        (SITES, None),
-        (SITES, ""),
-        (SITES, ["north"]),
-        (SITES, b"north"),
+        (HOSPITALS, 0), (HOSPITALS, "0"), (HOSPITALS, 13), (PADDED, 3), (PADDED, "3"),
+        (["1.5", "north"], 1), (["7", "north", "south"], 1), (HOSPITALS, at(12)), (SITES, 3),
+        (SITES, -1), (SITES, "02"), (SITES, "٢"),  # a two, in Arabic
+        (SITES, 2.5), (SITES, math.nan), (SITES, True), (SITES, np.True_), (["1", "0"], True),
+        (SITES, None), (SITES, ""), (SITES, ["north"]), (SITES, b"north"),
         (SITES, "#0"),  # only on the command line
         ([], 0),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_nobody_is_found_by_what_names_nobody(names: Sequence[str], given: Any) -> None:
     with pytest.raises(UsageError, match=r"^there is no client ") as caught:
         ClientNames(names).position(given)
@@ -138,16 +110,12 @@ def test_without_names_clients_go_by_position() -> None:
 @pytest.mark.parametrize(
     ("names", "text", "position"),
     [
-        (HOSPITALS, "3", 2),
-        (HOSPITALS, "#3", 3),
-        (HOSPITALS, "#0", 0),
-        (SITES, "2", 2),
-        (SITES, "#2", 2),
-        (SITES, " south ", 1),
+        (HOSPITALS, "3", 2), (HOSPITALS, "#3", 3), (HOSPITALS, "#0", 0), (SITES, "2", 2),
+        (SITES, "#2", 2), (SITES, " south ", 1),
         # where clients are called like this, it is their name
         (["#1", "#2"], "#1", 0),
     ],
-)
+)  # fmt: skip
 def test_the_command_line_has_a_spelling_of_positions(
     names: Sequence[str], text: str, position: int
 ) -> None:
@@ -157,14 +125,10 @@ def test_the_command_line_has_a_spelling_of_positions(
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (HOSPITALS, "0"),
-        (PADDED, "3"),
-        (SITES, "#3"),
-        (["#1", "#2"], "#0"),
-        (SITES, "#"),
+        (HOSPITALS, "0"), (PADDED, "3"), (SITES, "#3"), (["#1", "#2"], "#0"), (SITES, "#"),
         (SITES, ""),
     ],
-)
+)  # fmt: skip
 def test_the_command_line_refuses_what_is_nobody(names: Sequence[str], text: str) -> None:
     with pytest.raises(UsageError, match=r"no client .*client:#0"):
         ClientNames(names, position_text="client:#{}").parsed(text)
@@ -173,19 +137,12 @@ def test_the_command_line_refuses_what_is_nobody(names: Sequence[str], text: str
 @pytest.mark.parametrize(
     ("key", "name"),
     [
-        ("north", "north"),
-        (3, "3"),
-        (np.int64(3), "3"),
-        (3.0, "3"),
-        (0.5, "0.5"),
-        (-0.0, "0"),
-        ("  two  words\n", "two words"),
-        (("A", 1), "('A', 1)"),
-        (datetime.date(2024, 5, 1), "2024-05-01"),
-        (np.str_("north"), "north"),
+        ("north", "north"), (3, "3"), (np.int64(3), "3"), (3.0, "3"), (0.5, "0.5"), (-0.0, "0"),
+        ("  two  words\n", "two words"), (("A", 1), "('A', 1)"),
+        (datetime.date(2024, 5, 1), "2024-05-01"), (np.str_("north"), "north"),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_a_name_is_the_text_of_a_key(key: Any, name: str) -> None:
     assert name_of(key) == name
 
@@ -199,16 +156,12 @@ def test_a_key_that_names_nobody_is_refused(key: Any) -> None:
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ([3, "3"], "3"),
-        ([1, 1.0], "1"),
-        ([np.int8(1), np.int64(1)], "1"),
-        (["1", np.float64(1)], "1"),
-        (["A ", "A"], "A"),
-        (["a b", "a\u00a0 b"], "a b"),
+        ([3, "3"], "3"), ([1, 1.0], "1"), ([np.int8(1), np.int64(1)], "1"),
+        (["1", np.float64(1)], "1"), (["A ", "A"], "A"), (["a b", "a\u00a0 b"], "a b"),
         (["Z\u00fcrich", "Zu\u0308rich"], "Z\u00fcrich"),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_names_that_differ_in_type_or_blanks_alone_are_refused(keys: list[Any], name: str) -> None:
     with pytest.raises(UsageError, match=f"would both be the client {name!r}: give them different"):
         names_of(keys)

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from securecluster import Federation
+from securecluster import Federation, protocols
 from securecluster.core import devices
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
@@ -39,21 +39,6 @@ from securecluster.privacy.compression.sketches import Sketch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import masks
-from securecluster.protocols import (
-    CFL,
-    FLHC,
-    IFCA,
-    MRMTL,
-    NSIM,
-    SRFCA,
-    FedAvg,
-    FineTune,
-    Local,
-    LocalKMeans,
-    OneShot,
-    RandomClusters,
-    Settings,
-)
 from securecluster.protocols.common import execution
 from securecluster.runtime import aggregators
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -247,27 +232,27 @@ def test_the_pretended_device_rounds_differently() -> None:
 
 PRIVATE = {"clip": 1.0, "noise": 0.1}
 RUNS: list[tuple[Protocol, str, dict[str, Any]]] = [
-    (CFL, "permutation", {}),
-    (CFL, "none", {"sketch": 32, **PRIVATE}),
-    (CFL, "none", {"placement": "central", **PRIVATE}),
-    (CFL, "rotation", {"compress": "1bit"}),
-    (FLHC, "signed-permutation", {}),
-    (FLHC, "none", {"compress": "topk:0.1"}),
-    (SRFCA, "rotation", {}),
-    (SRFCA, "none", PRIVATE),
-    (OneShot, "haar", {}),
-    (OneShot, "none", {"features": "conv", "components": 8}),
-    (OneShot, "none", PRIVATE),
-    (NSIM, "permutation", {}),
-    (IFCA, "rotation", {}),
-    (IFCA, "none", {"starts": 1, **PRIVATE}),
-    (LocalKMeans, "signed-permutation", {}),
-    (RandomClusters, "permutation", {}),
-    (FedAvg, "rotation", {}),
-    (FineTune, "rotation", {}),
-    (FedAvg, "none", {"clip": 1.0, "noise": 0.5, "dp_unit": "example"}),
-    (Local, "none", {}),
-    (MRMTL, "rotation", {}),
+    (protocols.CFL, "permutation", {}),
+    (protocols.CFL, "none", {"sketch": 32, **PRIVATE}),
+    (protocols.CFL, "none", {"placement": "central", **PRIVATE}),
+    (protocols.CFL, "rotation", {"compress": "1bit"}),
+    (protocols.FLHC, "signed-permutation", {}),
+    (protocols.FLHC, "none", {"compress": "topk:0.1"}),
+    (protocols.SRFCA, "rotation", {}),
+    (protocols.SRFCA, "none", PRIVATE),
+    (protocols.OneShot, "haar", {}),
+    (protocols.OneShot, "none", {"features": "conv", "components": 8}),
+    (protocols.OneShot, "none", PRIVATE),
+    (protocols.NSIM, "permutation", {}),
+    (protocols.IFCA, "rotation", {}),
+    (protocols.IFCA, "none", {"starts": 1, **PRIVATE}),
+    (protocols.LocalKMeans, "signed-permutation", {}),
+    (protocols.RandomClusters, "permutation", {}),
+    (protocols.FedAvg, "rotation", {}),
+    (protocols.FineTune, "rotation", {}),
+    (protocols.FedAvg, "none", {"clip": 1.0, "noise": 0.5, "dp_unit": "example"}),
+    (protocols.Local, "none", {}),
+    (protocols.MRMTL, "rotation", {}),
 ]
 
 
@@ -279,7 +264,7 @@ class Message:
     number: int
 
 
-FULL = Settings(transcript="full", dtype="float64", dropout=0.1)
+FULL = protocols.Settings(transcript="full", dtype="float64", dropout=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -351,15 +336,15 @@ def test_a_run_elsewhere_resumes(
 @pytest.mark.exhaustive
 def test_newcomers_are_placed_elsewhere(small: Federation, elsewhere: None) -> None:
     for made in (
-        CFL(rounds=2, mask="permutation"),
-        IFCA(rounds=2, k=2, starts=2),
-        SRFCA(rounds=2, refine=1),
+        protocols.CFL(rounds=2, mask="permutation"),
+        protocols.IFCA(rounds=2, k=2, starts=2),
+        protocols.SRFCA(rounds=2, refine=1),
     ):
         assert len(made.fit(small, FULL).predict(small)) == len(small)
 
 
 def test_a_transcript_in_memory_stays_off_the_device(small: Federation, elsewhere: None) -> None:
-    transcript = FedAvg(rounds=1).fit(small, FULL).transcript_
+    transcript = protocols.FedAvg(rounds=1).fit(small, FULL).transcript_
     for position in range(len(transcript.entries)):
         call, answer = transcript.content(position)
         for value in (*vars(call.query).values(), *vars(answer.reply).values()):
@@ -374,11 +359,8 @@ def test_fields_of_a_message_lie_where_they_are_told_to() -> None:
     assert placed(message, (), torch.device("cpu")) is message
     with pretending():
         moved = placed(message, ("rows", "picks"), PRETENDED)
-        assert [type(moved.rows.table), type(moved.shared.value), type(moved.picks.table)] == [
-            Placed,
-            torch.Tensor,
-            Placed,
-        ]
+        assert type(moved.rows.table) is type(moved.picks.table) is Placed
+        assert type(moved.shared.value) is torch.Tensor
         assert (moved.number, moved.picks.picks) == (7, message.picks.picks)
         back = placed(moved, ("shared",), PRETENDED)
         assert [type(back.rows.table), type(back.shared.value)] == [torch.Tensor, Placed]
@@ -405,19 +387,16 @@ def test_mechanisms_elsewhere() -> None:
     noise.arm(draws)
     sketch, clip = Sketch(8, Randomness(0)), Clip(0.5)
     codes = {name: codecs.build(name, 51)[0] for name in ("8bit", "4bit", "1bit", "topk:0.2")}
-    here = [
-        sketch.forward(rows, 1),
-        clip.forward(rows, 1),
-        noise.forward_for(rows.clone(), 1, [4, 5, 6], "row"),
-    ]
+
+    def released(x: torch.Tensor) -> list[torch.Tensor]:
+        noised = noise.forward_for(x.clone(), 1, [4, 5, 6], "row")
+        return [sketch.forward(x, 1), clip.forward(x, 1), noised]
+
+    here = released(rows)
     coded = {name: code.decode(code.forward(rows, 1)) for name, code in codes.items()}
     with pretending():
         far = rows.to(PRETENDED)
-        there = [
-            sketch.forward(far, 1),
-            clip.forward(far, 1),
-            noise.forward_for(far.clone(), 1, [4, 5, 6], "row"),
-        ]
+        there = released(far)
         for one, other in zip(here, there, strict=True):
             torch.testing.assert_close(other.cpu(), one, rtol=1e-13, atol=1e-13)
         for name, code in codes.items():
@@ -450,11 +429,9 @@ def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
                 classes, size=(count, *shape)
             )
         x = draw.random((count, *shape)).astype(np.float32)
-        y = (
-            draw.random((count, classes))
-            if kind == "trajectory"
-            else draw.integers(classes, size=count)
-        )
+        y = draw.random((count, classes))
+        if kind != "trajectory":
+            y = draw.integers(classes, size=count)
         return x, y
 
     arrays = {f"c{k}": samples(3 + k) for k in range(3)}

@@ -26,14 +26,10 @@ def test_a_key_is_32_bytes_of_its_seed_and_path(
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (("a", "b"), ("ab",)),
-        (("a,b",), ("a", "b")),
-        ((1,), ("1",)),
-        ((1, 2), (12,)),
-        ((), ("",)),
-        (('a","b',), ("a", "b")),
+        (("a", "b"), ("ab",)), (("a,b",), ("a", "b")), ((1,), ("1",)), ((1, 2), (12,)),
+        ((), ("",)), (('a","b',), ("a", "b")),
     ],
-)
+)  # fmt: skip
 def test_paths_are_told_apart_however_they_are_cut(
     one: tuple[Part, ...], other: tuple[Part, ...]
 ) -> None:

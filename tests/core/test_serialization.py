@@ -56,16 +56,9 @@ def test_a_tree_comes_back_bit_for_bit(
     shape: list[int],
 ) -> None:
     value = torch.randint(0, 2, shape).to(dtype)
-    tree = Tree(
-        number,
-        share,
-        word,
-        True,
-        [Leaf(value, secret), Leaf(value + value)],
-        named,
-        {1: secret},
-        value.T if len(shape) == 2 else None,
-    )
+    leaves = [Leaf(value, secret), Leaf(value + value)]
+    maybe = value.T if len(shape) == 2 else None
+    tree = Tree(number, share, word, True, leaves, named, {1: secret}, maybe)
     back = unpack(pack(tree), Tree)
     for name in ("number", "share", "word", "flag", "named", "secrets"):
         assert getattr(back, name) == getattr(tree, name)
@@ -113,23 +106,13 @@ def forged(state: Any, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        bytes(40),
-        GOOD[:-1],
-        GOOD + b"x",
-        GOOD[: len(GOOD) // 2],
-        pack(Leaf(torch.zeros(1))),
-        forged({"number": 1, "unknown": 2}),
-        forged({"number": "many"}),
-        forged({"maybe": {"tensor": "t0"}}),
-        forged({"leaves": [{"secret": ""}]}),
-        forged({"secrets": {"1": "zz"}}),
-        forged([1]),
-        forged("{"),
-        bytes(save({}, {"other": "x"})),
-        bytes(save({})),
+        b"", bytes(40), GOOD[:-1], GOOD + b"x", GOOD[: len(GOOD) // 2],
+        pack(Leaf(torch.zeros(1))), forged({"number": 1, "unknown": 2}),
+        forged({"number": "many"}), forged({"maybe": {"tensor": "t0"}}),
+        forged({"leaves": [{"secret": ""}]}), forged({"secrets": {"1": "zz"}}), forged([1]),
+        forged("{"), bytes(save({}, {"other": "x"})), bytes(save({})),
     ],
-)
+)  # fmt: skip
 def test_damaged_or_foreign_state_is_refused_in_a_sentence(data: bytes) -> None:
     with pytest.raises(RunFolderError, match="start the run anew") as caught:
         unpack(data, Tree)

@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 import pytest
 
-from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_ranges
+from securecluster.core.validation import (
+    AtLeast,
+    KeyOf,
+    NoiseMultiplier,
+    Number,
+    OneOf,
+    check_ranges,
+)
 from securecluster.errors import UsageError
 
 
@@ -55,7 +62,21 @@ def test_values_within_their_ranges_pass_and_none_where_a_field_may_be_none() ->
 
 
 def test_a_subclass_narrows_a_range_and_keeps_those_that_it_does_not_name() -> None:
-    with pytest.raises(UsageError, match="rounds = 4 .* from 5"):
+    with pytest.raises(UsageError, match=r"rounds = 4 .* from 5"):
         check_ranges(Narrower(rounds=4))
     with pytest.raises(UsageError, match="unknown kind"):
         check_ranges(Narrower(kind="other"))
+
+
+def test_names_of_a_registry_are_those_that_it_has_when_they_are_checked() -> None:
+    registry = {"a": 1}
+
+    @dataclass
+    class Options:
+        kind: str = "b"
+
+    valid = KeyOf(registry)
+    with pytest.raises(UsageError, match="unknown kind 'b': choose one of a"):
+        valid.check(Options(), "kind")
+    registry["b"] = 2
+    valid.check(Options(), "kind")

@@ -33,6 +33,11 @@ def encode(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     return out.getvalue()
 
 
+def as_bytes(x: np.ndarray) -> bytes:
+    """The pixels that an image was made of."""
+    return np.round(x * 255).astype(np.uint8).tobytes()
+
+
 def write(
     path: Path,
     pixels: np.ndarray,
@@ -70,12 +75,10 @@ def test_rows_are_read_in_the_order_asked_across_files_and_row_groups(
     assert np.array_equal(
         found.train.read(rows), mnist["train"][rows][:, None].astype(np.float32) / np.float32(255)
     )
-    assert found.train.read(rows).dtype == np.float32 and found.train.y.tolist() == [
-        k % 10 for k in range(60)
-    ]
-    assert found.test is not None and np.array_equal(
-        found.test.read(np.arange(30)) * 255, mnist["test"][:, None]
-    )
+    assert found.train.read(rows).dtype == np.float32
+    assert found.train.y.tolist() == [k % 10 for k in range(60)]
+    assert found.test is not None
+    assert np.array_equal(found.test.read(np.arange(30)) * 255, mnist["test"][:, None])
     assert found.train.read(rows[:0]).shape == (0, 1, 28, 28) and found.train.owners is None
 
 
@@ -91,11 +94,7 @@ def test_only_dealt_rows_are_decoded_and_labels_decode_none(
     federation = Federation.simulate("mnist", scenario=Iid(), clients=3, samples=4, seed=0)
     assert len(decoded) == len(set(decoded)) == 3 * (4 + 1)
     known = {p.tobytes() for p in mnist["train"]}
-    assert all(
-        np.round(x * 255).astype(np.uint8).tobytes() in known
-        for s in federation.shards
-        for x in s.x
-    )
+    assert all(as_bytes(x) in known for s in federation.shards for x in s.x)
     decoded.clear()
     Federation.simulate("mnist", scenario=Iid(overlap=True), clients=5, samples=50, seed=0)
     assert len(decoded) == len(set(decoded)) <= 90
@@ -104,16 +103,10 @@ def test_only_dealt_rows_are_decoded_and_labels_decode_none(
 def test_held_out_samples_come_from_the_official_test_rows(mnist: dict[str, np.ndarray]) -> None:
     test = {p.tobytes() for p in mnist["test"]}
     federation = Federation.simulate("mnist", scenario=Tasks(), clients=4, samples=8, seed=0)
-    assert all(
-        np.round(x * 255).astype(np.uint8).tobytes() in test
-        for s in federation.shards
-        for x in s.x_test
-    )
+    assert all(as_bytes(x) in test for s in federation.shards for x in s.x_test)
     assert {len(s.y_test) for s in federation.shards} == {2}
-    assert (
-        Federation.simulate("mnist", clients=4, seed=0).digest()
-        == Federation.simulate("mnist", clients=4, seed=0).digest()
-    )
+    one, two = (Federation.simulate("mnist", clients=4, seed=0).digest() for _ in range(2))
+    assert one == two
 
 
 def test_colour_and_grey_images_in_any_encoding_become_the_sets_own(
@@ -122,29 +115,19 @@ def test_colour_and_grey_images_in_any_encoding_become_the_sets_own(
     monkeypatch.setenv(FOLDER, str(tmp_path))
     pixels = RNG.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     for split in ("train", "test"):
-        write(
-            tmp_path / "cifar10" / f"{split}-00000-of-00001.parquet",
-            pixels,
-            "img",
-            "WEBP",
-            label=np.arange(12) % 10,
-        )
-        write(
-            tmp_path / "cifar100" / f"{split}.parquet",
-            pixels[..., 0],
-            "img",
-            fine_label=np.arange(12) + 60,
-            coarse_label=np.arange(12),
-        )
+        path = tmp_path / "cifar10" / f"{split}-00000-of-00001.parquet"
+        write(path, pixels, "img", "WEBP", label=np.arange(12) % 10)
+        path = tmp_path / "cifar100" / f"{split}.parquet"
+        labels = {"fine_label": np.arange(12) + 60, "coarse_label": np.arange(12)}
+        write(path, pixels[..., 0], "img", **labels)
     colour = source("cifar10").train.read(np.array([3, 1]))
     assert np.array_equal(
         np.round(colour * 255).astype(np.uint8), pixels[[3, 1]].transpose(0, 3, 1, 2)
     )
     assert source("cifar100").train.y.tolist() == list(range(60, 72))
     grey = source("cifar100").train.read(np.array([5]))
-    assert grey.shape == (1, 3, 32, 32) and all(
-        np.array_equal(np.round(plane * 255), pixels[5, :, :, 0]) for plane in grey[0]
-    )
+    assert grey.shape == (1, 3, 32, 32)
+    assert all(np.array_equal(np.round(plane * 255), pixels[5, :, :, 0]) for plane in grey[0])
 
 
 PIXELS = np.zeros((4, 28, 28), np.uint8)
@@ -290,14 +273,11 @@ def test_the_hub_is_read_through_datasets(
     from_files = Federation.simulate("mnist", scenario=Iid(), clients=3, seed=0).digest()
     result = read_hub(HUB, tmp_path)
     assert result["y"] == [k % 10 for k in range(60)]
-    assert result["decoded"][0] == 0 and np.array_equal(
-        np.array(result["pixels"])[:, 0], mnist["train"][[40, 3, 3]]
-    )
+    assert result["decoded"][0] == 0
+    assert np.array_equal(np.array(result["pixels"])[:, 0], mnist["train"][[40, 3, 3]])
     assert "unknown column of" in result["said"][0] and "'character'" in result["said"][0]
-    assert (
-        "cifar10 could not be loaded from the hub as" in result["said"][1]
-        and "SECURECLUSTER_DATA" in result["said"][1]
-    )
+    assert "cifar10 could not be loaded from the hub as" in result["said"][1]
+    assert "SECURECLUSTER_DATA" in result["said"][1]
     assert result["digest"] == from_files
 
 
@@ -306,12 +286,8 @@ def test_a_source_of_ones_own_is_dealt_like_a_known_one(
 ) -> None:
     found: Source = replace(source("mnist"), name="mine")
     federation = Federation.simulate(found, scenario=Iid(), clients=2, samples=5, seed=0)
-    assert (
-        federation.data == "mine"
-        and federation.digest()
-        == Federation.simulate("mnist", scenario=Iid(), clients=2, samples=5, seed=0).digest()
-    )
-    assert (
-        datasets.default_scenario("femnist") == "natural"
-        and datasets.default_scenario("mnist") == "label-swap"
-    )
+    assert federation.data == "mine"
+    known = Federation.simulate("mnist", scenario=Iid(), clients=2, samples=5, seed=0)
+    assert federation.digest() == known.digest()
+    assert datasets.default_scenario("femnist") == "natural"
+    assert datasets.default_scenario("mnist") == "label-swap"

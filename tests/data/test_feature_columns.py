@@ -125,9 +125,8 @@ def test_newcomers_columns_are_matched_with_the_runs(tmp_path: Path) -> None:
 def test_features_are_put_in_order_training_and_held_out_alike() -> None:
     federation = Federation.from_arrays({"ann": (Table(X, ABC), Y)}, seed=0)
     moved = federation.with_features(["c", "b", "a"])
-    assert np.array_equal(
-        moved.shards[0].x, federation.shards[0].x[:, ::-1]
-    ) and moved.feature_names == ("c", "b", "a")
+    assert np.array_equal(moved.shards[0].x, federation.shards[0].x[:, ::-1])
+    assert moved.feature_names == ("c", "b", "a")
     assert np.array_equal(moved.shards[0].x_test, federation.shards[0].x_test[:, ::-1])
     assert moved.with_features(ABC).digest() == federation.digest()
     with pytest.raises(UsageError, match="have no names"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,12 +38,10 @@ def test_the_digits_are_scikit_learns() -> None:
     source = digits()
     assert len(ORIGINAL) == POOL  # no image twice, so that an image names its label
     x = source.train.read(np.arange(POOL))
-    assert (
-        x.shape == (POOL, 1, 8, 8)
-        and x.dtype == np.float32
-        and source.classes == 10
-        and source.test is None
-    )
+    assert x.shape == (POOL, 1, 8, 8)
+    assert x.dtype == np.float32
+    assert source.classes == 10
+    assert source.test is None
     assert x.min() == 0 and x.max() == 1
     assert [ORIGINAL[image.tobytes()] for image in x] == source.train.y.tolist()
 
@@ -96,17 +96,14 @@ def test_the_true_clusters_are_even_and_in_random_order() -> None:
 
 
 def test_the_same_seed_makes_the_same_federation() -> None:
-    one, two, other = (
-        Federation.simulate("digits", clients=8, samples=20, seed=seed) for seed in (1, 1, 2)
-    )
+    eight = partial(Federation.simulate, "digits", clients=8, samples=20)
+    one, two, other = (eight(seed=seed) for seed in (1, 1, 2))
     assert one.digest() == two.digest() != other.digest()
     assert one.truth == two.truth and one.truth != other.truth
     for a, b in zip(one.shards, two.shards, strict=True):
-        assert (
-            np.array_equal(a.x, b.x)
-            and np.array_equal(a.y, b.y)
-            and np.array_equal(a.x_test, b.x_test)
-        )
+        assert np.array_equal(a.x, b.x)
+        assert np.array_equal(a.y, b.y)
+        assert np.array_equal(a.x_test, b.x_test)
     assert len(one) == 8 and one.shape == (1, 8, 8) and one.classes == 10
     assert (one.data, one.scenario, one.seed) == ("digits", "label-swap", 1)
 
@@ -147,9 +144,8 @@ def test_as_many_samples_as_a_refusal_names_can_be_dealt(clients: int) -> None:
     federation = Federation.simulate(
         "digits", scenario=Iid(), clients=clients, samples=most, seed=0
     )
-    assert {len(s.y) for s in federation.shards} == {most} and min(
-        len(s.y_test) for s in federation.shards
-    ) >= 1
+    assert {len(s.y) for s in federation.shards} == {most}
+    assert min(len(s.y_test) for s in federation.shards) >= 1
 
 
 X, Y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2
@@ -193,33 +189,17 @@ def test_a_client_that_cannot_take_part_is_refused_by_name(bob: Any, sentence: s
 @pytest.mark.parametrize(
     "held",
     [
-        (NAN, Y[:4]),
-        (X, Y[:9]),
-        (X, np.eye(2, dtype=int)[Y]),
-        (X, Y / 2),
-        (X, Y - 1),
-        (X[:, :2], Y),
-        ([[1, 2], [3]], [0, 1]),
-        (X,),
+        (NAN, Y[:4]), (X, Y[:9]), (X, np.eye(2, dtype=int)[Y]), (X, Y / 2), (X, Y - 1),
+        (X[:, :2], Y), ([[1, 2], [3]], [0, 1]), (X,),
     ],
     ids=[
-        "nan",
-        "fewer labels",
-        "one-hot labels",
-        "float labels",
-        "negative labels",
-        "another shape",
-        "ragged",
-        "no pair",
+        "nan", "fewer labels", "one-hot labels", "float labels", "negative labels",
+        "another shape", "ragged", "no pair",
     ],
-)
+)  # fmt: skip
 def test_held_out_samples_that_cannot_be_used_are_refused_by_name(held: Any) -> None:
-    refused(
-        "client 'bob'",
-        lambda: Federation.from_arrays(
-            {"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X, Y), "bob": held}, seed=0
-        ),
-    )
+    clients, test = {"ann": (X, Y), "bob": (X, Y)}, {"ann": (X, Y), "bob": held}
+    refused("client 'bob'", lambda: Federation.from_arrays(clients, test=test, seed=0))
 
 
 @pytest.mark.parametrize(
@@ -248,27 +228,14 @@ def test_own_arrays_keep_their_samples_and_hold_out_a_fifth_at_random() -> None:
         {"ann": (X, Y), "bob": (X + 1, Y)}, truth={"bob": 0, "ann": 1}, seed=0
     )
     ann = federation.shards[0]
-    assert (
-        len(ann.y),
-        len(ann.y_test),
-        federation.truth,
-        federation.classes,
-        federation.names,
-    ) == (8, 2, (1, 0), 2, ("ann", "bob"))
+    assert (len(ann.y), len(ann.y_test), federation.truth) == (8, 2, (1, 0))
+    assert (federation.classes, federation.names) == (2, ("ann", "bob"))
     given = sorted((tuple(x), int(y)) for x, y in zip(X.astype(np.float32), Y, strict=True))
-    assert (
-        sorted(
-            (tuple(x), int(y))
-            for x, y in zip((*ann.x, *ann.x_test), (*ann.y, *ann.y_test), strict=True)
-        )
-        == given
-    )
+    kept = zip((*ann.x, *ann.x_test), (*ann.y, *ann.y_test), strict=True)
+    assert sorted((tuple(x), int(y)) for x, y in kept) == given
     assert ann.x.dtype == np.float32 and ann.y.dtype == np.int64
-    splits = {
-        Federation.from_arrays({"ann": (X, Y)}, seed=seed).shards[0].x_test.tobytes()
-        for seed in range(10)
-    }
-    assert len(splits) > 5
+    splits = [Federation.from_arrays({"ann": (X, Y)}, seed=seed).shards[0] for seed in range(10)]
+    assert len({shard.x_test.tobytes() for shard in splits}) > 5
 
 
 def test_a_clients_split_does_not_depend_on_who_else_is_there() -> None:
@@ -283,9 +250,8 @@ def test_held_out_samples_are_kept_and_may_be_none() -> None:
     )
     assert [(len(s.y), len(s.y_test)) for s in federation.shards] == [(10, 3), (10, 0)]
     assert np.array_equal(federation.shards[0].x, X.astype(np.float32)) and federation.classes == 6
-    assert [
-        len(s.y_test) for s in Federation.from_arrays({"ann": (X[:4], Y[:4])}, seed=0).shards
-    ] == [0]
+    (few,) = Federation.from_arrays({"ann": (X[:4], Y[:4])}, seed=0).shards
+    assert len(few.y_test) == 0
 
 
 def test_lists_are_arrays_too() -> None:
@@ -306,54 +272,31 @@ def test_the_digest_changes_with_every_sample() -> None:
         shards[who] = replace(shards[who], **{part: array})
         return replace(base, shards=tuple(shards)).digest()
 
-    variants = [
-        (who, part, at)
-        for who in (0, 1)
-        for part, n in (("x", 10), ("y", 10), ("x_test", 3), ("y_test", 3))
-        for at in range(n)
-    ]
-    seen |= {changed(*v) for v in variants}
-    assert len(seen) == 1 + len(variants)
+    for who, part in itertools.product((0, 1), ("x", "y", "x_test", "y_test")):
+        seen |= {changed(who, part, at) for at in range(len(getattr(base.shards[who], part)))}
+    assert len(seen) == 1 + 2 * (10 + 10 + 3 + 3)
     assert replace(base, shards=base.shards[:1], names=("ann",)).digest() not in seen
 
 
 def test_the_digest_tells_shapes_and_order_apart() -> None:
     y = np.zeros(4, np.int64)
     x = np.arange(16, dtype=np.float32)
-    flat, square = (
-        Shard(x.reshape(shape), y, x[:0].reshape(0, *shape[1:]), y[:0])
-        for shape in ((4, 4), (4, 2, 2))
-    )
+    flat = Shard(x.reshape(4, 4), y, x[:0].reshape(0, 4), y[:0])
+    square = Shard(x.reshape(4, 2, 2), y, x[:0].reshape(0, 2, 2), y[:0])
     moved = Shard(flat.x[:3], y[:3], flat.x[3:], y[3:])
-    assert (
-        len(
-            {
-                fingerprint(flat),
-                fingerprint(square),
-                fingerprint(moved),
-                fingerprint(replace(flat, x=flat.x[::-1])),
-            }
-        )
-        == 4
-    )
-    both = [
-        Federation(("a", "b"), shards, 1, 0).digest() for shards in ((flat, moved), (moved, flat))
-    ]
-    assert both[0] != both[1]
+    shards = (flat, square, moved, replace(flat, x=flat.x[::-1]))
+    assert len({fingerprint(shard) for shard in shards}) == 4
+    both = Federation(("a", "b"), (flat, moved), 1, 0).digest()
+    assert both != Federation(("a", "b"), (moved, flat), 1, 0).digest()
 
 
 def test_clients_whose_names_read_alike_are_refused() -> None:
-    refused(
-        "clients: 1 and '1' would both be the client '1'",
-        lambda: Federation.from_arrays({1: (X, Y), "1": (X, Y)}, seed=0),
-    )  # type: ignore[dict-item]
-    two = {"1": (X, Y), "2": (X, Y)}
-    for what in ("test", "truth"):
-        twice = {1: 0, "1": 0, "2": 0} if what == "truth" else {1: (X, Y), **two}
-        refused(
-            f"{what}: 1 and '1' would both be",
-            lambda twice=twice, what=what: Federation.from_arrays(two, seed=0, **{what: twice}),
-        )  # type: ignore[misc]
+    two: dict[Any, Any] = {"1": (X, Y), "2": (X, Y)}
+    twice: dict[Any, Any] = {1: (X, Y), **two}
+    made = partial(Federation.from_arrays, seed=0)
+    refused("clients: 1 and '1' would both be the client '1'", lambda: made(twice))
+    refused("test: 1 and '1' would both be", lambda: made(two, test=twice))
+    refused("truth: 1 and '1' would both be", lambda: made(two, truth=dict.fromkeys(twice, 0)))
 
 
 @pytest.mark.parametrize(
@@ -417,11 +360,9 @@ def test_scenarios_go_by_name_too() -> None:
     assert digest("label-swap") == digest(LabelSwap()) != digest("iid")
     assert digest("rotation+dirichlet")
     refused("did you mean 'label-swap'", lambda: digest("label-swpa"))
+    none = "scenario = .* is none: give a name such as 'label-swap', or an object"
     for kind in (LabelSwap, 3):
-        refused(
-            "scenario = .* is none: give a name such as 'label-swap', or an object",
-            lambda kind=kind: digest(kind),
-        )
+        refused(none, partial(digest, kind))
 
 
 def test_a_repr_is_one_short_line() -> None:

@@ -5,6 +5,7 @@ data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,15 +41,15 @@ UNEVEN = (
 )
 SEEDS = st.integers(0, 10**6)
 DEALINGS = [
-    Iid(),
-    Pathological(),
-    Pathological(clusters=2),
-    Dirichlet(1.0),
-    Dirichlet(1.0, clusters=2),
-    LabelSplit(),
-    Tasks(),
-    LabelSwap(2),
-]
+    Iid(), Pathological(), Pathological(clusters=2), Dirichlet(1.0), Dirichlet(1.0, clusters=2),
+    LabelSplit(), Tasks(), LabelSwap(2),
+]  # fmt: skip
+
+
+def deal(
+    source: Any, kind: Any, clients: int, samples: int | None = None, seed: int = 0
+) -> Federation:
+    return Federation.simulate(source, scenario=kind, clients=clients, samples=samples, seed=seed)
 
 
 def rows(x: np.ndarray) -> list[int]:
@@ -72,28 +73,17 @@ def hands(federation: Federation) -> Iterator[tuple[list[int], list[int]]]:
 def test_no_sample_is_dealt_twice_and_sizes_are_even(
     toy: Toy, kind: Scenario, test: int | None, clients: int, samples: int | None, seed: int
 ) -> None:
-    federation = Federation.simulate(
-        toy(1500, test=test, tasks=LOW_HIGH),
-        scenario=kind,
-        clients=clients,
-        samples=samples,
-        seed=seed,
-    )
+    federation = deal(toy(1500, test=test, tasks=LOW_HIGH), kind, clients, samples, seed=seed)
     train, held = (
         [row for hand in part for row in hand] for part in zip(*hands(federation), strict=True)
     )
     assert len(set(train) | set(held)) == len(train) + len(held)
-    assert (
-        len({len(s.y) for s in federation.shards})
-        == len({len(s.y_test) for s in federation.shards})
-        == 1
-    )
-    assert all(row < TEST_ROWS for row in train) and all(
-        (row >= TEST_ROWS) == (test is not None) for row in held
-    )
-    assert federation.truth is not None and set(federation.truth) == set(
-        range(max(federation.truth) + 1)
-    )
+    assert len({len(s.y) for s in federation.shards}) == 1
+    assert len({len(s.y_test) for s in federation.shards}) == 1
+    assert all(row < TEST_ROWS for row in train)
+    assert all((row >= TEST_ROWS) == (test is not None) for row in held)
+    assert federation.truth is not None
+    assert set(federation.truth) == set(range(max(federation.truth) + 1))
     if samples is not None:
         assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(8, 2)}
 
@@ -108,7 +98,7 @@ def test_the_true_clusters_match_the_labels(
     toy: Toy, kind: Scenario, test: int | None, clients: int, seed: int
 ) -> None:
     source = toy(3000, test=test, tasks=LOW_HIGH)
-    federation = Federation.simulate(source, scenario=kind, clients=clients, samples=50, seed=seed)
+    federation = deal(source, kind, clients, 50, seed=seed)
     assert federation.truth is not None
     held = [set(s.y.tolist()) for s in federation.shards]
     for (train, _), shard in zip(hands(federation), federation.shards, strict=True):
@@ -121,10 +111,8 @@ def test_the_true_clusters_match_the_labels(
         assert same == [[a == b for b in held] for a in held]
         assert kind.clusters is None or all(a == b or not a & b for a in held for b in held)
     elif isinstance(kind, LabelSplit):
-        assert same == [[a == b for b in held] for a in held] and {frozenset(h) for h in held} == {
-            frozenset(range(7)),
-            frozenset(range(3, 10)),
-        }
+        assert same == [[a == b for b in held] for a in held]
+        assert {frozenset(h) for h in held} == {frozenset(range(7)), frozenset(range(3, 10))}
     elif isinstance(kind, Tasks):
         low = [bool((s.y < 5).mean() > 0.5) for s in federation.shards]
         assert same == [[a == b for b in low] for a in low]
@@ -143,9 +131,7 @@ def test_held_out_samples_come_from_the_test_pool_and_are_at_most_an_even_share(
         (1000, None, 100),
         (1000, 3, 1),
     ):
-        federation = Federation.simulate(
-            toy(2000, test=test), scenario=Iid(), clients=10, samples=samples, seed=0
-        )
+        federation = deal(toy(2000, test=test), Iid(), 10, samples)
         assert {len(s.y_test) for s in federation.shards} == {held}
         assert {len(s.y) for s in federation.shards} == {samples or 200}
 
@@ -153,49 +139,42 @@ def test_held_out_samples_come_from_the_test_pool_and_are_at_most_an_even_share(
 @pytest.mark.parametrize(
     "kind",
     [
-        Iid(),
-        Rotation(2),
-        Tasks(),
-        LabelSplit(),
-        Dirichlet(),
-        Pathological(),
+        Iid(), Rotation(2), Tasks(), LabelSplit(), Dirichlet(), Pathological(),
         Pathological(clusters=2),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("test", [None, 400])
 def test_as_many_samples_as_a_refusal_names_can_be_dealt(
     kind: Scenario, test: int | None, toy: Toy
 ) -> None:
     source = toy(2000, test=test, tasks=LOW_HIGH)
     with pytest.raises(UsageError) as caught:
-        Federation.simulate(source, scenario=kind, clients=8, samples=2000, seed=0)
+        deal(source, kind, 8, 2000)
     most = int(str(caught.value).split("at most ")[1].split()[0])
-    federation = Federation.simulate(source, scenario=kind, clients=8, samples=most, seed=0)
+    federation = deal(source, kind, 8, most)
     assert {len(s.y) for s in federation.shards} == {most}
-    everything = Federation.simulate(source, scenario=kind, clients=8, seed=0)
+    everything = deal(source, kind, 8)
     assert {len(s.y) for s in everything.shards} == {most} and most > 70
     for wrong in (most + 1 + (kind == Pathological()), 0, -1):
         with pytest.raises(UsageError, match=f"not {wrong}"):
-            Federation.simulate(source, scenario=kind, clients=8, samples=wrong, seed=0)
+            deal(source, kind, 8, wrong)
 
 
 def test_more_clients_than_samples_are_refused(toy: Toy) -> None:
     for kind in (Iid(), Tasks(), Pathological(), Dirichlet()):
         with pytest.raises(UsageError, match="use fewer"):
-            Federation.simulate(toy(50, test=50, tasks=LOW_HIGH), scenario=kind, clients=51, seed=0)
+            deal(toy(50, test=50, tasks=LOW_HIGH), kind, 51)
     with pytest.raises(UsageError, match="at most 0 each"):
-        Federation.simulate(toy(50, test=5), scenario=Iid(), clients=6, samples=1, seed=0)
+        deal(toy(50, test=5), Iid(), 6, 1)
     with pytest.raises(UsageError, match="too few for 12 clients"):
-        Federation.simulate(toy(200, test=5), scenario=LabelSplit(), clients=12, samples=2, seed=0)
+        deal(toy(200, test=5), LabelSplit(), 12, 2)
 
 
 def test_shards_are_cut_from_sorted_labels_as_printed(toy: Toy) -> None:
     """600 samples of ten labels in 20 shards of 24: a shard lies in one label or across two
     neighbours.
     """
-    federation = Federation.simulate(
-        toy(600, test=100), scenario=Pathological(), clients=10, seed=0
-    )
+    federation = deal(toy(600, test=100), Pathological(), 10)
     assert {len(s.y) for s in federation.shards} == {60}
     kinds = [len(set(s.y.tolist())) for s in federation.shards]
     # 60 samples of a label are exactly two shards of 30, dealt at random
@@ -205,17 +184,13 @@ def test_shards_are_cut_from_sorted_labels_as_printed(toy: Toy) -> None:
     with pytest.raises(
         UsageError, match="2 shards of equal size, which 41 samples do not make: use 40"
     ):
-        Federation.simulate(
-            toy(600, test=100), scenario=Pathological(), clients=10, samples=41, seed=0
-        )
+        deal(toy(600, test=100), Pathological(), 10, 41)
 
 
 def test_dirichlet_shares_have_the_distributions_moments(toy: Toy) -> None:
     """Mean 1/K and variance (1/K)(1 − 1/K)/(Kα + 1), of shares counted in the dealt labels."""
     for alpha in (0.2, 1.0, 10.0):
-        federation = Federation.simulate(
-            toy(90_000, test=20_000), scenario=Dirichlet(alpha), clients=150, samples=200, seed=1
-        )
+        federation = deal(toy(90_000, test=20_000), Dirichlet(alpha), 150, 200, seed=1)
         shares = np.stack([np.bincount(s.y, minlength=10) / 200 for s in federation.shards])
         assert np.allclose(
             shares.mean(axis=0), 0.1, atol=5 * np.sqrt(0.09 / (10 * alpha + 1) / 150)
@@ -225,7 +200,7 @@ def test_dirichlet_shares_have_the_distributions_moments(toy: Toy) -> None:
             [np.bincount(s.y_test, minlength=10) / len(s.y_test) for s in federation.shards]
         )
         assert np.abs(held - shares).max() <= 1 / 50 + 1 / 200
-    few = Federation.simulate(toy(3000), scenario=Dirichlet(0.01), clients=8, samples=20, seed=1)
+    few = deal(toy(3000), Dirichlet(0.01), 8, 20, seed=1)
     assert np.mean([np.bincount(s.y).max() for s in few.shards]) >= 16  # of 20
 
 
@@ -235,13 +210,7 @@ def test_dirichlet_shares_have_the_distributions_moments(toy: Toy) -> None:
 def test_tasks_have_the_papers_clients_minority_and_sizes(
     minority: float, sizes: tuple[float, ...] | None, toy: Toy
 ) -> None:
-    federation = Federation.simulate(
-        toy(12_000, test=6000, tasks=UNEVEN),
-        scenario=Tasks(minority, sizes),
-        clients=10,
-        samples=120,
-        seed=2,
-    )
+    federation = deal(toy(12_000, test=6000, tasks=UNEVEN), Tasks(minority, sizes), 10, 120, seed=2)
     assert federation.truth is not None and np.bincount(federation.truth).tolist() == [5, 3, 2]
     for shard, task in zip(federation.shards, federation.truth, strict=True):
         n = {0: 120, 1: 100, 2: 50}[task] if sizes is None else 120
@@ -257,15 +226,9 @@ def test_tasks_have_the_papers_clients_minority_and_sizes(
 def test_labels_of_a_task_are_as_frequent_as_in_the_pool(toy: Toy) -> None:
     source = toy(2000, tasks=LOW_HIGH)
     skewed = np.where(np.arange(2000) < 1000, 0, source.train.y)  # half of all samples have label 0
-    source = Source(
-        "skewed",
-        10,
-        source.shape,
-        type(source.train)(source.train.read(np.arange(2000)), skewed),
-        None,
-        LOW_HIGH,
-    )
-    federation = Federation.simulate(source, scenario=Tasks(0.0), clients=2, samples=300, seed=0)
+    pool = type(source.train)(source.train.read(np.arange(2000)), skewed)
+    source = Source("skewed", 10, source.shape, pool, None, LOW_HIGH)
+    federation = deal(source, Tasks(0.0), 2, 300)
     assert federation.truth is not None
     low = federation.shards[federation.truth.index(0)].y
     counts = np.bincount(skewed)[:5]
@@ -294,7 +257,7 @@ def test_clients_are_apportioned_within_one_of_the_ratio(clients: int, weights: 
     ],
 )
 def test_label_windows_are_spread_evenly(kind: Scenario, windows: list[range], toy: Toy) -> None:
-    federation = Federation.simulate(toy(3000), scenario=kind, clients=8, samples=70, seed=0)
+    federation = deal(toy(3000), kind, 8, 70)
     assert federation.truth is not None
     held = {t: set(s.y.tolist()) for s, t in zip(federation.shards, federation.truth, strict=True)}
     assert [held[t] for t in sorted(held)] == [set(w) for w in windows]
@@ -313,9 +276,7 @@ def test_label_windows_are_spread_evenly(kind: Scenario, windows: list[range], t
 def test_overlapping_clients_share_samples_but_never_train_on_what_is_held_out(
     kind: Scenario, test: int | None, toy: Toy
 ) -> None:
-    federation = Federation.simulate(
-        toy(1000, test=test), scenario=kind, clients=16, samples=120, seed=0
-    )
+    federation = deal(toy(1000, test=test), kind, 16, 120)
     parts = list(hands(replaced(federation)))
     assert all(len(set(hand)) == len(hand) for pair in parts for hand in pair)
     train, held = ({row for pair in parts for row in pair[k]} for k in (0, 1))
@@ -323,7 +284,7 @@ def test_overlapping_clients_share_samples_but_never_train_on_what_is_held_out(
     assert not train & held and 500 < len(train) < 16 * 120
     assert {len(t) for t, _ in parts} == {120}
     with pytest.raises(UsageError, match="say how many"):
-        Federation.simulate(toy(1000, test=test), scenario=kind, clients=4, seed=0)
+        deal(toy(1000, test=test), kind, 4)
 
 
 def replaced(federation: Federation) -> Federation:
@@ -336,16 +297,14 @@ def replaced(federation: Federation) -> Federation:
 
 
 def test_overlap_is_limited_by_what_a_client_can_hold(toy: Toy) -> None:
-    federation = Federation.simulate(
-        toy(1000, test=100), scenario=Iid(overlap=True), clients=3, samples=1000, seed=0
-    )
+    federation = deal(toy(1000, test=100), Iid(overlap=True), 3, 1000)
     assert all(sorted(train) == list(range(1000)) for train, _ in hands(federation))
     for kind, words in (
         (Iid(overlap=True), "1 to 1000 each, not 1001"),
         (LabelSplit(overlap=True), "at most 700 each, not 1001"),
     ):
         with pytest.raises(UsageError, match=words):
-            Federation.simulate(toy(1000, test=100), scenario=kind, clients=3, samples=1001, seed=0)
+            deal(toy(1000, test=100), kind, 3, 1001)
 
 
 def test_natural_clients_hold_their_own_samples_and_a_fifth_is_held_out(toy: Toy) -> None:
@@ -353,20 +312,14 @@ def test_natural_clients_hold_their_own_samples_and_a_fifth_is_held_out(toy: Toy
         np.repeat([f"w{k}" for k in range(8)], [10, 20, 30, 40, 50, 60, 70, 80])
     )
     federation = Federation.simulate(toy(360, owners=owner), clients=5, seed=3)
-    assert (
-        federation.scenario == "natural"
-        and federation.truth is None
-        and len(set(federation.names)) == 5
-    )
+    assert federation.scenario == "natural"
+    assert federation.truth is None
+    assert len(set(federation.names)) == 5
     for name, (train, held) in zip(federation.names, hands(federation), strict=True):
         own = np.flatnonzero(owner == name).tolist()
         assert sorted(train + held) == own and len(held) == len(own) // 5
-    assert (
-        len(
-            {Federation.simulate(toy(360, owners=owner), clients=5, seed=s).names for s in range(8)}
-        )
-        > 3
-    )
+    drawn = [Federation.simulate(toy(360, owners=owner), clients=5, seed=s) for s in range(8)]
+    assert len({federation.names for federation in drawn}) > 3
     for name, (train, held) in zip(
         federation.names,
         hands(Federation.simulate(toy(360, owners=owner), clients=5, samples=30, seed=3)),
@@ -379,9 +332,7 @@ def test_natural_clients_hold_their_own_samples_and_a_fifth_is_held_out(toy: Toy
     with pytest.raises(UsageError, match="has 8 clients of its own, not 9"):
         Federation.simulate(toy(360, owners=owner), clients=9, seed=0)
     with pytest.raises(UsageError, match="at least one sample, not 0"):
-        Federation.simulate(
-            toy(360, owners=owner), scenario=Natural(), clients=3, samples=0, seed=0
-        )
+        deal(toy(360, owners=owner), Natural(), 3, 0)
 
 
 def test_shares_are_rounded_up_or_down_without_bias() -> None:
@@ -396,10 +347,7 @@ def test_shares_are_rounded_up_or_down_without_bias() -> None:
 def test_who_gets_what_follows_the_seed(toy: Toy) -> None:
     for kind in DEALINGS:
         source = toy(1500, test=300, tasks=LOW_HIGH)
-        one, two, other = (
-            Federation.simulate(source, scenario=kind, clients=6, samples=30, seed=s).digest()
-            for s in (4, 4, 5)
-        )
+        one, two, other = (deal(source, kind, 6, 30, seed=s).digest() for s in (4, 4, 5))
         assert one == two != other
 
 
@@ -417,9 +365,4 @@ def test_digits_are_dealt_as_in_the_first_version(
     kind: Scenario, clients: int, samples: int | None, seed: int, digest: str
 ) -> None:
     """Recorded before scenarios could be combined: run folders written then still resume."""
-    assert (
-        Federation.simulate(
-            "digits", scenario=kind, clients=clients, samples=samples, seed=seed
-        ).digest()
-        == digest
-    )
+    assert deal("digits", kind, clients, samples, seed=seed).digest() == digest

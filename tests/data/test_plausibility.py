@@ -93,15 +93,11 @@ def test_labels_below_zero_say_where_labels_start() -> None:
 @pytest.mark.parametrize(
     "labels",
     [
-        Y.astype(float),
-        Y.astype(np.float32),
-        Y[:, None],
-        Y.astype(np.uint8),
-        torch.tensor(Y),
+        Y.astype(float), Y.astype(np.float32), Y[:, None], Y.astype(np.uint8), torch.tensor(Y),
         torch.tensor(Y, dtype=torch.float64),
     ],
     ids=["float64", "float32", "a column", "uint8", "tensor", "float tensor"],
-)
+)  # fmt: skip
 def test_labels_that_can_only_mean_one_thing_are_taken(labels: Any) -> None:
     assert three(X, labels).digest() == three(X, Y).digest()
 
@@ -127,15 +123,10 @@ def test_tensors_that_record_gradients_are_samples() -> None:
         (DRAW.random((60, 1, 4, 4)) * 1e-3, "the samples' norms"),
     ],
     ids=[
-        "one column",
-        "two columns",
-        "all columns",
-        "far from zero",
-        "tiny",
-        "pixels",
+        "one column", "two columns", "all columns", "far from zero", "tiny", "pixels",
         "tiny pixels",
     ],
-)
+)  # fmt: skip
 def test_scales_that_networks_do_not_bear_are_said(x: Any, sentence: str) -> None:
     with pytest.warns(SecureClusterWarning, match=sentence) as caught:
         three(x, Y)
@@ -145,26 +136,14 @@ def test_scales_that_networks_do_not_bear_are_said(x: Any, sentence: str) -> Non
 @pytest.mark.parametrize(
     "x",
     [
-        X,
-        X * 3,
-        X * [1, 1, 5, 1],
-        X + 2,
-        X * 0.2,
-        X * 0,
-        DRAW.random((60, 1, 4, 4)),
+        X, X * 3, X * [1, 1, 5, 1], X + 2, X * 0.2, X * 0, DRAW.random((60, 1, 4, 4)),
         DRAW.normal(size=(60, 1, 4, 4)),
     ],
     ids=[
-        "standard",
-        "times three",
-        "one column times five",
-        "off by two",
-        "a fifth",
-        "zeros",
-        "pixels",
-        "standard pixels",
+        "standard", "times three", "one column times five", "off by two", "a fifth", "zeros",
+        "pixels", "standard pixels",
     ],
-)
+)  # fmt: skip
 def test_usual_scales_are_not_worth_a_word(x: Any) -> None:
     three(x, Y)
 
@@ -216,22 +195,14 @@ def test_columns_that_look_like_ids_are_said(column: Any, sentence: str) -> None
 @pytest.mark.parametrize(
     "column",
     [
-        DRAW.integers(0, 9, N),
-        DRAW.normal(size=N),
-        SITE == 1,
-        np.ones(N),
-        np.where(SITE == 1, 1, CLASS),
-        SITE / 7,
+        DRAW.integers(0, 9, N), DRAW.normal(size=N), SITE == 1, np.ones(N),
+        np.where(SITE == 1, 1, CLASS), SITE / 7,
     ],
     ids=[
-        "counts",
-        "measurements",
-        "two sites alike",
-        "constant",
-        "constant in one",
+        "counts", "measurements", "two sites alike", "constant", "constant in one",
         "no whole number",
     ],
-)
+)  # fmt: skip
 def test_usual_columns_are_not_worth_a_word(column: Any) -> None:
     three(np.c_[WIDE, column], CLASS)
 

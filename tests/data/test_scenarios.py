@@ -40,6 +40,12 @@ Toy = Callable[..., Source]
 HALVES = (Task("low", (0, 1, 2, 3, 4)), Task("high", (5, 6, 7, 8, 9)))
 
 
+def deal(
+    source: Any, kind: Any, clients: int, samples: int | None = None, seed: int = 0
+) -> Federation:
+    return Federation.simulate(source, scenario=kind, clients=clients, samples=samples, seed=seed)
+
+
 def flat(classes: int = 10, n: int = 100) -> Source:
     """A source of vectors."""
     return Source(
@@ -85,11 +91,8 @@ def test_each_cluster_swaps_exactly_one_pair_and_no_two_share_a_label(
 
 def test_pairs_follow_the_seed() -> None:
     y = np.arange(10)
-    swaps = {
-        tuple(LabelSwap().transform(0, y[:, None], y, 10, Randomness(seed))[1].tolist())
-        for seed in range(20)
-    }
-    assert len(swaps) > 5
+    made = [LabelSwap().transform(0, y[:, None], y, 10, Randomness(seed)) for seed in range(20)]
+    assert len({tuple(labels.tolist()) for _, labels in made}) > 5
 
 
 @given(SEEDS, st.integers(2, 7), st.data())
@@ -98,10 +101,9 @@ def test_each_cluster_permutes_all_labels_in_its_own_way(
 ) -> None:
     clusters = data.draw(st.integers(1, 2 if classes == 2 else 6))
     x, y = np.zeros((classes, 1), np.float32), np.arange(classes)
-    made = [
-        tuple(LabelPermutation(clusters).transform(c, x, y, classes, Randomness(seed))[1].tolist())
-        for c in range(clusters)
-    ]
+    kind, draw = LabelPermutation(clusters), Randomness(seed)
+    labels = [kind.transform(c, x, y, classes, draw)[1] for c in range(clusters)]
+    made = [tuple(own.tolist()) for own in labels]
     assert all(sorted(p) == list(range(classes)) for p in made)
     assert len(set(made)) == clusters
 
@@ -132,20 +134,16 @@ def test_inversion_makes_negatives_of_the_second_cluster() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        Rotation(4),
-        Rotation(2),
-        Inversion(),
-        LabelPermutation(3),
-        Dirichlet() + Rotation(3),
+        Rotation(4), Rotation(2), Inversion(), LabelPermutation(3), Dirichlet() + Rotation(3),
         LabelSwap(2) + Inversion(),
     ],
-)
+)  # fmt: skip
 def test_federations_treat_training_and_test_data_alike(kind: Scenario, toy: Toy) -> None:
     """What happened to a sample is read off its pixels and label; it must be the same within a
     cluster, and differ elsewhere.
     """
     source = toy(n=2000, test=400)
-    federation = Federation.simulate(source, scenario=kind, clients=12, samples=40, seed=5)
+    federation = deal(source, kind, 12, 40, seed=5)
     assert federation.truth is not None and source.test is not None
     done: dict[int, set[Any]] = {}
     for shard, cluster in zip(federation.shards, federation.truth, strict=True):
@@ -171,9 +169,7 @@ def test_federations_treat_training_and_test_data_alike(kind: Scenario, toy: Toy
 
 def test_label_permutations_hold_for_all_samples_of_a_cluster(toy: Toy) -> None:
     source = toy(n=2000, test=400)
-    federation = Federation.simulate(
-        source, scenario=LabelPermutation(3), clients=9, samples=100, seed=1
-    )
+    federation = deal(source, LabelPermutation(3), 9, 100, seed=1)
     assert federation.truth is not None and source.test is not None
     maps: dict[int, dict[int, set[int]]] = {c: {k: set() for k in range(10)} for c in range(3)}
     for shard, cluster in zip(federation.shards, federation.truth, strict=True):
@@ -190,19 +186,18 @@ def test_label_permutations_hold_for_all_samples_of_a_cluster(toy: Toy) -> None:
 
 def test_iid_leaves_everything_as_it_is(toy: Toy) -> None:
     source = toy(n=70)
-    federation = Federation.simulate(source, scenario=Iid(), clients=7, seed=0)
+    federation = deal(source, Iid(), 7)
     assert federation.truth == (0,) * 7
     for shard in federation.shards:
         rows = shard.x.min(axis=(1, 2, 3)).astype(int)
-        assert np.array_equal(shard.x, source.train.read(rows)) and np.array_equal(
-            shard.y, source.train.y[rows]
-        )
+        assert np.array_equal(shard.x, source.train.read(rows))
+        assert np.array_equal(shard.y, source.train.y[rows])
 
 
 def test_a_source_is_not_changed_by_what_is_dealt_from_it(toy: Toy) -> None:
     source = toy()
     before = source.train.read(np.arange(600))
-    Federation.simulate(source, scenario=Inversion() + LabelSwap(), clients=8, seed=0)
+    deal(source, Inversion() + LabelSwap(), 8)
     assert np.array_equal(source.train.read(np.arange(600)), before)
 
 
@@ -252,7 +247,7 @@ def test_combinations_that_cannot_be_made_are_refused(
     kind: Scenario, clients: int, classes: int, words: str, toy: Toy
 ) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        Federation.simulate(toy(classes=classes), scenario=kind, clients=clients, seed=0)
+        deal(toy(classes=classes), kind, clients)
     assert "\n" not in str(caught.value)
 
 
@@ -270,23 +265,23 @@ def test_combinations_that_cannot_be_made_are_refused(
 )
 def test_tasks_that_cannot_be_made_are_refused(kind: Scenario, words: str, toy: Toy) -> None:
     with pytest.raises(UsageError, match=words):
-        Federation.simulate(toy(tasks=HALVES), scenario=kind, clients=6, seed=0)
+        deal(toy(tasks=HALVES), kind, 6)
     with pytest.raises(UsageError, match="at least as many clients, not 1"):
-        Federation.simulate(toy(tasks=HALVES), scenario=Tasks(), clients=1, seed=0)
+        deal(toy(tasks=HALVES), Tasks(), 1)
 
 
 @pytest.mark.parametrize("kind", [Rotation(), Inversion()])
 def test_vectors_cannot_be_turned_or_inverted(kind: Part) -> None:
     with pytest.raises(UsageError, match=rf"'{kind.name}'.*samples of flat have shape \(4,\)"):
-        Federation.simulate(flat(), scenario=kind, clients=4, seed=0)
+        deal(flat(), kind, 4)
     oblong = Source(
         "oblong", 10, (1, 2, 3), ArrayPool(np.zeros((50, 1, 2, 3), np.float32), np.arange(50) % 10)
     )
     if isinstance(kind, Rotation):
         with pytest.raises(UsageError, match=r"square images.*\(1, 2, 3\)"):
-            Federation.simulate(oblong, scenario=kind, clients=4, seed=0)
+            deal(oblong, kind, 4)
     else:
-        assert len(Federation.simulate(oblong, scenario=kind, clients=4, seed=0)) == 4
+        assert len(deal(oblong, kind, 4)) == 4
 
 
 @pytest.mark.parametrize(
@@ -300,7 +295,7 @@ def test_vectors_cannot_be_turned_or_inverted(kind: Part) -> None:
     ],
 )
 def test_combinations_at_the_limit_are_made(kind: Scenario, toy: Toy) -> None:
-    assert len(Federation.simulate(toy(), scenario=kind, clients=5, seed=0)) == 5
+    assert len(deal(toy(), kind, 5)) == 5
 
 
 @pytest.mark.parametrize(
@@ -316,7 +311,7 @@ def test_combinations_at_the_limit_are_made(kind: Scenario, toy: Toy) -> None:
 def test_the_true_clusters_of_a_combination_are_the_distinct_pairs(
     kind: Scenario, clusters: int, toy: Toy
 ) -> None:
-    truth = Federation.simulate(toy(n=2000, tasks=HALVES), scenario=kind, clients=20, seed=3).truth
+    truth = deal(toy(n=2000, tasks=HALVES), kind, 20, seed=3).truth
     assert truth is not None
     counts = np.bincount(truth)
     assert len(counts) == clusters and counts.min() >= 1 and counts.max() - counts.min() <= 1
@@ -324,9 +319,7 @@ def test_the_true_clusters_of_a_combination_are_the_distinct_pairs(
 
 def test_combined_clusters_cross_each_other(toy: Toy) -> None:
     """Each label window meets each rotation, and `truth` tells all of these apart."""
-    federation = Federation.simulate(
-        toy(n=4000), scenario=Pathological(clusters=2) + Rotation(2), clients=12, samples=50, seed=0
-    )
+    federation = deal(toy(n=4000), Pathological(clusters=2) + Rotation(2), 12, 50)
     assert federation.truth is not None and federation.scenario == "pathological+rotation"
     seen = {
         cluster: (frozenset(shard.y.tolist()), bool(shard.x[0, 0, 0, 0] > shard.x[0, 0, 2, 2]))
@@ -338,7 +331,7 @@ def test_combined_clusters_cross_each_other(toy: Toy) -> None:
 def test_a_change_of_natural_clients_is_their_truth(toy: Toy) -> None:
     source = toy(owners=np.repeat([f"w{k}" for k in range(12)], 50))
     assert Federation.simulate(source, clients=12, seed=0).truth is None
-    changed = Federation.simulate(source, scenario=Natural() + Inversion(), clients=12, seed=0)
+    changed = deal(source, Natural() + Inversion(), 12)
     assert changed.truth is not None and np.bincount(changed.truth).tolist() == [6, 6]
     assert [bool(s.x.min() < 0) for s in changed.shards] == [bool(t) for t in changed.truth]
 
@@ -350,11 +343,9 @@ def test_scenarios_by_name() -> None:
     assert scenario("pathological", labels=3) == Pathological(labels=3)
     assert scenario("label-split", 3, labels=4, overlap=True) == LabelSplit(3, 4, True)
     assert scenario("tasks", minority=0.2, sizes=(1.0, 2.0)) == Tasks(0.2, (1.0, 2.0))
-    assert (
-        scenario("rotation + dirichlet", 2, alpha=0.1)
-        == Combined((Rotation(2), Dirichlet(0.1)))
-        == Rotation(2) + Dirichlet(0.1)
-    )
+    both = Rotation(2) + Dirichlet(0.1)
+    assert scenario("rotation + dirichlet", 2, alpha=0.1) == both
+    assert both == Combined((Rotation(2), Dirichlet(0.1)))
     assert scenario("rotation", overlap=True) == Rotation() + Iid(overlap=True)
     assert str(Rotation() + Dirichlet()) == "rotation+dirichlet" and str(Rotation()) == "rotation"
     assert all(kind.name == name for name, kind in SCENARIOS.items())

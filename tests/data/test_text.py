@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,16 @@ def write(path: Path, **columns: Any) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with small sets in it, which the environment names."""
-    write(
-        tmp_path / "shakespeare" / "shakespeare.parquet",
-        character_id=list(ROLES),
-        text=list(ROLES.values()),
-    )
+    roles = tmp_path / "shakespeare" / "shakespeare.parquet"
+    write(roles, character_id=list(ROLES), text=list(ROLES.values()))
     many = [
         (f"{body} {k} {'news ' * (k % 5)}", label)
         for k in range(60)
         for body, label in (*ARTICLES, ("Chips get small", 3))
     ]
     for split, rows in (("train", many), ("test", many[:100])):
-        write(
-            tmp_path / "ag_news" / f"{split}.parquet",
-            text=[t for t, _ in rows],
-            label=[label for _, label in rows],
-        )
+        texts, labels = (list(column) for column in zip(*rows, strict=True))
+        write(tmp_path / "ag_news" / f"{split}.parquet", text=texts, label=labels)
     monkeypatch.setenv(FOLDER, str(tmp_path))
     return tmp_path
 
@@ -84,11 +79,8 @@ def test_roles_are_cut_into_windows_whose_every_place_predicts_the_next(folder: 
     expected = {}
     for role, full in ROLES.items():
         plain = full.replace("\n", " ")
-        cut = [
-            (plain[i : i + 80], plain[i + 1 : i + 81])
-            for i in range(0, len(plain), 80)
-            if i + 81 <= len(plain)
-        ]
+        starts = range(0, len(plain) - 80, 80)
+        cut = [(plain[i : i + 80], plain[i + 1 : i + 81]) for i in starts]
         if len(cut) >= 5:
             expected[role] = cut
     # the clown lacks one character for his fifth window
@@ -102,23 +94,19 @@ def test_roles_are_cut_into_windows_whose_every_place_predicts_the_next(folder: 
 
 def test_a_role_is_tested_on_its_last_windows_after_a_gap(folder: Path) -> None:
     federation = Federation.simulate("shakespeare", clients=2, seed=3)
-    assert (
-        federation.scenario == "natural"
-        and federation.names == ("HAMLET_GHOST", "HAMLET_HAM")
-        and federation.truth is None
-    )
+    assert federation.scenario == "natural"
+    assert federation.names == ("HAMLET_GHOST", "HAMLET_HAM")
+    assert federation.truth is None
     ham = federation.shards[1]
     plain = ROLES["HAMLET_HAM"].replace("\n", " ")
     assert [decoded(a) for a in ham.x] == [plain[80 * k : 80 * k + 80] for k in range(5)]
-    assert [decoded(a) for a in ham.x_test] == [plain[480:560]] and decoded(ham.y_test[0]) == plain[
-        481:561
-    ]
+    assert [decoded(a) for a in ham.x_test] == [plain[480:560]]
+    assert decoded(ham.y_test[0]) == plain[481:561]
 
 
 def test_any_character_has_a_number() -> None:
-    assert characters("\u00e9\u4e2d\U0001f600{~").tolist() == [0] * 5 and characters(
-        "\n"
-    ).tolist() == characters(" ").tolist() == [1]
+    assert characters("\u00e9\u4e2d\U0001f600{~").tolist() == [0] * 5
+    assert characters("\n").tolist() == characters(" ").tolist() == [1]
     assert characters(CHARACTERS).tolist() == list(range(1, 77)) and characters("?").tolist() != [0]
 
 
@@ -127,12 +115,9 @@ def test_the_hubs_windows_are_joined_to_the_same_text() -> None:
     pairs = [(plain[i : i + 80], plain[i + 80]) for i in range(len(plain) - 80)]
     names = ["A"] * len(pairs)
     assert joined(names, [x for x, _ in pairs], [y for _, y in pairs]) == {"A": [plain]}
-    mixed = (
-        [("B", *pair) for pair in pairs[:4]]
-        + [("A", *pair) for pair in pairs[:9]]
-        + [("B", *pair) for pair in pairs[4:6]]
-    )
-    mixed += [("A", *pair) for pair in pairs[30:33]]
+    mixed = []
+    for name, part in (("B", pairs[:4]), ("A", pairs[:9]), ("B", pairs[4:6]), ("A", pairs[30:33])):
+        mixed += [(name, *pair) for pair in part]
     columns = [list(column) for column in zip(*mixed, strict=True)]
     assert joined(*columns) == {"B": [plain[:86]], "A": [plain[:89], plain[30:113]]}
 
@@ -146,11 +131,9 @@ def test_a_folder_may_hold_the_hubs_windows(
     monkeypatch.setenv(FOLDER, str(other))
     hub = source("shakespeare")
     assert hub is not raw and np.array_equal(hub.train.y, raw.train.y)
-    assert (
-        hub.train.owners is not None
-        and raw.train.owners is not None
-        and hub.train.owners.tolist() == raw.train.owners.tolist()
-    )
+    assert hub.train.owners is not None
+    assert raw.train.owners is not None
+    assert hub.train.owners.tolist() == raw.train.owners.tolist()
 
 
 def test_windows_in_another_order_make_no_text(folder: Path) -> None:
@@ -178,22 +161,16 @@ def test_words_are_without_raw_marks(raw: str, expected: str) -> None:
 def test_the_vocabulary_is_the_most_frequent_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "WORDS", 5)
     # b before d
-    assert vocabulary([["b", "a", "c", "\n"], ["c", "a", "d", "c", "\n", "\n"]]) == {
-        "\n": 1,
-        "c": 2,
-        "a": 3,
-        "b": 4,
-    }
+    found = vocabulary([["b", "a", "c", "\n"], ["c", "a", "d", "c", "\n", "\n"]])
+    assert found == {"\n": 1, "c": 2, "a": 3, "b": 4}
     assert vocabulary([["x"]]) == {"\n": 1, "x": 2}
 
 
 def test_articles_of_a_topic_are_one_stream_of_words(folder: Path) -> None:
     found = source("ag_news")
-    assert (
-        found.objective == Language()
-        and (found.classes, found.shape) == (2000, (20,))
-        and found.train.owners is None
-    )
+    assert found.objective == Language()
+    assert (found.classes, found.shape) == (2000, (20,))
+    assert found.train.owners is None
     streams: dict[str, list[str]] = {}
     topics = ("World", "Sports", "Business", "Sci/Tech")
     table = pq.read_table(folder / "ag_news" / "train.parquet").to_pylist()
@@ -202,10 +179,8 @@ def test_articles_of_a_topic_are_one_stream_of_words(folder: Path) -> None:
             ["<eos>" if w == "\n" else w for w in words([row["text"]])]
         )
     assert found.train.groups is not None
-    word = {n: w for w, n in vocabulary([words([row["text"] for row in table])]).items()} | {
-        0: "<unk>",
-        1: "<eos>",
-    }
+    word = {n: w for w, n in vocabulary([words([row["text"] for row in table])]).items()}
+    word |= {0: "<unk>", 1: "<eos>"}
     x = found.train.read(np.arange(len(found.train.y)))
     assert x.dtype == found.train.y.dtype == np.int64
     for topic, stream in streams.items():
@@ -227,15 +202,10 @@ def test_test_articles_are_read_by_the_training_articles_words(folder: Path) -> 
         [words(pq.read_table(folder / "ag_news" / "train.parquet")["text"].to_pylist())]
     )
     assert found.test is not None
-    assert set(found.test.read(np.array([0, 5])).ravel().tolist()) == {
-        0,
-        number["oil"],
-        number["wolves"],
-    }
-    assert (
-        found.test.groups is not None
-        and found.test.groups.tolist() == ["Sports"] * 4 + ["Business"] * 4
-    )
+    read = found.test.read(np.array([0, 5])).ravel()
+    assert set(read.tolist()) == {0, number["oil"], number["wolves"]}
+    assert found.test.groups is not None
+    assert found.test.groups.tolist() == ["Sports"] * 4 + ["Business"] * 4
 
 
 @pytest.mark.parametrize(
@@ -314,13 +284,9 @@ def test_the_hub_is_read_through_datasets(
 ) -> None:
     names, x, y = (list(column) for column in zip(*LEAF, strict=True))
     write(folder / "roles" / "train.parquet", character_id=names, x=x, y=y)
-    expected = {
-        name: Federation.simulate(name, scenario=Iid(), clients=2, seed=0).digest()
-        for name in ("shakespeare", "ag_news")
-    }
+    two = partial(Federation.simulate, scenario=Iid(), clients=2, seed=0)
+    expected = {name: two(name).digest() for name in ("shakespeare", "ag_news")}
     result = read_hub(HUB, folder)
-    assert (
-        result["digests"] == expected
-        and "unknown column of" in result["said"]
-        and "'character_id'" in result["said"]
-    )
+    assert result["digests"] == expected
+    assert "unknown column of" in result["said"]
+    assert "'character_id'" in result["said"]

@@ -41,6 +41,12 @@ NAMES = np.array(["arts", "law", "sport", "war", "trade"], object)
 SEEDS = st.integers(0, 10**6)
 
 
+def deal(
+    source: Any, kind: Any, clients: int, samples: int | None = None, seed: int = 0
+) -> Federation:
+    return Federation.simulate(source, scenario=kind, clients=clients, samples=samples, seed=seed)
+
+
 def tokens(first: int, count: int, **known: Any) -> ArrayPool:
     """Texts of four tokens that all are the row's number."""
     rows = np.repeat(first + np.arange(count), 4).reshape(count, 4)
@@ -63,14 +69,8 @@ def text(
         return NAMES[draw.choice(5, count, p=[0.1, 0.15, 0.2, 0.25, 0.3])]
 
     train = tokens(0, n, owners=owners, groups=topics(n) if owners is None else groups, gap=gap)
-    return Source(
-        "texts",
-        10**6,
-        (4,),
-        train,
-        None if test is None else tokens(TEST_ROWS, test, groups=topics(test)),
-        objective=Language(),
-    )
+    held = None if test is None else tokens(TEST_ROWS, test, groups=topics(test))
+    return Source("texts", 10**6, (4,), train, held, objective=Language())
 
 
 def hands(federation: Federation) -> Iterator[tuple[list[int], list[int]]]:
@@ -91,14 +91,10 @@ def test_clients_hold_one_topic_each_and_no_window_twice(
     clusters: int, clients: int, samples: int | None, test: int | None, seed: int
 ) -> None:
     source = text(1500, test)
-    federation = Federation.simulate(
-        source, scenario=Topics(clusters), clients=clients, samples=samples, seed=seed
-    )
-    assert (
-        source.train.groups is not None
-        and federation.truth is not None
-        and federation.scenario == "topics"
-    )
+    federation = deal(source, Topics(clusters), clients, samples, seed=seed)
+    assert source.train.groups is not None
+    assert federation.truth is not None
+    assert federation.scenario == "topics"
     sizes = Counter(federation.truth)
     assert set(sizes) == set(range(clusters)) and max(sizes.values()) - min(sizes.values()) <= 1
     topic: dict[int, set[str]] = {}
@@ -109,53 +105,41 @@ def test_clients_hold_one_topic_each_and_no_window_twice(
             assert pool is not None and pool.groups is not None
             known.append(pool.groups[row - (TEST_ROWS if test else 0)])
         topic.setdefault(cluster, set()).update(known)
-    assert (
-        all(len(names) == 1 for names in topic.values())
-        and len(set(map(frozenset, topic.values()))) == clusters
-    )
+    assert all(len(names) == 1 for names in topic.values())
+    assert len(set(map(frozenset, topic.values()))) == clusters
     largest = {name for name, _ in Counter(source.train.groups.tolist()).most_common(clusters)}
     assert {name for names in topic.values() for name in names} == largest
     dealt = [row for pair in hands(federation) for hand in pair for row in hand]
     assert len(dealt) == len(set(dealt))
-    assert (
-        len({len(s.y) for s in federation.shards})
-        == len({len(s.y_test) for s in federation.shards})
-        == 1
-    )
+    assert len({len(s.y) for s in federation.shards}) == 1
+    assert len({len(s.y_test) for s in federation.shards}) == 1
     if samples:
         assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(6, 2)}
 
 
 def test_all_windows_of_the_scarcest_topic_are_dealt() -> None:
     source = text()
-    federation = Federation.simulate(source, scenario=Topics(5), clients=10, seed=0)
-    assert (
-        source.train.groups is not None
-        and source.test is not None
-        and source.test.groups is not None
-    )
+    federation = deal(source, Topics(5), 10)
+    assert source.train.groups is not None
+    assert source.test is not None
+    assert source.test.groups is not None
     for pool, size in (
         (source.train.groups, len(federation.shards[0].y)),
         (source.test.groups, len(federation.shards[0].y_test)),
     ):
         assert size == min(Counter(pool.tolist()).values()) // 2
     with pytest.raises(UsageError, match=f"at most {len(federation.shards[0].y)} each, not 300"):
-        Federation.simulate(source, scenario=Topics(5), clients=10, samples=300, seed=0)
-    shared = Federation.simulate(
-        source, scenario=Topics(5, overlap=True), clients=10, samples=30, seed=0
-    )
+        deal(source, Topics(5), 10, 300)
+    shared = deal(source, Topics(5, overlap=True), 10, 30)
     dealt = [row for train, _ in hands(shared) for row in train]
-    assert len(dealt) == 300 > len(set(dealt)) and all(
-        len(set(train)) == 30 for train, _ in hands(shared)
-    )
+    assert len(dealt) == 300 > len(set(dealt))
+    assert all(len(set(train)) == 30 for train, _ in hands(shared))
 
 
 def test_the_order_of_topics_and_windows_follows_the_seed() -> None:
     made = [Federation.simulate(text(), clients=8, samples=5, seed=seed) for seed in (0, 1, 0)]
-    assert (
-        made[0].digest() == made[2].digest() != made[1].digest()
-        and len({m.truth for m in made}) == 2
-    )
+    assert made[0].digest() == made[2].digest() != made[1].digest()
+    assert len({m.truth for m in made}) == 2
     assert {m.scenario for m in made} == {"topics"}
 
 
@@ -170,24 +154,19 @@ def owned(gap: int | None, grouped: bool = True) -> Source:
 @pytest.mark.parametrize(("gap", "samples"), [(0, None), (1, None), (3, None), (3, 8), (0, 3)])
 def test_in_time_the_last_fifth_is_held_out_after_the_gap(gap: int, samples: int | None) -> None:
     source = owned(gap)
-    federation = Federation.simulate(source, scenario=Natural(), clients=7, samples=samples, seed=2)
+    federation = deal(source, Natural(), 7, samples, seed=2)
     assert source.train.owners is not None
     for name, (train, held) in zip(federation.names, hands(federation), strict=True):
         own = [row for row, owner in enumerate(source.train.owners) if owner == name]
         fifth = len(own) // 5
         first, last = own[: len(own) - fifth - gap], own[len(own) - fifth :]
-        assert (train, held) == (
-            first[:samples],
-            last if samples is None else last[: max(1, round(samples / 4))],
-        )
+        kept = None if samples is None else max(1, round(samples / 4))
+        assert (train, held) == (first[:samples], last[:kept])
 
 
 def test_without_an_order_a_random_fifth_is_held_out() -> None:
     source = owned(None)
-    held = [
-        rows
-        for _, rows in hands(Federation.simulate(source, scenario=Natural(), clients=12, seed=0))
-    ]
+    held = [rows for _, rows in hands(deal(source, Natural(), 12))]
     assert source.train.owners is not None
     last = [
         set(np.flatnonzero(source.train.owners == name)[-4:].tolist())
@@ -198,28 +177,20 @@ def test_without_an_order_a_random_fifth_is_held_out() -> None:
 
 def test_groups_of_natural_clients_are_a_reference() -> None:
     federation = Federation.simulate(owned(1), clients=12, seed=0)
-    assert federation.scenario == "natural" and federation.truth == tuple(
-        int(name[1:]) % 3 for name in federation.names
-    )
+    assert federation.scenario == "natural"
+    assert federation.truth == tuple(int(name[1:]) % 3 for name in federation.names)
     assert Federation.simulate(owned(1, grouped=False), clients=12, seed=0).truth is None
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_topics_of_owners_draw_as_many_of_each_group(seed: int) -> None:
     source = owned(2)
-    federation = Federation.simulate(source, scenario=Topics(3), clients=8, seed=seed)
-    natural = Federation.simulate(source, scenario=Natural(), clients=12, seed=seed)
+    federation = deal(source, Topics(3), 8, seed=seed)
+    natural = deal(source, Natural(), 12, seed=seed)
     assert federation.truth is not None and sorted(Counter(federation.truth).values()) == [2, 3, 3]
     assert len(set(federation.names)) == 8
-    assert (
-        len(
-            {
-                (t, int(name[1:]) % 3)
-                for t, name in zip(federation.truth, federation.names, strict=True)
-            }
-        )
-        == 3
-    )
+    groups = [int(name[1:]) % 3 for name in federation.names]
+    assert len(set(zip(federation.truth, groups, strict=True))) == 3
     for name, shard in zip(federation.names, federation.shards, strict=True):
         assert np.array_equal(shard.x, natural.shards[natural.names.index(name)].x)
         assert np.array_equal(shard.x_test, natural.shards[natural.names.index(name)].x_test)
@@ -227,49 +198,35 @@ def test_topics_of_owners_draw_as_many_of_each_group(seed: int) -> None:
 
 def test_owners_with_too_few_rows_are_left_out() -> None:
     owners = np.array(list("aaaabbbbbcccccccddddddd")[::-1], object)
-    assert {owners[r] for r in lasting(owners, 0)} == {"b", "c", "d"} and {
-        owners[r] for r in lasting(owners, 4)
-    } == {"c", "d"}
+    assert {owners[r] for r in lasting(owners, 0)} == {"b", "c", "d"}
+    assert {owners[r] for r in lasting(owners, 4)} == {"c", "d"}
     assert lasting(owners, 6).size == 0 and lasting(owners, 0).tolist() == list(range(19))
 
 
 @pytest.mark.parametrize("test", [None, 60])
 def test_iid_deals_sequences_at_random(test: int | None) -> None:
-    federation = Federation.simulate(text(100, test), scenario=Iid(), clients=4, seed=0)
+    federation = deal(text(100, test), Iid(), 4)
     dealt = [row for pair in hands(federation) for hand in pair for row in hand]
     assert federation.truth == (0,) * 4 and len(dealt) == len(set(dealt)) == 100 + (test or 0)
-    assert (
-        sorted(dealt[:20]) != dealt[:20]
-        and federation.objective == Language()
-        and federation.classes == 10**6
-    )
+    assert sorted(dealt[:20]) != dealt[:20]
+    assert federation.objective == Language()
+    assert federation.classes == 10**6
 
 
 def bare(kind: Objective) -> Source:
     """A source without owners and groups."""
     draw = np.random.default_rng(0)
     if isinstance(kind, Language):
-        return Source(
-            "texts",
-            9,
-            (4,),
-            ArrayPool(draw.integers(0, 9, (80, 4)), draw.integers(0, 9, (80, 4))),
-            objective=kind,
-        )
+        pool = ArrayPool(draw.integers(0, 9, (80, 4)), draw.integers(0, 9, (80, 4)))
+        return Source("texts", 9, (4,), pool, objective=kind)
     x, y = draw.random((80, 5, 2), np.float32), draw.random((80, 2), np.float32)
     return Source("tracks", 2, (5, 2), ArrayPool(x, y), objective=kind)
 
 
 LABELLED = [
-    LabelSwap(1),
-    LabelPermutation(2),
-    Pathological(),
-    Dirichlet(),
-    LabelSplit(),
-    Tasks(),
-    Rotation(),
-    Inversion(),
-]
+    LabelSwap(1), LabelPermutation(2), Pathological(), Dirichlet(), LabelSplit(), Tasks(),
+    Rotation(), Inversion(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory()])
@@ -279,17 +236,14 @@ def test_scenarios_of_labels_and_images_are_refused(what: Scenario, kind: Object
         UsageError,
         match=r"deals with labelled samples, and those of (texts|tracks) have no labels: use iid$",
     ):
-        Federation.simulate(bare(kind), scenario=what, clients=4, seed=0)
+        deal(bare(kind), what, 4)
     with pytest.raises(UsageError, match=r"have no labels: use iid or natural or topics$"):
-        Federation.simulate(owned(1), scenario=what, clients=4, seed=0)
+        deal(owned(1), what, 4)
 
 
 def test_every_scenario_is_either_refused_or_dealt() -> None:
-    assert {part.name for what in LABELLED for part in what.parts} | {
-        "iid",
-        "natural",
-        "topics",
-    } == set(SCENARIOS)
+    labelled = {part.name for what in LABELLED for part in what.parts}
+    assert labelled | {"iid", "natural", "topics"} == set(SCENARIOS)
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory()])
@@ -325,7 +279,7 @@ def test_what_cannot_be_dealt_is_refused(
     source: Source, what: Scenario, clients: int, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        Federation.simulate(source, scenario=what, clients=clients, seed=0)
+        deal(source, what, clients)
     assert "\n" not in str(caught.value)
 
 
@@ -335,24 +289,18 @@ def test_a_test_pool_without_groups_is_refused() -> None:
         "texts", 10**6, (4,), source.train, tokens(TEST_ROWS, 50), objective=Language()
     )
     with pytest.raises(UsageError, match="test samples of texts lie in no groups"):
-        Federation.simulate(without, scenario=Topics(2), clients=4, seed=0)
+        deal(without, Topics(2), 4)
 
 
 def test_topics_by_name() -> None:
     assert scenario("topics") == Topics() and scenario("topics", 2, overlap=True) == Topics(2, True)
-    assert [default_scenario(name) for name in ("ag_news", "shakespeare", "mobility")] == [
-        "topics",
-        "natural",
-        "natural",
-    ]
+    for name, usual in (("ag_news", "topics"), ("shakespeare", "natural"), ("mobility", "natural")):
+        assert default_scenario(name) == usual
     with pytest.raises(UsageError, match="as those of ag_news and mobility, not digits"):
-        Federation.simulate("digits", scenario=Topics(), clients=8, seed=0)
+        deal("digits", Topics(), 8)
 
 
 def test_an_owner_of_four_rows_trains_on_all_of_them() -> None:
     """Where nothing is held out, no gap is left out either."""
     source = text(7, None, np.array(list("aaaabbb"), object), None, gap=2)
-    assert list(hands(Federation.simulate(source, scenario=Natural(), clients=2, seed=0))) == [
-        ([0, 1, 2, 3], []),
-        ([4, 5, 6], []),
-    ]
+    assert list(hands(deal(source, Natural(), 2))) == [([0, 1, 2, 3], []), ([4, 5, 6], [])]

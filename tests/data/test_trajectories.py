@@ -47,15 +47,8 @@ def write_mobility(
         for leg, length in enumerate(legs):
             for k in range(length):
                 if (user, leg, k) != ("b", 0, 30):
-                    rows.append(
-                        (
-                            user,
-                            time + 10 * k,
-                            float(draw.uniform(-1, 10_000)),
-                            float(draw.uniform(0, 6200)),
-                            leg,
-                        )
-                    )
+                    x, y = float(draw.uniform(-1, 10_000)), float(draw.uniform(0, 6200))
+                    rows.append((user, time + 10 * k, x, y, leg))
             # the next leg starts ten seconds after, and is another one all the same
             time += 10 * length
     draw.shuffle(rows)
@@ -63,26 +56,18 @@ def write_mobility(
     columns: dict[str, Any] = {
         name: [row[k] for row in rows] for k, name in enumerate(names)
     } | changed
-    write(
-        folder / "most_mobility" / "traces.parquet",
-        **{name: values for name, values in columns.items() if values is not None},
-    )
-    write(
-        folder / "most_mobility" / "users.parquet",
-        user_id=list(users),
-        slice=["3to1" if u == "b" else "1to1" for u in users],
-    )
+    given = {name: values for name, values in columns.items() if values is not None}
+    write(folder / "most_mobility" / "traces.parquet", **given)
+    slices = ["3to1" if u == "b" else "1to1" for u in users]
+    write(folder / "most_mobility" / "users.parquet", user_id=list(users), slice=slices)
     return rows
 
 
 def test_windows_of_a_track_lie_within_a_leg(folder: Path) -> None:
     rows = write_mobility(folder)
     found = source("mobility")
-    assert found.objective == Trajectory((10_000, 6_200)) and (
-        found.classes,
-        found.shape,
-        found.train.gap,
-    ) == (2, (10, 2), 10)
+    assert found.objective == Trajectory((10_000, 6_200))
+    assert (found.classes, found.shape, found.train.gap) == (2, (10, 2), 10)
     expected: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"a": [], "b": [], "c": []}
     for user in expected:
         own = sorted((r for r in rows if r[0] == user), key=lambda r: r[1])
@@ -104,18 +89,16 @@ def test_windows_of_a_track_lie_within_a_leg(folder: Path) -> None:
         assert (
             np.abs(found.train.y[own_rows] - np.stack([b for _, b in expected[user]])).max() < 1e-6
         )
-    assert found.train.groups is not None and set(
-        zip(found.train.owners, found.train.groups, strict=True)
-    ) == {("a", "1to1"), ("b", "3to1")}
+    assert found.train.groups is not None
+    pairs = set(zip(found.train.owners, found.train.groups, strict=True))
+    assert pairs == {("a", "1to1"), ("b", "3to1")}
 
 
 def test_no_position_lies_on_both_sides_of_the_gap(folder: Path) -> None:
     federation = Federation.simulate("mobility", clients=2, seed=0)
-    assert (
-        federation.scenario == "natural"
-        and federation.names == ("a", "b")
-        and federation.truth == (0, 1)
-    )
+    assert federation.scenario == "natural"
+    assert federation.names == ("a", "b")
+    assert federation.truth == (0, 1)
     for shard, count in zip(federation.shards, (50, 41), strict=True):
         assert (len(shard.y), len(shard.y_test)) == (count - count // 5 - 10, count // 5)
         trained = {tuple(p) for p in np.concatenate([shard.x.reshape(-1, 2), shard.y]).tolist()}
@@ -123,9 +106,8 @@ def test_no_position_lies_on_both_sides_of_the_gap(folder: Path) -> None:
             tuple(p) for p in np.concatenate([shard.x_test.reshape(-1, 2), shard.y_test]).tolist()
         }
     first = Federation.simulate("mobility", clients=2, samples=8, seed=0).shards[0]
-    assert np.array_equal(first.y, federation.shards[0].y[:8]) and np.array_equal(
-        first.y_test, federation.shards[0].y_test[:2]
-    )
+    assert np.array_equal(first.y, federation.shards[0].y[:8])
+    assert np.array_equal(first.y_test, federation.shards[0].y_test[:2])
 
 
 @pytest.mark.parametrize(

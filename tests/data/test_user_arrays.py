@@ -17,79 +17,65 @@ TRACK = np.random.default_rng(0).random((14, 2))
 PAST, NEXT = np.stack([TRACK[k : k + 3] for k in range(11)]), TRACK[3:]
 
 
+ZEROS = (np.zeros((5, 3, 2)), np.zeros((5, 2)))
+
+
+def own(ann: Any, kind: Any, bob: Any = None, **more: Any) -> Federation:
+    """A federation of one client, or of two."""
+    clients = {"ann": ann} if bob is None else {"ann": ann, "bob": bob}
+    return Federation.from_arrays(clients, objective=kind, seed=0, **more)
+
+
 def test_of_text_the_last_fifth_is_held_out() -> None:
-    federation = Federation.from_arrays(
-        {"ann": (X, Y), "bob": (X[:4].astype(np.uint8), Y[:4].tolist())},
-        objective=Language(),
-        seed=0,
-    )
+    federation = own((X, Y), Language(), bob=(X[:4].astype(np.uint8), Y[:4].tolist()))
     ann, bob = federation.shards
     assert np.array_equal(ann.x, X[:10]) and np.array_equal(ann.y, Y[:10])
     assert np.array_equal(ann.x_test, X[10:]) and np.array_equal(ann.y_test, Y[10:])
     assert {part.dtype for s in (ann, bob) for part in (s.x, s.y, s.x_test, s.y_test)} == {
         np.dtype(np.int64)
     }
-    assert (
-        (len(bob.y), len(bob.y_test)) == (4, 0)
-        and federation.classes == 7
-        and federation.objective == Language()
-    )
+    assert (len(bob.y), len(bob.y_test)) == (4, 0)
+    assert federation.classes == 7
+    assert federation.objective == Language()
 
 
 def test_of_trajectories_the_last_fifth_is_held_out() -> None:
-    federation = Federation.from_arrays(
-        {"ann": (PAST, NEXT)}, objective=Trajectory((10.0, 20.0)), seed=0
-    )
+    federation = own((PAST, NEXT), Trajectory((10.0, 20.0)))
     (ann,) = federation.shards
-    assert np.array_equal(ann.x, PAST[:9].astype(np.float32)) and np.array_equal(
-        ann.y_test, NEXT[9:].astype(np.float32)
-    )
+    assert np.array_equal(ann.x, PAST[:9].astype(np.float32))
+    assert np.array_equal(ann.y_test, NEXT[9:].astype(np.float32))
     assert {part.dtype for part in (ann.x, ann.y, ann.x_test, ann.y_test)} == {np.dtype(np.float32)}
     assert federation.classes == 2 and federation.shape == (3, 2)
 
 
 def test_whole_numbers_are_positions_too_and_no_tokens() -> None:
-    federation = Federation.from_arrays(
-        {"ann": (np.round(PAST).astype(int), np.round(NEXT).astype(int))},
-        objective=Trajectory(),
-        seed=0,
-    )
+    whole = (np.round(PAST).astype(int), np.round(NEXT).astype(int))
+    federation = own(whole, Trajectory())
     assert federation.shards[0].x.dtype == federation.shards[0].y.dtype == np.float32
 
 
 def test_large_tokens_never_pass_through_floats() -> None:
     large = np.full((5, 3), 2**24 + 1)
-    federation = Federation.from_arrays({"ann": (large, large)}, objective=Language(), seed=0)
+    federation = own((large, large), Language())
     assert federation.classes == 2**24 + 2 and np.array_equal(federation.shards[0].x, large[:4])
 
 
 def test_the_vocabulary_may_be_larger_than_what_occurs() -> None:
-    assert (
-        Federation.from_arrays({"ann": (X, Y)}, objective=Language(), classes=50, seed=0).classes
-        == 50
-    )
+    assert own((X, Y), Language(), classes=50).classes == 50
     assert Federation.from_arrays({"ann": (X, Y[:, 0])}, classes=9, seed=0).classes == 9
-    seen = Federation.from_arrays(
-        {"ann": (X, Y)}, test={"ann": (X + 3, Y)}, objective=Language(), seed=0
-    )
-    assert (
-        seen.classes == 10
-        and np.array_equal(seen.shards[0].x_test, X + 3)
-        and np.array_equal(seen.shards[0].x, X)
-    )
+    seen = own((X, Y), Language(), test={"ann": (X + 3, Y)})
+    assert seen.classes == 10
+    assert np.array_equal(seen.shards[0].x_test, X + 3)
+    assert np.array_equal(seen.shards[0].x, X)
 
 
 def test_given_held_out_sequences_may_be_none() -> None:
     for kind, pair in ((Language(), (X, Y)), (Trajectory(), (PAST, NEXT))):
-        federation = Federation.from_arrays(
-            {"ann": pair}, test={"ann": ([], [])}, objective=kind, seed=0
-        )
+        federation = own(pair, kind, test={"ann": ([], [])})
         shard = federation.shards[0]
-        assert (
-            len(shard.y) == len(pair[0])
-            and shard.x_test.shape == (0, *pair[0].shape[1:])
-            and shard.y_test.shape[0] == 0
-        )
+        assert len(shard.y) == len(pair[0])
+        assert shard.x_test.shape == (0, *pair[0].shape[1:])
+        assert shard.y_test.shape[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -122,25 +108,21 @@ def test_sequences_that_cannot_be_learned_are_refused(
 ) -> None:
     ann = (X, Y) if isinstance(kind, Language) else (PAST, NEXT)
     with pytest.raises(UsageError, match=words) as caught:
-        Federation.from_arrays({"ann": ann, "bob": bob}, objective=kind, seed=0)
+        own(ann, kind, bob=bob)
     assert "\n" not in str(caught.value)
 
 
 def test_tokens_beyond_the_vocabulary_are_refused() -> None:
     with pytest.raises(UsageError, match="client 'ann': a token lies outside 0 … 5"):
-        Federation.from_arrays({"ann": (X, Y)}, objective=Language(), classes=6, seed=0)
+        own((X, Y), Language(), classes=6)
     with pytest.raises(UsageError, match="client 'ann'"):
-        Federation.from_arrays(
-            {"ann": (X, Y)}, test={"ann": ([[1, 2], [3]], [1])}, objective=Language(), seed=0
-        )
+        own((X, Y), Language(), test={"ann": ([[1, 2], [3]], [1])})
 
 
 @pytest.mark.parametrize("kind", ["trajectory", Trajectory], ids=["name", "class"])
 def test_what_is_no_objective_is_refused(kind: Any) -> None:
     with pytest.raises(UsageError, match="pass Classification"):
-        Federation.from_arrays(
-            {"a": (np.zeros((5, 3, 2)), np.zeros((5, 2)))}, objective=kind, seed=0
-        )
+        own(ZEROS, kind)
 
 
 @pytest.mark.parametrize("metres", [5, (5.0, np.nan), (5.0, -1.0), (0, 1), ("a", "b")])
@@ -152,30 +134,18 @@ def test_metres_are_positive_numbers(metres: Any) -> None:
 @pytest.mark.parametrize("classes", [0, -3, True, 4.0, "4"])
 def test_the_number_of_outputs_is_a_whole_number(classes: Any) -> None:
     with pytest.raises(UsageError, match="whole number from 1"):
-        Federation.from_arrays(
-            {"a": (np.zeros((5, 3), int), np.zeros((5, 3), int))},
-            objective=Language(),
-            classes=classes,
-            seed=0,
-        )
+        own((np.zeros((5, 3), int), np.zeros((5, 3), int)), Language(), classes=classes)
 
 
 @pytest.mark.parametrize("kind", ["complex64", "datetime64[s]", "timedelta64[s]"])
 def test_dates_and_complex_numbers_are_no_positions(kind: str) -> None:
     with pytest.raises(UsageError, match="not a rectangular array of numbers"):
-        Federation.from_arrays(
-            {"a": (np.zeros((5, 3, 2), kind), np.zeros((5, 2)))}, objective=Trajectory(), seed=0
-        )
+        own((np.zeros((5, 3, 2), kind), np.zeros((5, 2))), Trajectory())
 
 
 def test_test_samples_of_another_window_are_named() -> None:
     with pytest.raises(UsageError, match=r"its test samples have shape \(4, 2\)"):
-        Federation.from_arrays(
-            {"a": (np.zeros((5, 3, 2)), np.zeros((5, 2)))},
-            test={"a": (np.zeros((5, 4, 2)), np.zeros((5, 2)))},
-            objective=Trajectory(),
-            seed=0,
-        )
+        own(ZEROS, Trajectory(), test={"ann": (np.zeros((5, 4, 2)), np.zeros((5, 2)))})
 
 
 ROWS = np.random.default_rng(0).normal(size=(20, 2))
@@ -195,10 +165,14 @@ def pairs_of(federation: Federation) -> set[tuple[bytes, int]]:
     """The samples of the first client, training and held-out, each with its label."""
     shard = federation.shards[0]
     x, y = np.concatenate([shard.x, shard.x_test]), np.concatenate([shard.y, shard.y_test])
+    return pairs(x, y)
+
+
+def pairs(x: Any, y: Any) -> set[tuple[bytes, int]]:
     return {(row.tobytes(), int(label)) for row, label in zip(x, y, strict=True)}
 
 
-RIGHT = {(x.astype(np.float32).tobytes(), int(y)) for x, y in zip(ROWS, CLASSES, strict=True)}
+RIGHT = pairs(ROWS.astype(np.float32), CLASSES)
 LABELS = [
     None,
     range(100, 120),
@@ -235,10 +209,7 @@ def test_held_out_rows_and_sequences_are_aligned_too() -> None:
 
 def test_rows_go_by_position_unless_both_have_an_index() -> None:
     x, y = frames(None, SHUFFLED)
-    by_position = {
-        (row.astype(np.float32).tobytes(), int(label))
-        for row, label in zip(ROWS, CLASSES[SHUFFLED], strict=True)
-    }
+    by_position = pairs(ROWS.astype(np.float32), CLASSES[SHUFFLED])
     for pair in ((ROWS, y), (x, y.to_numpy()), (x, y.tolist()), (ROWS, CLASSES[SHUFFLED])):
         assert pairs_of(Federation.from_arrays({"ann": pair}, seed=0)) == by_position
     # equal labels of rows after a new numbering

@@ -19,11 +19,8 @@ Image = pytest.importorskip("PIL.Image")
 N = 30
 SITE = np.array([f"s{k}" for k in (2, 0, 1)])[np.arange(N) % 3]
 X = np.random.default_rng(0).normal(size=(N, 4))
-PLAIN: dict[str, Any] = {
-    "site": SITE,
-    **{f"f{k}": X[:, k] for k in range(4)},
-    "label": np.arange(N) % 5 * 10,
-}
+BARE: dict[str, Any] = {"site": SITE, "label": np.arange(N) % 5 * 10}
+PLAIN: dict[str, Any] = {**{f"f{k}": X[:, k] for k in range(4)}, **BARE}
 
 
 def write(path: Path, columns: dict[str, Any]) -> Path:
@@ -39,12 +36,11 @@ def load(path: Path, **more: Any) -> Federation:
 
 def samples(federation: Federation) -> dict[str, set[tuple[bytes, int]]]:
     """Each client's (features, label) pairs, training and held-out."""
-    return {
-        name: {
-            (x.tobytes(), int(y)) for x, y in zip((*s.x, *s.x_test), (*s.y, *s.y_test), strict=True)
-        }
-        for name, s in zip(federation.names, federation.shards, strict=True)
-    }
+    found = {}
+    for name, s in zip(federation.names, federation.shards, strict=True):
+        rows = zip((*s.x, *s.x_test), (*s.y, *s.y_test), strict=True)
+        found[name] = {(x.tobytes(), int(y)) for x, y in rows}
+    return found
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32, np.float64, str])
@@ -68,23 +64,16 @@ def test_names_that_differ_in_blanks_alone_are_refused(tmp_path: Path) -> None:
 
 def test_rows_go_to_their_clients_with_labels_numbered_in_ascending_order(tmp_path: Path) -> None:
     federation = load(write(tmp_path / "mine.parquet", PLAIN))
-    assert (
-        federation.names == ("s0", "s1", "s2")
-        and federation.classes == 5
-        and federation.truth is None
-    )
+    assert federation.names == ("s0", "s1", "s2")
+    assert federation.classes == 5
+    assert federation.truth is None
     assert (federation.data, federation.scenario, federation.shape) == ("mine", "own", (4,))
     rows = X.astype(np.float32)
-    assert samples(federation) == {
-        site: {(rows[k].tobytes(), k % 5) for k in np.flatnonzero(site == SITE)}
-        for site in ("s0", "s1", "s2")
-    }
+    for site, own in samples(federation).items():
+        assert own == {(rows[k].tobytes(), k % 5) for k in np.flatnonzero(site == SITE)}
     assert [(len(s.y), len(s.y_test)) for s in federation.shards] == [(8, 2)] * 3
-    assert (
-        load(tmp_path / "mine.parquet").digest()
-        == federation.digest()
-        != load(tmp_path / "mine.parquet", seed=1).digest()
-    )
+    assert load(tmp_path / "mine.parquet").digest() == federation.digest()
+    assert load(tmp_path / "mine.parquet", seed=1).digest() != federation.digest()
 
 
 def test_a_folder_of_files_is_one_table(tmp_path: Path) -> None:
@@ -109,14 +98,10 @@ def test_a_folder_of_files_is_one_table(tmp_path: Path) -> None:
 def test_labels_of_any_type_become_class_numbers(
     labels: list[Any], numbers: list[int], tmp_path: Path
 ) -> None:
-    federation = load(
-        write(tmp_path / "x.parquet", {**PLAIN, "label": [labels[k % 3] for k in range(N)]})
-    )
-    assert [set(s.y.tolist()) for s in federation.shards] == [
-        {numbers[1]},
-        {numbers[2]},
-        {numbers[0]},
-    ]
+    columns = {**PLAIN, "label": [labels[k % 3] for k in range(N)]}
+    federation = load(write(tmp_path / "x.parquet", columns))
+    first, second, third = numbers
+    assert [set(s.y.tolist()) for s in federation.shards] == [{second}, {third}, {first}]
     assert federation.classes == len(set(labels))
 
 
@@ -130,42 +115,23 @@ def test_truth_is_a_column_too(tmp_path: Path) -> None:
 
 def test_names_with_dots_and_dictionaries_are_read_as_they_are(tmp_path: Path) -> None:
     plain = load(write(tmp_path / "x.parquet", PLAIN)).digest()
-    columns = {
-        "f0.1": X[:, 0],
-        "f0": X[:, 1],
-        "f2": X[:, 2],
-        "f3": X[:, 3],
-        "site": SITE,
-        "label": PLAIN["label"],
-    }
+    columns = dict(zip(("f0.1", "f0", "f2", "f3"), X.T, strict=True)) | BARE
     assert load(write(tmp_path / "d.parquet", columns)).digest() == plain
-    coded = {
-        **PLAIN,
-        "site": pa.array(SITE).dictionary_encode(),
-        "label": pa.array(PLAIN["label"]).dictionary_encode(),
-    }
+    coded = PLAIN | {name: pa.array(BARE[name]).dictionary_encode() for name in BARE}
     assert load(write(tmp_path / "c.parquet", coded)).digest() == plain
 
 
 def test_client_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
-    assert load(
-        write(tmp_path / "x.parquet", {**PLAIN, "site": np.array([10, 9, 2])[np.arange(N) % 3]})
-    ).names == ("2", "9", "10")
+    columns = {**PLAIN, "site": np.array([10, 9, 2])[np.arange(N) % 3]}
+    assert load(write(tmp_path / "x.parquet", columns)).names == ("2", "9", "10")
 
 
 def test_lists_and_images_are_features(tmp_path: Path) -> None:
     plain = load(write(tmp_path / "x.parquet", PLAIN)).digest()
-    listed = {
-        "site": SITE,
-        "label": PLAIN["label"],
-        "x": [row.tolist() for row in X],
-        "note": ["text"] * N,
-    }
+    listed = {**BARE, "x": [row.tolist() for row in X], "note": ["text"] * N}
     assert load(write(tmp_path / "l.parquet", listed)).digest() == plain
-    nested = load(
-        write(tmp_path / "n.parquet", {**listed, "x": [row.reshape(2, 2).tolist() for row in X]})
-    )
-    assert nested.shape == (2, 2)
+    squares = {**listed, "x": [row.reshape(2, 2).tolist() for row in X]}
+    assert load(write(tmp_path / "n.parquet", squares)).shape == (2, 2)
     fixed = {**listed, "x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4)}
     assert load(write(tmp_path / "f.parquet", fixed)).digest() == plain
 
@@ -175,43 +141,28 @@ def test_lists_and_images_are_features(tmp_path: Path) -> None:
         for p in pixels:
             Image.fromarray(p).save(out := io.BytesIO(), "PNG")
             blobs.append(out.getvalue())
-        pictures = {
-            "site": SITE,
-            "label": PLAIN["label"],
-            "img": [{"bytes": b, "path": None} for b in blobs],
-            "age": np.arange(N),
-        }
+        cells = [{"bytes": blob, "path": None} for blob in blobs]
+        pictures = {**BARE, "img": cells, "age": np.arange(N)}
         federation = load(write(tmp_path / "i.parquet", pictures))
         assert federation.shape == expected
-        found = {
-            tuple(np.round(x * 255).astype(int).ravel())
-            for s in federation.shards
-            for x in (*s.x, *s.x_test)
-        }
+        images = [x for s in federation.shards for x in (*s.x, *s.x_test)]
+        found = {tuple(np.round(x * 255).astype(int).ravel()) for x in images}
         planes = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
         assert found == {tuple(p.astype(int).ravel()) for p in planes}
-        assert (
-            load(write(tmp_path / "b.parquet", {**pictures, "img": blobs})).digest()
-            == federation.digest()
-        )
+        bare = write(tmp_path / "b.parquet", {**pictures, "img": blobs})
+        assert load(bare).digest() == federation.digest()
 
 
 def test_whole_numbers_and_truth_values_are_features_and_a_pandas_index_is_not(
     tmp_path: Path,
 ) -> None:
-    columns = {
-        "site": SITE,
-        "label": PLAIN["label"],
-        "a": np.arange(N),
-        "b": np.arange(N) % 2 == 0,
-        "__index_level_0__": np.arange(N),
-    }
+    numbers = np.arange(N)
+    columns = {**BARE, "a": numbers, "b": numbers % 2 == 0, "__index_level_0__": numbers}
     with pytest.warns(SecureClusterWarning, match="root mean square of column 'a' is 16.9"):
         federation = load(write(tmp_path / "x.parquet", columns))
     assert federation.shape == (2,) and federation.feature_names == ("a", "b")
-    assert {
-        (k[0], k[1]) for s in federation.shards for k in (*s.x.tolist(), *s.x_test.tolist())
-    } == {(k, (k + 1) % 2) for k in range(N)}
+    rows = {tuple(x.tolist()) for s in federation.shards for x in (*s.x, *s.x_test)}
+    assert rows == {(k, (k + 1) % 2) for k in range(N)}
 
 
 def spoiled(**columns: Any) -> dict[str, Any]:
@@ -300,7 +251,7 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
         Image.new("L", (4, 4 + (k == 7))).save(out := io.BytesIO(), "PNG")
         blobs.append(out.getvalue())
     with pytest.raises(UsageError, match=r"image 7 of .* has 4 × 5 pixels, the first one 4 × 4"):
-        load(write(tmp_path / "x.parquet", {"site": SITE, "label": PLAIN["label"], "img": blobs}))
+        load(write(tmp_path / "x.parquet", {**BARE, "img": blobs}))
 
 
 def test_features_are_chosen_by_name_and_kept(tmp_path: Path) -> None:
@@ -364,10 +315,8 @@ def test_ids_of_any_length_are_said(tmp_path: Path) -> None:
         "f": np.random.default_rng(0).normal(size=rows),
     }
     path = write(tmp_path / "x.parquet", {**columns, "patient": np.arange(rows) + 2**33})
-    with pytest.warns(
-        SecureClusterWarning,
-        match=r"column 'patient' looks like an id .*: leave it out \(drop_columns\)",
-    ) as caught:
+    said = r"column 'patient' looks like an id .*: leave it out \(drop_columns\)"
+    with pytest.warns(SecureClusterWarning, match=said) as caught:
         assert load(path).feature_names == ("f", "patient")
     assert len(caught) == 1 and caught[0].filename == __file__
     assert load(path, drop_columns=["patient"]).feature_names == ("f",)

@@ -13,65 +13,37 @@ import numpy as np
 import pytest
 import torch
 
-from securecluster import Federation
+from securecluster import Federation, protocols
 from securecluster.errors import FrameError, PolicyError, UpdateError
-from securecluster.messaging import wire
-from securecluster.messaging.bounds import (
-    Between,
-    Exactly,
-    Limits,
-    Octets,
-    Real,
-    Upto,
-    Whole,
-    axes_of,
-    check,
-    undeclared,
-)
-from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Header, Picks, Rows, Shared
+from securecluster.messaging import bounds, wire
+from securecluster.messaging.bounds import undeclared
+from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Empty, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
-from securecluster.protocols import (
-    CFL,
-    FLHC,
-    IFCA,
-    NSIM,
-    PACFL,
-    RDPCFL,
-    SRFCA,
-    CLoVE,
-    ClusteringProtocol,
-    FedAvg,
-    FineTune,
-    Hidden,
-    LocalKMeans,
-    OneShot,
-    Settings,
-    Signature,
-)
+from securecluster.protections.registry import service_methods
+from securecluster.protocols import FedAvg
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.model_sets import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
-from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, message_types
+from securecluster.runtime.endpoint import Endpoint, message_types
 
 NAN = float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class Everything:
-    rows: Annotated[Picks, Real((Upto("own", 3), "width"))]
-    owner: Annotated[Picks, Whole((Upto("own", 3),), below="clients")]
-    one: Annotated[Rows | None, Real(low=0, maximum=1)]
-    code: Annotated[Shared, Octets((2,), maximum=1)]
-    count: Annotated[int, Between(1, maximum="clients")]
-    fixed: Annotated[int | None, Exactly("width")]
+    rows: Annotated[Picks, bounds.Real((bounds.Upto("own", 3), "width"))]
+    owner: Annotated[Picks, bounds.Whole((bounds.Upto("own", 3),), below="clients")]
+    one: Annotated[Rows | None, bounds.Real(low=0, maximum=1)]
+    code: Annotated[Shared, bounds.Octets((2,), maximum=1)]
+    count: Annotated[int, bounds.Between(1, maximum="clients")]
+    fixed: Annotated[int | None, bounds.Exactly("width")]
     word: str
 
 
 def message(**changes: Any) -> Everything:
-    two = ((0, 1),)
     fields: dict[str, Any] = {
-        "rows": Picks(torch.zeros(2, 4), two),
-        "owner": Picks(torch.tensor([0, 5]), two),
+        "rows": Picks(torch.zeros(2, 4), TWO),
+        "owner": Picks(torch.tensor([0, 5]), TWO),
         "one": Rows(torch.ones(1)),
         "code": Shared(torch.ones(2, dtype=torch.uint8)),
         "count": 6,
@@ -81,41 +53,38 @@ def message(**changes: Any) -> Everything:
     return Everything(**{**fields, **changes})
 
 
-LIMITS = Limits({"width": 4, "clients": 6})
+EMPTY = Picks(torch.zeros(0, 0), ((),))
+NONE = Picks(torch.zeros(0, dtype=torch.int64), ((),))
+TWO = ((0, 1),)
+LIMITS = bounds.Limits({"width": 4, "clients": 6})
 
 
 def test_what_is_declared_passes() -> None:
-    check(message(), LIMITS)
-    check(message(one=None, fixed=None), LIMITS)
-    check(
-        message(
-            rows=Picks(torch.zeros(0, 0), ((),)),
-            owner=Picks(torch.zeros(0, dtype=torch.int64), ((),)),
-        ),
-        LIMITS,
-    )
-    assert axes_of(message()) == {"own": (2,)}
-    assert not undeclared(Everything)
+    bounds.check(message(), LIMITS)
+    bounds.check(message(one=None, fixed=None), LIMITS)
+    bounds.check(message(rows=EMPTY, owner=NONE), LIMITS)
+    assert bounds.axes_of(message()) == {"own": (2,)}
+    assert not bounds.undeclared(Everything)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rows", Picks(torch.zeros(2, 5), ((0, 1),))),
-        ("rows", Picks(torch.zeros(2, 4, 1), ((0, 1),))),
+        ("rows", Picks(torch.zeros(2, 5), TWO)),
+        ("rows", Picks(torch.zeros(2, 4, 1), TWO)),
         ("rows", Picks(torch.zeros(1, 4), ((0,),))),
         ("rows", Picks(torch.zeros(4, 4), ((0, 1, 2, 3),))),
-        ("rows", Picks(torch.zeros(2, 4, dtype=torch.int64), ((0, 1),))),
-        ("rows", Picks(torch.full((2, 4), NAN), ((0, 1),))),
+        ("rows", Picks(torch.zeros(2, 4, dtype=torch.int64), TWO)),
+        ("rows", Picks(torch.full((2, 4), NAN), TWO)),
         (
             "rows",
             Picks(
                 torch.full((2, 4), 3e38).index_fill(0, torch.tensor([1]), float("inf")), ((0, 1),)
             ),
         ),
-        ("owner", Picks(torch.tensor([0, 6]), ((0, 1),))),
-        ("owner", Picks(torch.tensor([0, -1]), ((0, 1),))),
-        ("owner", Picks(torch.tensor([0, 1], dtype=torch.int32), ((0, 1),))),
+        ("owner", Picks(torch.tensor([0, 6]), TWO)),
+        ("owner", Picks(torch.tensor([0, -1]), TWO)),
+        ("owner", Picks(torch.tensor([0, 1], dtype=torch.int32), TWO)),
         ("one", Rows(torch.tensor([1.5]))),
         ("one", Rows(torch.tensor([-0.5]))),
         ("one", Rows(torch.ones(1, 1))),
@@ -128,81 +97,65 @@ def test_what_is_declared_passes() -> None:
 )
 def test_everything_else_is_refused_by_the_name_of_its_field(field: str, value: Any) -> None:
     with pytest.raises(FrameError, match=rf"Everything\.({field}|owner)") as caught:
-        check(message(**{field: value}), LIMITS)
+        bounds.check(message(**{field: value}), LIMITS)
     assert "\n" not in str(caught.value)
 
 
 def test_large_finite_numbers_are_no_infinity() -> None:
-    check(message(rows=Picks(torch.full((2, 4), 3e38), ((0, 1),))), LIMITS)
+    bounds.check(message(rows=Picks(torch.full((2, 4), 3e38), TWO)), LIMITS)
 
 
-PROTOCOLS = (
-    CFL,
-    CLoVE,
-    FLHC,
-    Hidden,
-    IFCA,
-    NSIM,
-    PACFL,
-    RDPCFL,
-    SRFCA,
-    FedAvg,
-    FineTune,
-    LocalKMeans,
-    OneShot,
-    Signature,
-)
+PROTOCOLS = [
+    getattr(protocols, name)
+    for name in (
+        *("CFL", "CLoVE", "FLHC", "Hidden", "IFCA", "NSIM", "PACFL", "RDPCFL", "SRFCA", "FedAvg"),
+        *("FineTune", "LocalKMeans", "OneShot", "Signature"),
+    )
+]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_field_of_every_message_declares_what_it_may_hold(
-    protocol: type[ClusteringProtocol],
+    protocol: type[protocols.ClusteringProtocol],
 ) -> None:
     client = protocol.client
     names = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
-    for name in (*names, *SERVICE_METHODS):
+    for name in names:
         for kind in message_types(client, name):
-            assert undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
+            assert bounds.undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
+
+
+@pytest.mark.parametrize("name", service_methods())
+def test_every_field_of_every_message_of_services_declares_what_it_may_hold(name: str) -> None:
+    for kind in service_methods()[name]:
+        assert undeclared(kind) == [], f"{name}: {kind.__name__}"
 
 
 def node(made: Any, federation: Federation) -> Endpoint[Any]:
-    found: Endpoint[Any] = made.build_client(federation, Settings(), [0])
+    found: Endpoint[Any] = made.build_client(federation, protocols.Settings(), [0])
     return found
 
 
 def ask(own: Endpoint[Any], method: str, query: Any, verb: str = "gather", **header: Any) -> bytes:
-    fields = {
-        "round": 1,
-        "step": 1,
-        "sender": "server",
-        "recipient": "client/0",
-        "members": 2,
-        **header,
-    }
-    return own.answer_frame(wire.encode(Header(own._config, method, verb, **fields), query))
-
-
-EMPTY = Picks(torch.zeros(0, 0), ((),))
-NONE = Picks(torch.zeros(0, dtype=torch.int64), ((),))
+    fields = {"round": 1, "step": 1, "sender": "server", "recipient": "client/0", "members": 2}
+    return own.answer_frame(
+        wire.encode(Header(own._config, method, verb, **{**fields, **header}), query)
+    )
 
 
 @pytest.mark.parametrize("clients", [300_000_000, 10**12, 0, 7])
 def test_a_small_frame_sizes_no_large_table(clients: int, small: Federation) -> None:
-    own = node(SRFCA(rounds=1, local_rounds=1, refine=1, mask="none"), small)
+    own = node(protocols.SRFCA(rounds=1, local_rounds=1, refine=1, mask="none"), small)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    query = RelayedModels(EMPTY, NONE, Shared(torch.tensor([0])), clients, 1)
     with pytest.raises(FrameError, match=r"RelayedModels\.clients is"):
-        ask(
-            own,
-            "losses",
-            RelayedModels(EMPTY, NONE, Shared(torch.tensor([0])), clients, 1),
-            "pairs",
-        )
+        ask(own, "losses", query, "pairs")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
 @pytest.mark.parametrize(("k", "field"), [(10**9, "k"), (3, "k"), (0, "k"), (-1, "k")])
 def test_a_small_frame_starts_no_long_loop(k: int, field: str, small: Federation) -> None:
-    own = node(IFCA(rounds=1, k=2, mask="none"), small)
+    own = node(protocols.IFCA(rounds=1, k=2, mask="none"), small)
     began = time.monotonic()
     count = Rows(torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(FrameError, match=r"ModelAverages\.k is"):
@@ -213,22 +166,17 @@ def test_a_small_frame_starts_no_long_loop(k: int, field: str, small: Federation
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"round": 5},
-        {"round": 1 << 62},
+        *({"round": number} for number in (5, 1 << 62)),
         {"step": 2 * FIRST_SEPARATE_STEP},
         {"members": 7},
-        {"sender": "server/1"},
-        {"sender": "lps/x"},
-        {"sender": "lps/-1"},
-        {"sender": "client/1"},
-        {"recipient": "client/1"},
-        {"recipient": "server"},
+        *({"sender": name} for name in ("server/1", "lps/x", "lps/-1", "client/1")),
+        *({"recipient": name} for name in ("client/1", "server")),
     ],
 )
 def test_headers_that_the_run_cannot_have_are_refused(
     wrong: dict[str, Any], small: Federation
 ) -> None:
-    own = node(FedAvg(rounds=3, model="linear"), small)
+    own = node(protocols.FedAvg(rounds=3, model="linear"), small)
     count = Rows(torch.zeros(1, dtype=torch.int64))
     query = AverageDeltas(EMPTY, NONE, False, count)
     assert ask(own, "contribute", query, "sum", round=4)
@@ -237,34 +185,23 @@ def test_headers_that_the_run_cannot_have_are_refused(
 
 
 def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federation) -> None:
-    own = node(FedAvg(rounds=3, model="linear"), small)
+    own = node(protocols.FedAvg(rounds=3, model="linear"), small)
     d = own.client.cohort.model.dimension
-    with pytest.raises(FrameError, match=r"AverageDeltas\.count"):
-        ask(
-            own,
-            "contribute",
-            AverageDeltas(EMPTY, NONE, False, Rows(torch.zeros(1, 2, dtype=torch.int64))),
-            "sum",
-        )
-    row, two = Picks(torch.zeros(1, d), ((0,),)), Picks(torch.tensor([1, 2]), ((0, 1),))
-    with pytest.raises(FrameError, match=r"AverageDeltas\.steps has another number of posts"):
-        ask(
-            own,
-            "contribute",
-            AverageDeltas(row, two, False, Rows(torch.ones(1, dtype=torch.int64))),
-            "sum",
-        )
-    with pytest.raises(FrameError, match=r"AverageDeltas\.restart is 1"):
-        ask(
-            own,
-            "contribute",
-            AverageDeltas(EMPTY, NONE, False, Rows(torch.zeros(1, dtype=torch.int64)), 1),
-            "sum",
-        )
+    none, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    row, two = Picks(torch.zeros(1, d), ((0,),)), Picks(torch.tensor([1, 2]), TWO)
+    for query, sentence in (
+        (AverageDeltas(EMPTY, NONE, False, Rows(none.repeat(1, 2))), "count"),
+        (AverageDeltas(row, two, False, Rows(one)), "steps has another number of posts"),
+        (AverageDeltas(EMPTY, NONE, False, Rows(none), 1), "restart is 1"),
+    ):
+        with pytest.raises(FrameError, match=rf"AverageDeltas\.{sentence}"):
+            ask(own, "contribute", query, "sum")
 
 
 def test_an_unknown_verb_of_a_key_call_is_refused(small: Federation) -> None:
     own = node(FedAvg(rounds=3, model="linear", mask="permutation"), small)
+    hello = Empty()
+    own = node(protocols.FedAvg(rounds=3, model="linear", mask="permutation"), small)
     hello = message_types(type(own.client), "key_offer")[0]()
     assert ask(own, "key_offer", hello)
     with pytest.raises(PolicyError, match="through gather"):
@@ -273,16 +210,11 @@ def test_an_unknown_verb_of_a_key_call_is_refused(small: Federation) -> None:
 
 def test_newcomers_beyond_one_frame_agree_on_the_mask_in_several(small: Federation) -> None:
     """A frame names as many peers as the run has clients; more newcomers than that still join."""
-    fitted = FedAvg(rounds=1, model="linear", mask="permutation").fit(small)
-    many = Federation.from_arrays(
-        {
-            f"n{k}": (np.zeros((2, *small.shape), np.float32), np.arange(2))
-            for k in range(2 * len(small) + 1)
-        },
-        classes=10,
-        seed=0,
-    )
-    kmeans = LocalKMeans(k=2, rounds=1, local_rounds=1, model="linear").fit(small)
+    fitted = protocols.FedAvg(rounds=1, model="linear", mask="permutation").fit(small)
+    samples = (np.zeros((2, *small.shape), np.float32), np.arange(2))
+    clients = {f"n{k}": samples for k in range(2 * len(small) + 1)}
+    many = Federation.from_arrays(clients, classes=10, seed=0)
+    kmeans = protocols.LocalKMeans(k=2, rounds=1, local_rounds=1, model="linear").fit(small)
     assert len(kmeans.predict(many)) == len(many)
     assert list(fitted.predict(many)) == [0] * len(many)
 

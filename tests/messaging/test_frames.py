@@ -62,16 +62,8 @@ def messages(draw: st.DrawFn) -> Everything:
     )
     maybe = Rows(tensor(draw, count)) if draw(st.booleans()) else None
     word = draw(st.text(max_size=8))
-    return Everything(
-        Shared(tensor(draw)),
-        Rows(rows, index),
-        Picks(table, picks),
-        draw(st.integers()),
-        0.5,
-        word,
-        draw(st.booleans()),
-        maybe,
-    )
+    sent = Shared(tensor(draw)), Rows(rows, index), Picks(table, picks)
+    return Everything(*sent, draw(st.integers()), 0.5, word, draw(st.booleans()), maybe)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -119,16 +111,8 @@ def test_damaged_frames_are_refused_or_parse_but_never_crash(
 
 
 def _forged(scalars: Any, tensors: dict[str, torch.Tensor], header: Any = None) -> bytes:
-    return bytes(
-        save(
-            tensors,
-            {
-                "frame": json.dumps(
-                    [list(vars(HEADER).values()) if header is None else header, scalars]
-                )
-            },
-        )
-    )
+    told = list(vars(HEADER).values()) if header is None else header
+    return bytes(save(tensors, {"frame": json.dumps([told, scalars])}))
 
 
 ROWS = {"rows": torch.zeros(2)}

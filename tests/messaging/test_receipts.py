@@ -36,8 +36,8 @@ from securecluster.messaging.receipts import (
     receipts_from_json,
 )
 from securecluster.messaging.transcript import Transcript
+from securecluster.protections.encryption.messages import encrypted_class
 from securecluster.protocols.common.messages import Update
-from securecluster.runtime.encrypted_replies import encrypted_class
 
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "client/1", "server", 1)
 
@@ -124,73 +124,32 @@ def test_receipts_survive_the_text_of_a_frame(receipts: list[Receipt]) -> None:
 
 
 MALFORMED: list[Any] = [
-    None,
-    1,
-    "gaussian",
-    {"mechanism": "public"},
-    ("public",),
-    [],
-    [None],
-    [1],
-    [["public"]],
+    None, 1, "gaussian", {"mechanism": "public"}, ("public",), [], [None], [1], [["public"]],
     ["public", [], 0.0, 2.0, 0, 1, "", ""],
     # values of other types
-    ["public", None],
-    ["public", "delta"],
-    ["public", {"delta": 1}],
-    ["public", [1]],
-    ["public", [None]],
-    ["public", [["delta"]]],
-    ["gaussian", [], 1],
-    ["gaussian", [], "1.0"],
-    ["gaussian", [], True],
-    ["gaussian", [], None],
-    ["gaussian", [], 1.0, 2],
-    ["gaussian", [], 1.0, True],
-    ["gaussian", [], 1.0, "2.0"],
-    ["dp-sgd", [], 1.0, 2.0, 1.0],
-    ["dp-sgd", [], 1.0, 2.0, True],
-    ["dp-sgd", [], 1.0, 2.0, "1"],
-    ["dp-sgd", [], 1.0, 2.0, 1, 1.0],
-    ["dp-sgd", [], 1.0, 2.0, 1, True],
-    ["gaussian", [], 1.0, 2.0, 0, 1, 1],
-    ["gaussian", [], 1.0, 2.0, 0, 1, None],
+    ["public", None], ["public", "delta"], ["public", {"delta": 1}], ["public", [1]],
+    ["public", [None]], ["public", [["delta"]]], ["gaussian", [], 1], ["gaussian", [], "1.0"],
+    ["gaussian", [], True], ["gaussian", [], None], ["gaussian", [], 1.0, 2],
+    ["gaussian", [], 1.0, True], ["gaussian", [], 1.0, "2.0"], ["dp-sgd", [], 1.0, 2.0, 1.0],
+    ["dp-sgd", [], 1.0, 2.0, True], ["dp-sgd", [], 1.0, 2.0, "1"],
+    ["dp-sgd", [], 1.0, 2.0, 1, 1.0], ["dp-sgd", [], 1.0, 2.0, 1, True],
+    ["gaussian", [], 1.0, 2.0, 0, 1, 1], ["gaussian", [], 1.0, 2.0, 0, 1, None],
     # no such mechanism
-    [""],
-    ["exact"],
-    ["free"],
-    ["skellam", [], 1.0],
-    ["laplace", [], 1.0],
-    ["Gaussian", [], 1.0],
+    [""], ["exact"], ["free"], ["skellam", [], 1.0], ["laplace", [], 1.0], ["Gaussian", [], 1.0],
     # noise that is none, and none that is noise
-    ["gaussian"],
-    ["gaussian", []],
-    ["gaussian", [], 0.0],
-    ["gaussian", [], -1.0],
-    ["gaussian", [], math.inf],
-    ["gaussian", [], -math.inf],
-    ["gaussian", [], math.nan],
-    ["dp-sgd", [], 0.0, 2.0, 10],
-    ["dp-sgd", [], math.inf, 2.0, 10],
-    ["follows", [], 1.0],
-    ["follows", [], math.inf],
-    ["public", [], 1.0],
-    ["public", [], math.nan, 0.5],
+    ["gaussian"], ["gaussian", []], ["gaussian", [], 0.0], ["gaussian", [], -1.0],
+    ["gaussian", [], math.inf], ["gaussian", [], -math.inf], ["gaussian", [], math.nan],
+    ["dp-sgd", [], 0.0, 2.0, 10], ["dp-sgd", [], math.inf, 2.0, 10], ["follows", [], 1.0],
+    ["follows", [], math.inf], ["public", [], 1.0], ["public", [], math.nan, 0.5],
     # ratios of sensitivities
-    ["gaussian", [], 1.0, 0.999],
-    ["gaussian", [], 1.0, 2.001],
-    ["gaussian", [], 1.0, 0.0],
-    ["gaussian", [], 1.0, -1.5],
-    ["gaussian", [], 1.0, math.inf],
+    ["gaussian", [], 1.0, 0.999], ["gaussian", [], 1.0, 2.001], ["gaussian", [], 1.0, 0.0],
+    ["gaussian", [], 1.0, -1.5], ["gaussian", [], 1.0, math.inf],
     ["gaussian", [], 1.0, math.nan],
     # trainings
-    ["dp-sgd", [], 1.0, 2.0, -1],
-    ["dp-sgd", [], 1.0, 2.0, 1 << 63],
-    ["dp-sgd", [], 1.0, 2.0, 1 << 200],
-    ["dp-sgd", [], 1.0, 2.0, 1, 0],
-    ["dp-sgd", [], 1.0, 2.0, 1, -1],
-    ["dp-sgd", [], 1.0, 2.0, 1, 1 << 31],
-]
+    ["dp-sgd", [], 1.0, 2.0, -1], ["dp-sgd", [], 1.0, 2.0, 1 << 63],
+    ["dp-sgd", [], 1.0, 2.0, 1 << 200], ["dp-sgd", [], 1.0, 2.0, 1, 0],
+    ["dp-sgd", [], 1.0, 2.0, 1, -1], ["dp-sgd", [], 1.0, 2.0, 1, 1 << 31],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("values", MALFORMED, ids=str)
@@ -265,7 +224,7 @@ def test_a_receipt_of_a_field_that_the_message_lacks_is_refused(name: str) -> No
 
 def test_receipts_of_ciphertexts_name_the_fields_in_them() -> None:
     encrypted: Any = encrypted_class(Update, ("delta",))
-    assert {"delta", "size"} == set(encrypted.__encrypted__)
+    assert {"delta", "size"} == set(encrypted.__hidden_fields__)
     octets = torch.zeros(1, 5, dtype=torch.uint8)
     values = {Rows: Rows(octets), Picks: Picks(octets, ((0,),)), str: "x"}
     message = encrypted(**{name: values[kind] for name, kind in kinds(encrypted).items()})
@@ -294,23 +253,15 @@ def test_a_hand_made_frame_is_read() -> None:
     "behind",
     [
         ("[]",),  # one text for a reply without receipts
-        ("null",),
-        ("{}",),
-        ('"public"',),
-        ('["public"]',),
-        ('[["public"]]', "[]"),
-        ('[["public"]]', '[["public"]]'),
-        ('[["laplace",["delta"],1.0]]',),
-        ('[["gaussian",["delta"],1e999]]',),
-        ('[["gaussian",["delta"],Infinity]]',),
-        ('[["gaussian",["delta"],NaN]]',),
-        ('[["gaussian",["delta"],1]]',),
-        ('[["dp-sgd",[],1.0,2.0,1e3]]',),
-        ("[" + ",".join(['["public"]'] * (MOST + 1)) + "]",),
+        ("null",), ("{}",), ('"public"',), ('["public"]',), ('[["public"]]', "[]"),
+        ('[["public"]]', '[["public"]]'), ('[["laplace",["delta"],1.0]]',),
+        ('[["gaussian",["delta"],1e999]]',), ('[["gaussian",["delta"],Infinity]]',),
+        ('[["gaussian",["delta"],NaN]]',), ('[["gaussian",["delta"],1]]',),
+        ('[["dp-sgd",[],1.0,2.0,1e3]]',), ("[" + ",".join(['["public"]'] * (MOST + 1)) + "]",),
         ("[" * 10_000 + "]" * 10_000,),
     ],
     ids=lambda behind: " ".join(behind)[:40],
-)
+)  # fmt: skip
 def test_forged_receipts_are_refused_by_name(behind: tuple[str, ...]) -> None:
     data = forged(*behind)
     with pytest.raises(FrameError, match="header does not parse"):

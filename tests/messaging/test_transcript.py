@@ -40,9 +40,8 @@ def types(method: str) -> tuple[type, type]:
 def query(step: int, count: int) -> Query:
     picks = tuple((k, 0) if k % 2 else () for k in range(count))
     maybe = Rows(torch.arange(2)[:, None], tuple(k % 2 for k in range(count))) if step % 2 else None
-    return Query(
-        Shared(torch.tensor(float(step))), Picks(torch.arange(8).view(4, 2), picks), "é", maybe
-    )
+    table = torch.arange(8).view(4, 2)
+    return Query(Shared(torch.tensor(float(step))), Picks(table, picks), "é", maybe)
 
 
 CALLS = [("train", (0, 1, 2), (0, 2)), ("receive", (2, 1), (2, 1)), ("train", (1,), ())]
@@ -51,12 +50,10 @@ CALLS = [("train", (0, 1, 2), (0, 2)), ("receive", (2, 1), (2, 1)), ("train", (1
 def filled(mode: str, folder: Path | None = None, calls: int = 3) -> Transcript:
     transcript = Transcript(mode, folder, types)
     for step, (method, to, came) in enumerate(CALLS[:calls]):
-        reply = (
-            Reply(Rows(torch.tensor([[10.0 * step + i] * 3 for i in came])), step) if came else None
-        )
-        call = Call(
-            "c" * 32, method, "gather", step + 1, step, to, query(step, len(to)), (1,) * len(to)
-        )
+        rows = torch.tensor([[10.0 * step + i] * 3 for i in came])
+        reply = Reply(Rows(rows), step) if came else None
+        asked, members = query(step, len(to)), (1,) * len(to)
+        call = Call("c" * 32, method, "gather", step + 1, step, to, asked, members)
         transcript.record(call, Response(came, reply))
     return transcript
 
@@ -68,13 +65,9 @@ def test_every_frame_is_counted_at_its_encoded_length() -> None:
     assert (second.lost, third.lost, third.up) == ((), (1,), (0,))
     for k, entry in enumerate(transcript.entries):
         call, answer = transcript.content(k)
-        assert entry.down == tuple(
-            len(wire.encode(call.header(n), call.query, n)) for n in range(len(call.to))
-        )
-        ups = {
-            i: len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n))
-            for n, i in enumerate(answer.ids)
-        }
+        lengths = [len(frame) for frame in frames(call, answer)]
+        assert entry.down == tuple(lengths[: len(call.to)])
+        ups = dict(zip(answer.ids, lengths[len(call.to) :], strict=True))
         assert entry.up == tuple(ups.get(i, 0) for i in entry.to)
     totals = transcript.totals()
     assert totals["up"] == sum(sum(e.up) for e in transcript.entries) > 0
@@ -111,12 +104,8 @@ def test_disk_and_memory_give_the_same_contents(tmp_path: Path) -> None:
     stored, kept = filled("full", tmp_path), filled("full")
     for k in range(3):
         (call, answer), (other, reply) = stored.content(k), kept.content(k)
-        assert (call.to, call.members, call.round, answer.ids) == (
-            other.to,
-            other.members,
-            other.round,
-            reply.ids,
-        )
+        assert (call.to, call.members, call.round) == (other.to, other.members, other.round)
+        assert answer.ids == reply.ids
         assert frames(call, answer) == frames(other, reply)
         assert (answer.reply is None) == (reply.reply is None) == (k == 2)
     views = [
@@ -175,23 +164,15 @@ def test_a_client_sees_its_own_frames_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "party"),
     [
-        (SERVER, SERVER),
-        ("server", SERVER),
-        ({"server"}, SERVER),
-        ("wire", WIRE),
+        (SERVER, SERVER), ("server", SERVER), ({"server"}, SERVER), ("wire", WIRE),
         (1, client(2)),  # its name
-        ([1], client(2)),
-        (np.int64(1), client(2)),
-        (at(1), client(1)),
-        ([at(np.int64(1))], client(1)),
-        ({client(1)}, client(1)),
-        ("site-1", client(1)),
+        ([1], client(2)), (np.int64(1), client(2)), (at(1), client(1)),
+        ([at(np.int64(1))], client(1)), ({client(1)}, client(1)), ("site-1", client(1)),
         (client("site-1"), client(1)),  # type: ignore[arg-type]
-        ("1", client(2)),
-        (client("1"), client(2)),  # type: ignore[arg-type]
+        ("1", client(2)), (client("1"), client(2)),  # type: ignore[arg-type]
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_parties_go_by_name_or_position(given: Any, party: Party) -> None:
     def frames_of(transcript: Transcript, who: Any) -> list[tuple[str, int, int]]:
         return [(s.method, s.step, s.bytes) for s in transcript.seen_by(who)]
@@ -202,12 +183,8 @@ def test_parties_go_by_name_or_position(given: Any, party: Party) -> None:
 
 
 def test_who_exists_and_was_never_asked_saw_nothing() -> None:
-    assert (
-        list(named().seen_by(at(3)))
-        == list(named().seen_by("site-3"))
-        == list(named().seen_by({client(3)}))
-        == []
-    )
+    for given in (at(3), "site-3", {client(3)}):
+        assert list(named().seen_by(given)) == []
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,8 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import Header, Picks, Rows, Shared
 from securecluster.messaging.wire import decode, encode, peek, size
 
-DTYPES = {
-    torch.float32: 4,
-    torch.float64: 8,
-    torch.int64: 8,
-    torch.int32: 4,
-    torch.uint8: 1,
-    torch.bool: 1,
-}
+KINDS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+DTYPES = {kind: kind.itemsize for kind in KINDS}
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "server", "client/1", 1)
 
 
@@ -69,18 +63,12 @@ def tensors(*lead: int) -> st.SearchStrategy[torch.Tensor]:
         draw = torch.Generator().manual_seed(seed)
         if dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=draw).bool()
-        return (
-            torch.randint(0, 256, (*shape, DTYPES[dtype]), dtype=torch.uint8, generator=draw)
-            .view(dtype)
-            .reshape(shape)
-        )
+        octets = (*shape, DTYPES[dtype])
+        filled = torch.randint(0, 256, octets, dtype=torch.uint8, generator=draw)
+        return filled.view(dtype).reshape(shape)
 
-    return st.builds(
-        make,
-        st.sampled_from(list(DTYPES)),
-        st.lists(st.integers(0, 11), max_size=3),
-        st.integers(0, 99),
-    )
+    shapes = st.lists(st.integers(0, 11), max_size=3)
+    return st.builds(make, st.sampled_from(list(DTYPES)), shapes, st.integers(0, 99))
 
 
 def indices(rows: int, least: int, most: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -106,16 +94,8 @@ def batches(draw: st.DrawFn) -> tuple[Header, Wide, int]:
         draw(st.none() | words),
     )
     number = st.integers(0, 10**12)
-    header = Header(
-        draw(words),
-        draw(words),
-        draw(words),
-        draw(number),
-        draw(number),
-        draw(words),
-        draw(words),
-        draw(number),
-    )
+    kinds = (words, words, words, number, number, words, words, number)
+    header = Header(*(draw(kind) for kind in kinds))
     return header, message, draw(st.integers(0, count - 1))
 
 
@@ -141,10 +121,8 @@ def test_size_is_the_length_and_every_bit_comes_back(batch: tuple[Header, Wide, 
     assert (back.maybe is None) == (message.maybe is None)
     if message.maybe is not None and back.maybe is not None:
         assert bits(back.maybe.value) == bits(message.maybe.value)
-    assert all(
-        getattr(back, name) == getattr(message, name)
-        for name in ("count", "share", "word", "flag", "note")
-    )
+    for name in ("count", "share", "word", "flag", "note"):
+        assert getattr(back, name) == getattr(message, name)
 
 
 def test_a_frame_is_a_plain_safetensors_file_of_the_one_recipients_rows() -> None:
@@ -245,17 +223,10 @@ def test_the_forger_of_these_tests_can_write_a_good_frame() -> None:
 @pytest.mark.parametrize(
     "scalars",
     [
-        {},
-        {"number": None},
-        {"number": 1, "more": 1},
-        {"number": 1, "rows": 1},
-        {"rows": 1},
-        [1],
-        1,
-        "x",
-        None,
+        {}, {"number": None}, {"number": 1, "more": 1}, {"number": 1, "rows": 1}, {"rows": 1},
+        [1], 1, "x", None,
     ],
-)
+)  # fmt: skip
 def test_missing_and_unknown_scalars_are_refused(scalars: Any) -> None:
     refused(framed(said(scalars)))
 
@@ -284,22 +255,11 @@ def test_picks_of_a_single_number_are_refused() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        [],
-        FIELDS[:-1],
-        [*FIELDS, 1],
-        [*FIELDS, "", 0],
-        [*FIELDS, "0-1", True],
-        [*FIELDS, "0-1", 0, 0],
-        [1] * 8,
-        ["x"] * 8,
-        [*FIELDS[:-1], True],
-        [*FIELDS[:-1], 1.0],
-        [*FIELDS[:-1], None],
-        {},
-        "abcdefgh",
-        8,
+        [], FIELDS[:-1], [*FIELDS, 1], [*FIELDS, "", 0], [*FIELDS, "0-1", True],
+        [*FIELDS, "0-1", 0, 0], [1] * 8, ["x"] * 8, [*FIELDS[:-1], True], [*FIELDS[:-1], 1.0],
+        [*FIELDS[:-1], None], {}, "abcdefgh", 8,
     ],
-)
+)  # fmt: skip
 def test_headers_with_other_fields_are_refused(header: Any) -> None:
     refused(framed(said({"number": 1}, header)))
     with pytest.raises(FrameError):
@@ -312,9 +272,8 @@ def test_negative_and_giant_counts_in_a_header_are_refused(field: str, value: in
     """The step becomes the nonce of a mask, 12 bytes without a sign: such a frame would crash the
     client that answers it.
     """
-    refused(
-        encode(dataclasses.replace(HEADER, **{field: value}), Narrow(Rows(torch.zeros(1, 2)), 1))
-    )
+    header = dataclasses.replace(HEADER, **{field: value})
+    refused(encode(header, Narrow(Rows(torch.zeros(1, 2)), 1)))
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,15 @@ def splitmix(z: int) -> int:
 def test_the_draws_are_those_of_splitmix(p: float) -> None:
     key, number, call = 2**62 - 5, 3, 1
     state = splitmix((key + (number << 20) + call) % 2**64)
-    drawn_numbers = [
-        (splitmix((state + place) * 0x9E3779B97F4A7C15 % 2**64) >> 40) / 2**24
-        for place in range(600)
-    ]
+    states = [(state + place) * 0x9E3779B97F4A7C15 % 2**64 for place in range(600)]
+    drawn_numbers = [(splitmix(own) >> 40) / 2**24 for own in states]
     expected = torch.tensor([u >= np.float32(p) for u in drawn_numbers]) / (1 - p)
     assert torch.equal(drawn(SeededDropout(p, number), torch.ones(20, 30), key).flatten(), expected)
 
 
 def test_masks_look_independent_over_keys_samples_and_places() -> None:
-    masks = (
-        torch.stack(
-            [drawn(SeededDropout(0.5, 0), torch.ones(20, 50), key) for key in range(1000)]
-        ).flatten(1)
-        > 0
-    )
+    kept = [drawn(SeededDropout(0.5, 0), torch.ones(20, 50), key) for key in range(1000)]
+    masks = torch.stack(kept).flatten(1) > 0
     counts = masks.double().numpy()
     assert 1e-4 < stats.chi2.cdf(((counts.sum(0) - 500) ** 2 / 250).sum(), 1000) < 1 - 1e-4
     correlation = np.corrcoef(counts[:, :200].T)[np.triu_indices(200, 1)]
@@ -95,9 +89,8 @@ def test_vmap_draws_each_client_its_own() -> None:
             return layer(own)  # type: ignore[no-any-return]
 
     together = torch.func.vmap(one)(x, torch.tensor([1, 2, 1]))
-    assert torch.equal(together[0], drawn(layer, x[0], 1)) and torch.equal(
-        together[1], drawn(layer, x[1], 2)
-    )
+    assert torch.equal(together[0], drawn(layer, x[0], 1))
+    assert torch.equal(together[1], drawn(layer, x[1], 2))
     assert torch.equal(together[0], together[2]) and not torch.equal(together[0], together[1])
 
 

@@ -144,11 +144,8 @@ def check_step(module: nn.Module, clients: int, x: torch.Tensor) -> None:
     before = torch.stack(
         [flat.initial() + 0.05 * normal(k, flat.dimension) for k in range(clients)]
     )
-    rows, y, weight = (
-        before.clone(),
-        torch.arange(clients * n).view(clients, n) % 3,
-        normal(9, clients, n).abs(),
-    )
+    rows, y = before.clone(), torch.arange(clients * n).view(clients, n) % 3
+    weight = normal(9, clients, n).abs()
     weight[-1, -1] = 0  # padding
     views = flat.views(rows)
     with torch.no_grad():
@@ -157,12 +154,8 @@ def check_step(module: nn.Module, clients: int, x: torch.Tensor) -> None:
         own = copy.deepcopy(module)
         nn.utils.vector_to_parameters(before[k].clone(), own.parameters())
         losses = nn.functional.cross_entropy(own(x[k]), y[k], reduction="none")
-        gradient = torch.cat(
-            [
-                g.flatten()
-                for g in torch.autograd.grad((losses * weight[k]).sum(), list(own.parameters()))
-            ]
-        )
+        parts = torch.autograd.grad((losses * weight[k]).sum(), list(own.parameters()))
+        gradient = torch.cat([part.flatten() for part in parts])
         torch.testing.assert_close(before[k] - rows[k], gradient, rtol=1e-10, atol=1e-12)
         assert gradient.abs().max() > 1e-3
 

@@ -84,13 +84,8 @@ def test_training_is_torchs_own_on_every_client(kind: Objective) -> None:
     plan = LocalTraining(0.3, 2, 4)
     found = made.train(Rows(made.start[None], (0,) * 3), range(3), plan, step=0)
     for k in range(3):
-        module = build(
-            Words() if isinstance(kind, Language) else Track(),
-            made._x.shape[1:],
-            7 if isinstance(kind, Language) else 2,
-            Randomness(0),
-            kind,
-        ).module.double()
+        network, classes = (Words(), 7) if isinstance(kind, Language) else (Track(), 2)
+        module = build(network, made._x.shape[1:], classes, Randomness(0), kind).module.double()
         nn.utils.vector_to_parameters(made.start.clone(), module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
         for batch in made.batches(k, plan, 0):
@@ -114,13 +109,8 @@ def test_perplexity_is_exp_of_the_mean_over_all_tokens() -> None:
     found = made.scores(Rows(rows, (0, 1, 1)))
     for k, row in enumerate((0, 1, 1)):
         nn.utils.vector_to_parameters(rows[row], (module := Words().double()).parameters())
-        x, y = (
-            torch.as_tensor(part)
-            for part in (
-                federation(Language()).shards[k].x_test,
-                federation(Language()).shards[k].y_test,
-            )
-        )
+        shard = federation(Language()).shards[k]
+        x, y = torch.as_tensor(shard.x_test), torch.as_tensor(shard.y_test)
         nats = nn.functional.cross_entropy(module(x).transpose(1, 2), y)
         assert found[k] == pytest.approx(float(nats.exp().detach()), rel=1e-9)
 
@@ -151,10 +141,8 @@ def test_objectives_go_to_json_and_back(kind: Objective) -> None:
 
 
 def test_every_objective_is_listed_once() -> None:
-    assert (
-        set(OBJECTIVES) == {"classification", "language", "trajectory"}
-        and OBJECTIVES["classification"] is Classification
-    )
+    assert set(OBJECTIVES) == {"classification", "language", "trajectory"}
+    assert OBJECTIVES["classification"] is Classification
     assert len({kind.metric for kind in OBJECTIVES.values()}) == 3
 
 
@@ -174,13 +162,8 @@ def test_data_of_another_kind_are_refused(
     kind: Objective, x: np.ndarray, y: np.ndarray, said: str
 ) -> None:  # type: ignore[type-arg]
     with pytest.raises(UsageError, match=said):
-        Federation(
-            ("a",),
-            (Shard(x, y, x[:0], y[:0]),),
-            7 if isinstance(kind, Language) else 2,
-            0,
-            objective=kind,
-        )
+        classes = 7 if isinstance(kind, Language) else 2
+        Federation(("a",), (Shard(x, y, x[:0], y[:0]),), classes, 0, objective=kind)
 
 
 @pytest.mark.parametrize(
@@ -219,16 +202,11 @@ def test_auto_is_the_network_that_suits_the_data_and_brings_its_learning_rate() 
     assert found == ["mlp", "lstm-chars", "lstm-words", "lstm-trajectory"]
     # which is refused by name later, not replaced
     assert architectures.chosen("linear", text, 77) == "linear"
-    assert (
-        architectures.rate("auto", image, 10, "sgd")
-        == 0.2
-        == architectures.rate(Words(), text, 7, "sgd")
-    )
-    assert (
-        architectures.rate("auto", text, 2000, "sgd")
-        > architectures.rate("auto", image, 10, "sgd")
-        > architectures.rate("auto", track, 2, "sgd")
-    )
+    assert architectures.rate("auto", image, 10, "sgd") == 0.2
+    assert architectures.rate(Words(), text, 7, "sgd") == 0.2
+    cases = ((text, 2000), (image, 10), (track, 2))
+    rates = [architectures.rate("auto", kind, classes, "sgd") for kind, classes in cases]
+    assert rates[0] > rates[1] > rates[2]
     assert architectures.rate("mlp", image, 10, "adam") == 0.001
 
 
@@ -246,9 +224,8 @@ def test_protocols_run_on_sequences_and_judge_them(
     own = federation(kind)
     module = Words() if isinstance(kind, Language) else Track()
     fitted = protocol(rounds=2, model=module, **more).fit(own, Settings(transcript="full"))
-    assert fitted.metric_ == kind.metric and all(
-        kind.metric in line and line["at_target"] is None for line in fitted.history_
-    )
+    assert fitted.metric_ == kind.metric
+    assert all(kind.metric in line and line["at_target"] is None for line in fitted.history_)
     scores = getattr(fitted, f"{kind.metric}_")
     assert scores is fitted.scores_ and not hasattr(fitted, "accuracy_")
     module.load_state_dict(fitted.model_of(1))
@@ -260,17 +237,12 @@ def test_protocols_run_on_sequences_and_judge_them(
         expected = float(np.hypot(*((out - y).numpy() * (10.0, 6.0)).T).mean())
     assert scores[1] == pytest.approx(expected, rel=1e-5)
     fitted.save(tmp_path)
-    assert (
-        protocol.load(tmp_path, model=Words() if isinstance(kind, Language) else Track()).metric_
-        == kind.metric
-    )
+    network = Words() if isinstance(kind, Language) else Track()
+    assert protocol.load(tmp_path, model=network).metric_ == kind.metric
     fitted.replay(fitted.transcript_, fitted.kept_.learned.config)
     with pytest.raises(UsageError, match="give the same kind of data"):
-        fitted.predict(
-            Federation.from_arrays(
-                {"n": (np.random.default_rng(0).random((20, 4)), np.arange(20) % 2)}, seed=0
-            )
-        )
+        rows = np.random.default_rng(0).random((20, 4))
+        fitted.predict(Federation.from_arrays({"n": (rows, np.arange(20) % 2)}, seed=0))
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)

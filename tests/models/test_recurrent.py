@@ -16,14 +16,9 @@ from securecluster.models.recurrent import LSTM, lstm
 
 NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 SIZES = [
-    (5, 3, 4, 2, 4),
-    (3, 1, 1, 2, 3),
-    (2, 1, 6, 1, 1),
-    (4, 2, 1, 3, 2),
-    (3, 1, 5, 2, 3),
-    (1, 3, 5, 2, 3),
-    (3, 4, 7, 5, 6),
-]  # b, n, T, in, H
+    (5, 3, 4, 2, 4), (3, 1, 1, 2, 3), (2, 1, 6, 1, 1), (4, 2, 1, 3, 2), (3, 1, 5, 2, 3),
+    (1, 3, 5, 2, 3), (3, 4, 7, 5, 6),
+]  # b, n, T, in, H  # fmt: skip
 Rows = tuple[torch.Tensor, ...]
 
 
@@ -112,12 +107,8 @@ def test_what_is_shared_by_the_clients_need_not_be_repeated() -> None:
     x, weights = draw(3, 2, 4, 2, 3)
     one = [w[0].detach() for w in weights]
     out = torch.func.vmap(lambda x: lstm(x[None], *(w[None] for w in one))[0])(x)
-    torch.testing.assert_close(
-        out,
-        theirs(x, tuple(w[:1].expand(3, *w.shape[1:]) for w in weights)),
-        rtol=1e-10,
-        atol=1e-10,
-    )
+    first = tuple(w[:1].expand(3, *w.shape[1:]) for w in weights)
+    torch.testing.assert_close(out, theirs(x, first), rtol=1e-10, atol=1e-10)
 
 
 def test_two_axes_of_models() -> None:
@@ -143,10 +134,8 @@ def test_it_loads_what_nn_lstm_saves_and_is_drawn_alike() -> None:
     torch.testing.assert_close(mine(x), reference(x)[0])
     mine.reset_parameters()
     for parameter in mine.parameters():
-        assert (
-            0.9 / math.sqrt(50) < parameter.abs().max() <= 1 / math.sqrt(50)
-            and abs(parameter.mean()) < 0.02
-        )
+        assert 0.9 / math.sqrt(50) < parameter.abs().max() <= 1 / math.sqrt(50)
+        assert abs(parameter.mean()) < 0.02
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 4, 2), (2, 0, 3), (1, 2, 4, 3)], ids=str)
@@ -174,11 +163,8 @@ def test_a_model_with_it_has_the_gradients_of_one_with_nn_lstm() -> None:
     reference.load_state_dict(mine.state_dict())
     flat = FlatModel(mine, objective=Trajectory())
     rows = flat.initial() * torch.tensor([[1.0], [0.5], [-2.0]], dtype=torch.float64)
-    x, y, weight = (
-        torch.rand(3, 5, 4, 2, dtype=torch.float64),
-        torch.rand(3, 5, 2, dtype=torch.float64),
-        torch.rand(3, 5, dtype=torch.float64),
-    )
+    shapes = ((3, 5, 4, 2), (3, 5, 2), (3, 5))
+    x, y, weight = (torch.rand(shape, dtype=torch.float64) for shape in shapes)
     found = flat.gradients(flat.views(rows), x, y, weight, None)
     for k, row in enumerate(rows):
         nn.utils.vector_to_parameters(row, reference.parameters())

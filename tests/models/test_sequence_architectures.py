@@ -113,10 +113,8 @@ def test_gradients_of_many_clients_are_those_of_plain_modules(make: Make) -> Non
     )
     rows = flat.initial() * torch.tensor([[1.0], [0.7]], dtype=torch.float64)
     if objective is TRACK:
-        x, y = (
-            torch.rand(2, 3, *shape, dtype=torch.float64),
-            torch.rand(2, 3, classes, dtype=torch.float64),
-        )
+        x = torch.rand(2, 3, *shape, dtype=torch.float64)
+        y = torch.rand(2, 3, classes, dtype=torch.float64)
     else:
         x, y = torch.randint(classes, (2, 3, *shape)), torch.randint(classes, (2, 3, *shape))
     found = flat.gradients(
@@ -163,10 +161,8 @@ def test_hidden_layers_of_trajectories_start_as_he_et_al_and_can_be_drawn_anew()
     flat = prepare_module(lstm_trajectory((10, 2), 2), (10, 2), 2, objective=TRACK)
     for row in (flat.initial(), flat.redrawn(Randomness(3), "other")):
         views = flat.views(row)
-        assert all(
-            float(views[f"{name}.bias"].abs().max()) == 0
-            for name in ("hidden1", "hidden2", "hidden3", "out")
-        )
+        for name in ("hidden1", "hidden2", "hidden3", "out"):
+            assert not views[f"{name}.bias"].any()
         for name in ("hidden2", "hidden3"):
             bound = math.sqrt(6 / 20)
             assert 0.9 * bound < float(views[f"{name}.weight"].abs().max()) <= bound

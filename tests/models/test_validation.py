@@ -20,6 +20,10 @@ from securecluster.models.validation import FlatModel, prepare_module
 IMAGE = (1, 16, 16)
 
 
+def flattened(*parts: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *parts)
+
+
 def normal(*shape: int) -> torch.Tensor:
     return torch.randn(
         shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64
@@ -32,11 +36,11 @@ def normal(*shape: int) -> torch.Tensor:
     ids=["running", "batch only"],
 )
 def test_batch_norm_is_refused_by_name(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        architectures.IMAGES,
-        "normed",
-        lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)),
-    )
+
+    def normed(shape: object, classes: int) -> nn.Module:
+        return flattened(norm, nn.Linear(16, classes))
+
+    monkeypatch.setitem(architectures.IMAGES, "normed", normed)
     with pytest.raises(UsageError, match=r"'normed' has BatchNorm1d.*GroupNorm") as caught:
         validation.build("normed", (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
@@ -84,26 +88,22 @@ def test_views_are_torchs_own_parameters(name: str) -> None:
 
 def _tied() -> nn.Module:
     relu = nn.ReLU()
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 3)
-    )
+    return flattened(nn.Linear(16, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 3))
 
 
 def _repeated() -> nn.Module:
     layer = nn.Linear(16, 16)
-    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(16, 3))
+    return flattened(layer, nn.ReLU(), layer, nn.Linear(16, 3))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: architectures.mlp((1, 4, 4), 3),
     "linear": lambda: architectures.linear((1, 4, 4), 3),
-    "deep": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    "deep": lambda: flattened(
+        nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
     ),
-    "no bias": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)
-    ),
-    "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "no bias": lambda: flattened(nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
+    "tanh": lambda: flattened(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
     "cnn": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)),
     "one relu used twice": _tied,
     "one linear used twice": _repeated,
@@ -132,11 +132,8 @@ class Own(nn.Module):
 
     def __init__(self, between: nn.Module | None = None, outputs: int = 3) -> None:
         super().__init__()
-        self.first, self.between, self.last = (
-            nn.Linear(16, 8),
-            between or nn.Tanh(),
-            nn.Linear(8, outputs),
-        )
+        self.first, self.last = nn.Linear(16, 8), nn.Linear(8, outputs)
+        self.between = between or nn.Tanh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.last(self.between(self.first(x.flatten(1))))
@@ -188,10 +185,8 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
     assert not torch.equal(
         flat.initial(), nn.utils.parameters_to_vector(module.parameters()).detach()
     )
-    assert torch.equal(
-        validation.build(module, (1, 4, 4), 3, Randomness(0)).initial(),
-        prepare_module(module, (1, 4, 4), 3).initial(),
-    )
+    built = validation.build(module, (1, 4, 4), 3, Randomness(0))
+    assert torch.equal(built.initial(), prepare_module(module, (1, 4, 4), 3).initial())
 
 
 @pytest.mark.parametrize(
@@ -206,7 +201,7 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
         (Own(outputs=2), "must give one row of 3 logits"),
         (nn.Sequential(nn.Flatten(0), nn.Linear(48, 3)), r"gives \(3,\) for 3 samples"),
         (nn.Linear(7, 3), r"does not take samples of shape \(1, 4, 4\)"),
-        (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "lazy layers"),
+        (flattened(nn.LazyLinear(3)), "lazy layers"),
         (Own().requires_grad_(False), "no parameter that trains"),
         (nn.Flatten(), "no parameter that trains"),
         ("what", "unknown model 'what'"),
@@ -308,15 +303,11 @@ def test_what_vmap_cannot_take_back_trains_one_client_after_the_other() -> None:
 
 def _shared_dropout() -> nn.Module:
     dropout = nn.Dropout(0.5)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 9), dropout, nn.Linear(9, 9), dropout, nn.Linear(9, 3)
-    )
+    return flattened(nn.Linear(16, 9), dropout, nn.Linear(9, 9), dropout, nn.Linear(9, 3))
 
 
 def _tied_weights() -> nn.Module:
-    module = nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3)
-    )
+    module = flattened(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3))
     module[3].weight = module[1].weight
     return module
 
@@ -362,10 +353,8 @@ def test_the_processs_default_number_type_does_not_matter() -> None:
     module = Own()
     torch.set_default_dtype(torch.float64)
     try:
-        named, own = (
-            validation.build("mlp", (4,), 3, Randomness(0)),
-            prepare_module(module, (1, 4, 4), 3),
-        )
+        named = validation.build("mlp", (4,), 3, Randomness(0))
+        own = prepare_module(module, (1, 4, 4), 3)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(named.initial(), validation.build("mlp", (4,), 3, Randomness(0)).initial())
@@ -394,7 +383,7 @@ def test_frozen_parameters_stay_out_of_the_vector() -> None:
 
 
 def test_an_evaluating_module_trains_all_the_same() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
+    module = flattened(nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
     flat = prepare_module(module, (1, 4, 4), 3)
     views, x = flat.views(flat.initial()), normal(4, 16).float()
     assert not torch.equal(
@@ -483,14 +472,11 @@ class _Attending(nn.Module):
 def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
     flat, before = validation.build(name, IMAGE, 4, Randomness(1)), torch.get_rng_state()
     one, two, other = (flat.redrawn(Randomness(1), "start", 0, j) for j in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before) and torch.equal(
-        flat.initial(), validation.build(name, IMAGE, 4, Randomness(1)).initial()
-    )
-    assert (
-        torch.equal(one, two)
-        and not torch.equal(one, other)
-        and not torch.equal(one, flat.initial())
-    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(flat.initial(), validation.build(name, IMAGE, 4, Randomness(1)).initial())
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, flat.initial())
     assert not torch.equal(one, flat.redrawn(Randomness(2), "start", 0, 1))
     for drawn, own in zip(
         flat.views(one).values(), flat.views(flat.initial()).values(), strict=True
@@ -511,7 +497,7 @@ def test_weights_drawn_anew_have_the_models_own_type_and_the_same_values_in_ever
 
 
 def test_what_is_frozen_is_not_drawn_and_what_is_tied_is_drawn_by_its_first_owner() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+    module = flattened(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
     module[1].weight.data.fill_(7.0)
     module[1].weight.requires_grad_(False)
     flat = FlatModel(module)

@@ -1,6 +1,6 @@
 """Known answers of others for the primitives: Wycheproof, and RFC 5297 for AES-SIV.
 
-Those of RFC 5869, 7748, 8032 and 8439 are in `tests/privacy/secure_sum/test_pads.py`.
+Those of RFC 5869, 7748, 8032 and 8439 are in `tests/privacy/masking/test_pads.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from securecluster.errors import FrameError
 from securecluster.privacy.dp.exponential_mechanism import choice
 from securecluster.privacy.dp.grid_noise import GridNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.privacy.homomorphic import envelopes
 from securecluster.privacy.masking.identities import Roster
+from securecluster.privacy.masking.pads import KeyPair
 from securecluster.privacy.masking.sealing import Seal
-from securecluster.privacy.secure_sum.pads import KeyPair
-from securecluster.privacy.secure_sum.shamir import PRIME, Share, recover, share
-from securecluster.privacy.secure_sum.shares import ShareSeal
+from securecluster.protections.encryption import envelopes
+from securecluster.protections.secure_sums.shamir import PRIME, Share, recover, share
+from securecluster.protections.secure_sums.shares import ShareSeal
 
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("wycheproof.json").read_text())
 
@@ -164,24 +164,13 @@ def test_all_three_seals_are_aes_siv_under_a_derived_key() -> None:
     shares = ShareSeal(bytes(range(32)), b"run")
     derivation = HKDFExpand(hashes.SHA512(), 64, info=b"securecluster share seal v1")
     sealed = shares.close([5], b"block", 1, 2)
-    expected = siv(
-        derivation.derive(bytes(range(32))),
-        shares._context(b"block", 1, 2),
-        (5).to_bytes(33, "big"),
-    )
+    key = derivation.derive(bytes(range(32)))
+    expected = siv(key, shares._context(b"block", 1, 2), (5).to_bytes(33, "big"))
     assert sealed == expected
 
     own, peer = KeyPair(bytes([1]) * 32), KeyPair(bytes([2]) * 32)
     about = envelopes.EnvelopeContext(
-        fingerprint=bytes(32),
-        run="run",
-        purpose="contribute",
-        call=1,
-        attempt=0,
-        sender="client/0",
-        receiver="server",
-        group="0-1",
-        layout="",
+        bytes(32), "run", "contribute", 1, 0, "client/0", "server", "0-1", ""
     )
     envelope = envelopes.seal([b"ciphertext"], own, peer.public, about)
     key = envelopes._key(own, peer.public, own.public, peer.public, about)

@@ -11,8 +11,8 @@ from cases import DOUBLE, Served, run_server
 from securecluster import Federation
 from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
+from securecluster.protections.encryption.authority import KeyAuthority
 from securecluster.protocols.common.deployment import Deployment
-from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 
 

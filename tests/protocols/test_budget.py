@@ -180,14 +180,14 @@ def test_what_is_reserved_is_on_the_disk_before_it_leaves(
     budget = Budget(tmp_path / "b", 100.0)
     own = nodes(made, federation, budget)
     seen = []
-    masked = own[0]._sums.masked
+    masked = own[0].halves["sum"].hidden
 
     def killed(*positional: Any) -> Any:
         seen.append(Budget(tmp_path / "b", 100.0).spent)
         raise KeyboardInterrupt
 
     assert masked
-    own[0]._sums.masked = killed
+    own[0].halves["sum"].hidden = killed
     with pytest.raises(KeyboardInterrupt):
         run(made, federation, own)
     assert seen[0] > 0 and Budget(tmp_path / "b", 100.0).spent == seen[0]

@@ -15,11 +15,11 @@ from securecluster import Federation
 from securecluster.app import privacy_report
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, format_ids
-from securecluster.privacy.secure_sum.cohorts import RowSpace
+from securecluster.privacy.cohorts import RowSpace
+from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.endpoint import SUM
-from securecluster.runtime.secure_sum_client import LostMembers
 from securecluster.runtime.transport import Framed
 
 TINY: dict[str, Any] = {"rounds": 8, "epochs": 1, "model": "linear", "mask": "none"}

@@ -19,6 +19,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
+from securecluster.protections.secure_sums import server as sum_server
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.conformance import (
     Example,
@@ -28,7 +29,6 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
-from securecluster.runtime import secure_sums
 from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy
 
 CLIP = 0.5
@@ -138,7 +138,7 @@ def test_clients_and_server_both_hold_to_the_planned_shares(
     assert not asked & {"reveal_pads", "reveal_shares"}
     assert len(serve(make(), federation).net.state.ledger.events) == 3
     # a server that asks all the same
-    monkeypatch.setattr(secure_sums._GroupSum, "can_finish", True)
+    monkeypatch.setattr(sum_server._GroupSum, "can_finish", True)
     with pytest.raises(PolicyError, match="5 of 6 members survived, and 6 "):
         serve(make(), federation, lost)
 

@@ -24,16 +24,19 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, Call, Picks, Response, Rows
 from securecluster.messaging.parties import AUTHORITY
 from securecluster.messaging.receipts import Receipts
-from securecluster.privacy.homomorphic.ciphers import (
+from securecluster.privacy.masking.key_agreement import AuthorityKeys
+from securecluster.protections.encryption import client as encryption_client
+from securecluster.protections.encryption.authority import AuthorityState
+from securecluster.protections.encryption.ciphers import (
     CiphertextSum,
     PublicCipher,
     SecretCipher,
     tenseal,
 )
-from securecluster.privacy.homomorphic.client_keys import EncryptionKeys
-from securecluster.privacy.homomorphic.envelopes import padded
-from securecluster.privacy.homomorphic.parameters import default_parameters
-from securecluster.privacy.homomorphic.tags import text_bytes
+from securecluster.protections.encryption.client import EncryptedSumService
+from securecluster.protections.encryption.envelopes import padded
+from securecluster.protections.encryption.parameters import default_parameters
+from securecluster.protections.encryption.tags import text_bytes
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import (
@@ -44,10 +47,7 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
-from securecluster.runtime import encrypted_sum_client
-from securecluster.runtime.encrypted_sum_client import EncryptedSumService
-from securecluster.runtime.endpoint import SUM
-from securecluster.runtime.key_authority import AuthorityState
+from securecluster.runtime.endpoint import SUM, release_of
 from securecluster.runtime.transport import Framed, InProcess, Transport, WithAuthority
 
 # clients are lost one by one
@@ -118,14 +118,14 @@ def test_noise_is_added_before_rounding_and_costs_the_same(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise: dict[str, Any] = {"clip": 1.0, "noise": 1.0}
-    masked = EncryptedSumService.masked
+    hidden = EncryptedSumService.hidden
     noised: list[torch.Tensor] = []
 
-    def tapped(service: EncryptedSumService, call: Call, reply: Any, encrypted: type) -> Any:
+    def tapped(service: EncryptedSumService, call: Call, reply: Any, *declared: Any) -> Any:
         noised.append(reply.delta.values.double())
-        return masked(service, call, reply, encrypted)
+        return hidden(service, call, reply, *declared)
 
-    monkeypatch.setattr(EncryptedSumService, "masked", tapped)
+    monkeypatch.setattr(EncryptedSumService, "hidden", tapped)
     run = run_with_authority(make("fedavg", aggregation="ckks", rounds=1, **noise), federation)
     # 2^22 integers for the bound 1.01 + 8 standard deviations: steps of 2^-18
     rows = torch.cat(noised).numpy()
@@ -575,14 +575,14 @@ def test_the_authority_refuses_ciphertexts_that_no_client_makes(
 def test_a_client_that_encrypts_no_integers_has_the_sum_refused(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = encrypted_sum_client.pack
+    packed = encryption_client.pack
 
     def between(*args: Any) -> Any:
         slots = packed(*args)
         slots[0][1] += 0.4 / (1 << 22) / 6
         return slots
 
-    monkeypatch.setattr(encrypted_sum_client, "pack", between)
+    monkeypatch.setattr(encryption_client, "pack", between)
     with pytest.raises(FrameError, match="delta of a decrypted sum lies between two integers"):
         run_with_authority(make("fedavg", aggregation="ckks"), federation)
 
@@ -599,10 +599,10 @@ def test_more_clients_than_a_sum_can_hold_are_refused_before_anything_is_sent() 
         Deployment(made, config).pair_aggregator().run(sent.append, call, everyone, "cluster")
     assert sent == []
     # nor does a client answer a server that would send it
-    service = made.build_client(two_clusters(6, 30), DOUBLE)._sums
+    service = made.build_client(two_clusters(6, 30), DOUBLE).halves["sum"]
     named = dataclasses.replace(call, to=(0,), members=(5000,), group=("0-4999",))
     with pytest.raises(UsageError, match="1 to 4096 clients, not 5000"):
-        service.check(named)
+        service.check(named, release_of(made.client.contribute))
 
 
 def test_a_client_without_keys_encrypts_nothing_also_where_it_had_some_before(
@@ -613,7 +613,7 @@ def test_a_client_without_keys_encrypts_nothing_also_where_it_had_some_before(
     (position,) = [k for k, e in enumerate(entries) if e.method == "contribute"]
     call, _ = served.transcript.content(position)
     keys = served.endpoint.keys
-    keys.restore(dataclasses.replace(keys.secrets, encryption=EncryptionKeys()))
+    keys.restore(dataclasses.replace(keys.secrets, authority=AuthorityKeys()))
     with pytest.raises(PolicyError, match="no public key of the key authority"):
         served.endpoint.answer(call)
 

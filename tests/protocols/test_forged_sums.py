@@ -19,21 +19,21 @@ from securecluster import Federation
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Shared
-from securecluster.privacy.homomorphic import packing
-from securecluster.privacy.homomorphic.ciphers import PublicCipher, SecretCipher
-from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, seal_bytes
-from securecluster.privacy.homomorphic.parameters import MOST_DECRYPTIONS, Parameters
-from securecluster.privacy.homomorphic.tags import LinearTags, as_text, tag_key
-from securecluster.privacy.secure_sum.pads import KeyPair
-from securecluster.runtime.encrypted_sum_client import (
+from securecluster.privacy.masking.pads import KeyPair
+from securecluster.protections.encryption import packing
+from securecluster.protections.encryption.authority import AuthorityState
+from securecluster.protections.encryption.ciphers import PublicCipher, SecretCipher
+from securecluster.protections.encryption.client import (
     AUTHORITY,
     EncryptedSumService,
     EncryptionService,
 )
-from securecluster.runtime.encrypted_sums import GroupSum
-from securecluster.runtime.key_authority import AuthorityState
-from securecluster.runtime.pad_client import PairRange
-from securecluster.runtime.pair_release import rounding
+from securecluster.protections.encryption.envelopes import EnvelopeContext, seal_bytes
+from securecluster.protections.encryption.pair_release import rounding
+from securecluster.protections.encryption.parameters import MOST_DECRYPTIONS, Parameters
+from securecluster.protections.encryption.server import GroupSum
+from securecluster.protections.encryption.tags import LinearTags, as_text, tag_key
+from securecluster.protections.pair_rows import PairRange
 
 SCHEMES = ("bfv", "ckks")
 CLIENTS = 6
@@ -72,7 +72,7 @@ class Server:
 
     @property
     def cipher(self) -> PublicCipher:
-        return self.run.served.net.aggregator._channel.cipher
+        return self.run.served.net.aggregator.keys.cipher
 
     @property
     def secret(self) -> SecretCipher:
@@ -83,7 +83,7 @@ class Server:
     def sum_of(self, round_index: int, clients: Sequence[int]) -> GroupSum:
         """A sum of some replies to a call, with the boxes that came with them."""
         call, reply = self.calls[round_index]
-        total = GroupSum(self.run.served.net.aggregator._channel)
+        total = GroupSum(self.run.served.net.aggregator.keys)
         for client in clients:
             total.add(call, client, reply, client)
         return total
@@ -122,15 +122,15 @@ def recorded(federation: Federation, scheme: str) -> Server:
         return packed(*args)
 
     replies: list[Any] = []
-    masked = EncryptedSumService.masked
+    hidden = EncryptedSumService.hidden
 
     def repeated(*args: Any) -> Any:
-        replies.append(partial(masked, *args))
-        return masked(*args)
+        replies.append(partial(hidden, *args))
+        return hidden(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("securecluster.runtime.encrypted_sum_client.pack", tapped)
-        patch.setattr(EncryptedSumService, "masked", repeated)
+        patch.setattr("securecluster.protections.encryption.client.pack", tapped)
+        patch.setattr(EncryptedSumService, "hidden", repeated)
         run = run_with_authority(fedavg(scheme, rounds=2), federation)
     entries = run.served.transcript.entries
     content = run.served.transcript.content
@@ -338,7 +338,7 @@ def test_what_is_refused_once_it_is_decrypted_counts_as_decrypted(
 
     five = server.sum_of(0, range(5)).sealed(server.calls[0][0], "0-5")
     with monkeypatch.context() as patch:
-        patch.setattr("securecluster.runtime.key_authority.unpack", refused)
+        patch.setattr("securecluster.protections.encryption.authority.unpack", refused)
         with pytest.raises(FrameError, match="between two integers"):
             ask(server.run, server.requests[0])
     with pytest.raises(PolicyError, match="another sum over some of these clients"):
@@ -391,7 +391,7 @@ def test_clients_without_a_common_seed_encrypt_nothing(federation: Federation) -
         server.again[0]()
     keys.restore(dataclasses.replace(keys.secrets, seed={k: bytes([k]) * 32 for k in range(6)}))
     other = server.again[0]()
-    total = GroupSum(server.run.served.net.aggregator._channel)
+    total = GroupSum(server.run.served.net.aggregator.keys)
     for client in range(CLIENTS):
         total.add(call, client, other, client)
     fresh(server)
@@ -419,7 +419,7 @@ def test_pairs_are_bound_as_sums_are(federation: Federation) -> None:
     (call,) = [content(k)[0] for k, e in enumerate(entries) if e.method == "authority_pairs"]
     (rows,) = [content(k) for k, e in enumerate(entries) if e.method == "relevance"]
     assert ask(run, call).ids == (0,)
-    channel = run.served.net.pair_aggregator._channel
+    channel = run.served.net.pair_aggregator.keys
     total = GroupSum(channel)
     for client in range(CLIENTS):
         total.add(rows[0], client, rows[1].reply, client)
@@ -457,7 +457,7 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
     pair = KeyPair(key)
     context = EnvelopeContext(
         cipher.fingerprint,
-        server.run.served.net.aggregator._channel.run,
+        server.run.served.net.aggregator.keys.run,
         call.method,
         call.step,
         call.attempt,
@@ -469,7 +469,7 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
     tags_key = tag_key(seed, context.run, cipher.fingerprint)
     tags = LinearTags(cipher.parameters, tags_key)
     text = as_text(tags_key, [tags.of(cipher.coefficients(data)) for data in row])
-    exchange = server.run.served.net.aggregator._channel.exchange
+    exchange = server.run.served.net.aggregator.keys.exchange
     box = seal_bytes(text, pair, exchange, context)
     assert total._sum is not None
     own = total._sum.serialized()

@@ -33,10 +33,11 @@ from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.run import CheckpointPart, Run
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -271,10 +272,9 @@ def endpoint_of(
     deployment = Deployment(made, config)
     client = deployment.client(cohort, pipeline)
     limits = deployment.limits(pipeline)
-    sums = deployment.sum_service(own, pipeline, draws)
-    pads = deployment.pair_service(own)
+    halves = deployment.client_halves(own, draws)
     run = config_hash(config)
-    found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums, pads=pads)
+    found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, halves=halves)
     found.noise = made.privacy.client_noise(config, draws)
     found.guard = guard_of(made, client, config)
     return found

@@ -23,6 +23,10 @@ from securecluster.errors import (
 )
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
+from securecluster.protections.key_exchange import KeyExchange
+from securecluster.protections.pads.client import padded_class
+from securecluster.protections.pads.server import PaddedPairs
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.conformance import (
     check_frames,
     check_nodes,
@@ -33,9 +37,6 @@ from securecluster.protocols.conformance import (
 from securecluster.protocols.oneshot.client import RELEVANCE, OneShotClient, RelevanceRow
 from securecluster.protocols.srfca.protocol import PairsOfLosses
 from securecluster.runtime.endpoint import PAIRS, Endpoint
-from securecluster.runtime.key_exchange import KeyExchange
-from securecluster.runtime.pad_client import PairRange, padded_class
-from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import PairFunctions
 from securecluster.runtime.transport import InProcess
 
@@ -398,7 +399,7 @@ def test_a_node_without_pads_answers_no_padded_call(honest: Served, federation: 
     clients = Clients(honest, federation, "sum_offer")
     call = clients.calls["pair_attempt"].select([0])
     config = node._config
-    with pytest.raises(FrameError, match="not padded"):
+    with pytest.raises(FrameError, match="same protocol with the same protections"):
         node.answer(dataclasses.replace(call, config=config))
 
 

@@ -35,7 +35,14 @@ from securecluster.messaging.messages import (
     Shared,
     format_ids,
 )
-from securecluster.privacy.secure_sum.shamir import VALUE
+from securecluster.protections.key_exchange import SumKey
+from securecluster.protections.secure_sums.messages import (
+    BOX,
+    LostMembers,
+    SeedShares,
+    masked_class,
+)
+from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protocols import Settings
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.conformance import (
@@ -51,9 +58,6 @@ from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
-from securecluster.runtime.key_exchange import SumKey
-from securecluster.runtime.masked_replies import BOX, masked_class
-from securecluster.runtime.secure_sum_client import LostMembers, SeedShares
 from securecluster.runtime.server_channel import ServerChannel
 
 ACCEPTED = (
@@ -508,7 +512,7 @@ def test_a_plain_sum_of_the_same_client_is_refused(honest: Served, federation: F
     node = plain.build_client(federation, DOUBLE, [0])
     own = clients.calls["sum_offer"].select([0])
     config = serve(plain, federation).transcript.content(0)[0].config
-    with pytest.raises(FrameError, match="sums are plain"):
+    with pytest.raises(FrameError, match="same protocol with the same protections"):
         node.answer(dataclasses.replace(own, config=config))
 
 
@@ -531,8 +535,7 @@ def test_keys_that_were_swapped_are_refused(honest: Served, federation: Federati
     with pytest.raises(FrameError):  # not what these clients signed
         clients.ask(0, call, query=dataclasses.replace(query, keys=Picks(swapped, query.ids.picks)))
     clients.ask(0, call)
-    mine = clients.nodes[0]._sums
-    assert mine is not None
+    mine = clients.nodes[0].halves["sum"]
     mine._exchange._keys._roster = None  # even where no signature is verified, a key stays
     other = query.keys.table.clone()
     other[1, 0] ^= 1

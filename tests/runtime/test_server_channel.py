@@ -27,9 +27,17 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, Settings
 from securecluster.runtime.aggregators import Plain
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers, message_types
+from securecluster.runtime.channel_state import ChannelState
+from securecluster.runtime.endpoint import (
+    GATHER,
+    PAIRS,
+    SUM,
+    Endpoint,
+    answers,
+    hidden_message_types,
+)
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed, InProcess
 
 CONFIG = "c" * 32
@@ -448,7 +456,7 @@ def test_a_leader_whose_reply_is_lost_joins_the_seed_of_the_next_leader() -> Non
     clients = {**{i: node.answer_frame for i, node in nodes.items()}, 0: flaky}
     net = ServerChannel(
         5,
-        Framed(clients, lambda name: message_types(Toy, name)[1]),
+        Framed(clients, lambda name: hidden_message_types(Toy, name, {})[1]),
         CONFIG,
         Pipeline([Permutation()]),
         Randomness(0),

@@ -16,7 +16,7 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import CFL, ClusteringProtocol, Settings
-from securecluster.runtime.endpoint import Endpoint, message_types
+from securecluster.runtime.endpoint import Endpoint, hidden_message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import (
@@ -65,7 +65,7 @@ def framed(
 
     return Framed(
         {i: behind(i) for i in range(len(nodes))},
-        lambda name: message_types(method.client, name)[1],
+        lambda name: hidden_message_types(method.client, name, {})[1],
     )
 
 
@@ -82,7 +82,7 @@ def test_the_bytes_written_down_are_those_that_went_over_the_wire(tiny: Federati
         return answer
 
     clients = {i: counting(method.build_client(tiny, Settings(), [i])) for i in range(4)}
-    transport = Framed(clients, lambda name: message_types(method.client, name)[1])
+    transport = Framed(clients, lambda name: hidden_message_types(method.client, name, {})[1])
     transcript, _, _ = serve(method, tiny, transport, "float32")
     totals = transcript.totals()
     assert counted == {"up": totals["up"], "down": totals["down"]}

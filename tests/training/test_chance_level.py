@@ -104,10 +104,8 @@ def test_some_clients_are_enough() -> None:
     with pytest.warns(SecureClusterWarning, match="of 1 of 4 clients"):
         Local(rounds=10, lr=0.5).fit(federation)
     few = {**data, "c4": data["c3"]}
-    assert (
-        Local(rounds=10, lr=0.5).fit(Federation.from_arrays(few, classes=4, seed=0)).warning_
-        is None
-    )
+    fitted = Local(rounds=10, lr=0.5).fit(Federation.from_arrays(few, classes=4, seed=0))
+    assert fitted.warning_ is None
 
 
 @pytest.mark.few(1)

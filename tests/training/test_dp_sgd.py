@@ -5,6 +5,7 @@ torch.func.jacrev, and statistics of its draws.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import itertools
 import math
@@ -48,6 +49,7 @@ PLANS = {
     "all at once": LocalTraining(0.1, 1, 1 << 62, clip=0.3, noise=0.5),
     "no noise": LocalTraining(0.3, 2, 4, clip=0.2),
 }
+PLAIN = LocalTraining(0.1, 1, 10)
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "linear": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(36, c)),
     "mlp": lambda s, c: nn.Sequential(
@@ -67,6 +69,10 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     ),
     "branch": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(36, 6), Branch(), nn.Linear(6, c)),
 }
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 class Branch(nn.Module):
@@ -93,12 +99,19 @@ def own_networks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(architectures.IMAGES, name, make)
 
 
+def of_arrays(arrays: Any, seed: int = 0, **more: Any) -> Federation:
+    """Clients that hold nothing out."""
+    clients = {f"c{k}": samples for k, samples in enumerate(arrays)}
+    return Federation.from_arrays(clients, test=dict.fromkeys(clients, ([], [])), seed=seed, **more)
+
+
 def federation() -> Federation:
     rng = np.random.default_rng(0)
-    arrays = {
-        f"c{k}": (rng.normal(size=(n, 1, 6, 6)), rng.integers(0, 3, n)) for k, n in enumerate(SIZES)
-    }
-    return Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
+    return of_arrays(((rng.normal(size=(n, 1, 6, 6)), rng.integers(0, 3, n)) for n in SIZES), 5)
+
+
+def trainer(fed: Federation, flat: FlatModel, dtype: torch.dtype = torch.float64) -> LocalTrainer:
+    return LocalTrainer(fed, flat, Randomness(0), CPU, dtype, secret=Keys())
 
 
 def cohort(
@@ -112,6 +125,11 @@ def cohort(
     return LocalTrainer(fed, flat, Randomness(5), CPU, dtype, clients, secret=Keys(seed))
 
 
+def moved(batched: LocalTrainer, plan: LocalTraining, step: int = 1) -> torch.Tensor:
+    """What all clients move by, each from a model of its own."""
+    return batched.train(Rows(starts(batched)), EVERYONE, plan, step)
+
+
 def starts(batched: LocalTrainer) -> torch.Tensor:
     return batched.start + 0.01 * torch.arange(len(batched.ids), dtype=batched.dtype)[:, None]
 
@@ -121,16 +139,8 @@ def private(
 ) -> DPSGDState:
     """The client's draws, alone."""
     assert batched.secret is not None
-    return DPSGDState(
-        batched.secret,
-        [batched.ids[k]],
-        [batched.sizes[k]],
-        start[None],
-        plan,
-        step,
-        1,
-        [batched._train_on.digest(k)],
-    )
+    own, size, digest = batched.ids[k], batched.sizes[k], batched._train_on.digest(k)
+    return DPSGDState(batched.secret, [own], [size], start[None], plan, step, 1, [digest])
 
 
 def plain_loop(
@@ -182,7 +192,7 @@ def test_training_equals_the_printed_algorithm(model: str, plan: LocalTraining) 
     updates = batched.train(Rows(starts(batched)), EVERYONE, plan, 3)
     for k, (start, update) in enumerate(zip(starts(batched), updates, strict=True)):
         expected, own = plain_loop(batched, k, start, plan, 3)
-        torch.testing.assert_close(start + update, expected, rtol=0, atol=1e-10)
+        close(start + update, expected, 1e-10)
         assert update.abs().max() > 1e-3
         sizes += own
     if plan is PLANS["steps"]:
@@ -194,9 +204,9 @@ def test_training_equals_the_printed_algorithm(model: str, plan: LocalTraining) 
 def test_without_noise_or_a_bound_that_binds_a_step_on_everyone_is_a_plain_one(model: str) -> None:
     batched = cohort(model)
     plan = LocalTraining(0.3, 1, 1 << 62, clip=1e9)
-    found = batched.train(Rows(starts(batched)), EVERYONE, plan, 1)
+    found = moved(batched, plan)
     plainly = batched.train(Rows(starts(batched)), EVERYONE, replace(plan, clip=0.0), 1)
-    torch.testing.assert_close(found, plainly, rtol=0, atol=1e-12)
+    close(found, plainly)
 
 
 @pytest.mark.few(1)
@@ -205,39 +215,34 @@ def test_chunks_threads_and_a_batch_of_one_do_not_matter(
     model: str, plan: LocalTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batched = cohort(model)
-    whole = batched.train(Rows(starts(batched)), EVERYONE, plan, 1)
+    whole = moved(batched, plan)
     for k in EVERYONE:
         start = Rows(starts(batched)[k : k + 1])
-        torch.testing.assert_close(
-            cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12
-        )
+        close(cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k])
     for chunk in (1, 2):
         # also: blocks of one and two examples
         monkeypatch.setattr(local_trainer, "CPU_CHUNK", chunk * batched.model.dimension)
         for threads in (1, 3):
             with cpu_threads(threads):
                 found = batched.train(Rows(starts(batched)[[5, 0, 3]]), [5, 0, 3], plan, 1)
-        torch.testing.assert_close(found, whole[[5, 0, 3]], rtol=0, atol=1e-12)
+        close(found, whole[[5, 0, 3]])
 
 
 def test_blocks_of_convolved_examples_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     from securecluster.training import dp_sgd
 
     batched = cohort("stack")
-    whole = batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1)
+    whole = moved(batched, PLANS["adam"])
     monkeypatch.setattr(dp_sgd, "CONVOLVED", 3)
-    torch.testing.assert_close(
-        batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1), whole, rtol=0, atol=1e-12
-    )
+    close(moved(batched, PLANS["adam"]), whole)
 
 
 def test_sums_that_round_otherwise_have_another_noise() -> None:
     """Under the same noise the difference of two releases would be that of the sums."""
     batched, plan = cohort("mlp"), PLANS["sgd"]
     start = starts(batched)[3]
-    sums = 0.01 * torch.randn(
-        len(start), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
+    draw = torch.Generator().manual_seed(0)
+    sums = 0.01 * torch.randn(len(start), dtype=torch.float64, generator=draw)
 
     def release(changed: float = 0.0, steps: int = 1) -> torch.Tensor:
         own, row = private(batched, 3, start, plan, 1), sums.clone()
@@ -271,7 +276,7 @@ def test_float32_is_float64_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
         step.batches = lambda _, own=batches: iter(own)  # type: ignore[method-assign,assignment,misc]
         two._private = lambda *rest, own=step: own  # type: ignore[method-assign,assignment,misc]
         expected = two.train(Rows(row[None]), [k], plan, 1)[0]
-        torch.testing.assert_close(found[k].double(), expected, rtol=0, atol=1e-5)
+        close(found[k].double(), expected, 1e-5)
 
 
 def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
@@ -351,14 +356,15 @@ def samples(shape: Sequence[int] = (1, 6, 6), n: int = 9) -> tuple[torch.Tensor,
     )
 
 
+def hold(batched: LocalTrainer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Give the first client these samples."""
+    batched._x, batched._y = x.clone(), y
+    batched._offsets, batched.sizes = np.array([0, len(y)]), [len(y)]
+
+
 def summed(batched: LocalTrainer, x: torch.Tensor, y: torch.Tensor, clip: float) -> torch.Tensor:
     """The sum of clipped gradients by one step without noise."""
-    batched._x, batched._y, batched._offsets, batched.sizes = (
-        x.clone(),
-        y,
-        np.array([0, len(y)]),
-        [len(y)],
-    )
+    hold(batched, x, y)
     plan = LocalTraining(1.0, 1, 1 << 62, clip=clip)
     return -len(y) * batched.train(Rows(batched.start[None]), [0], plan, 1)[0]
 
@@ -370,12 +376,10 @@ def test_clipped_sums_are_those_of_other_peoples_per_sample_gradients(
 ) -> None:
     batched, (x, y) = cohort(model), samples()
     module = copy.deepcopy(batched.model.module).double()
+    rows = of_every_example(module, x, y)
     if oracle == "opacus":
-        rows = by_opacus(
-            module, x, lambda out: nn.functional.cross_entropy(out, y, reduction="none")
-        )
-    else:
-        rows = of_every_example(module, x, y)
+        losses = functools.partial(nn.functional.cross_entropy, reduction="none")
+        rows = by_opacus(module, x, lambda out: losses(out, y))
     norms = rows.norm(dim=1)
     clip = float(norms.median())
     expected = (rows * (clip / norms).clamp(max=1)[:, None]).sum(0)
@@ -390,14 +394,10 @@ def lstms() -> dict[str, tuple[nn.Module, Objective, torch.Tensor, torch.Tensor]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         words, tracks = LanguageLSTM(7, 3, 4), TrajectoryLSTM(2, 2, dropout=0.0)
+    following = torch.rand(5, 2, generator=draw, dtype=torch.float64)
     return {
         "language": (words, Language(), tokens[:, :-1], tokens[:, 1:]),
-        "trajectory": (
-            tracks,
-            Trajectory(),
-            places,
-            torch.rand(5, 2, generator=draw, dtype=torch.float64),
-        ),
+        "trajectory": (tracks, Trajectory(), places, following),
     }
 
 
@@ -427,37 +427,27 @@ def with_opacus_lstm(module: nn.Module) -> nn.Module:
 def test_lstms_have_opacus_per_sample_gradients(name: str) -> None:
     module, objective, x, y = lstms()[name]
     module = module.double()
-    rows = by_opacus(
-        with_opacus_lstm(module),
-        x,
-        lambda out: objective.losses(out, y),
-        [n for n, _ in module.named_parameters()],
-    )
+    names = [name for name, _ in module.named_parameters()]
+    theirs = with_opacus_lstm(module)
+    rows = by_opacus(theirs, x, lambda out: objective.losses(out, y), names)
     flat = FlatModel(module, objective=objective)
     views = {n: p.expand(len(y), *p.shape[1:]) for n, p in flat.views(flat.initial()[None]).items()}
-    found = flat.gradients(
-        views, x[:, None], y[:, None], torch.ones(len(y), 1, dtype=torch.float64), None
-    )
+    weights = torch.ones(len(y), 1, dtype=torch.float64)
+    gradients = flat.gradients(views, x[:, None], y[:, None], weights, None).values()
     assert rows.shape == (5, flat.dimension)
-    torch.testing.assert_close(
-        torch.cat([g.flatten(1) for g in found.values()], 1), rows, rtol=1e-8, atol=1e-12
-    )
+    found = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+    torch.testing.assert_close(found, rows, rtol=1e-8, atol=1e-12)
 
 
 def test_clients_with_lstms_train_as_each_alone() -> None:
     module, objective, x, y = lstms()["trajectory"]
-    arrays = {f"c{k}": (np.tile(x, (k + 1, 1, 1)), np.tile(y, (k + 1, 1))) for k in range(3)}
-    fed = Federation.from_arrays(
-        arrays, test={name: ([], []) for name in arrays}, objective=objective, classes=2, seed=0
-    )
-    flat = validation.prepare_module(module, fed.shape, 2, objective=objective)
-    batched = LocalTrainer(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
+    arrays = ((np.tile(x, (k, 1, 1)), np.tile(y, (k, 1))) for k in (1, 2, 3))
+    fed = of_arrays(arrays, objective=objective, classes=2)
+    batched = trainer(fed, validation.prepare_module(module, fed.shape, 2, objective=objective))
     plan = LocalTraining(0.1, 2, 4, clip=0.01, noise=1.0)
     whole = batched.train(Rows(batched.start[None], (0, 0, 0)), range(3), plan, 1)
     for k in range(3):
-        torch.testing.assert_close(
-            batched.train(Rows(batched.start[None]), [k], plan, 1)[0], whole[k], rtol=0, atol=1e-12
-        )
+        close(batched.train(Rows(batched.start[None]), [k], plan, 1)[0], whole[k])
 
 
 # --- the bound ---
@@ -491,15 +481,10 @@ def test_in_float32_neither(model: str) -> None:
 
 
 def test_clipping_by_hand() -> None:
-    left, right = (
-        torch.tensor([[[3.0], [torch.nan], [0.0]]]),
-        torch.tensor([[[4.0, 0.0], [1.0, 1.0], [1.0, 0.0]]]),
-    )
-    found, factors = clipped(
-        {"w": Outer(left, right), "b": Each(torch.tensor([[[5.0], [1.0], [0.0]]]))},
-        torch.tensor([[0.5, 1.0, 1.0]]),
-        1.0,
-    )
+    left = torch.tensor([[[3.0], [torch.nan], [0.0]]])
+    right = torch.tensor([[[4.0, 0.0], [1.0, 1.0], [1.0, 0.0]]])
+    parts = {"w": Outer(left, right), "b": Each(torch.tensor([[[5.0], [1.0], [0.0]]]))}
+    found, factors = clipped(parts, torch.tensor([[0.5, 1.0, 1.0]]), 1.0)
     torch.testing.assert_close(factors, torch.tensor([[0.5 / 13, 0.0, 1.0]]))  # 13² = (3·4)² + 5²
     total = torch.ones(1, 1, 2)
     found["w"].add_to(total, factors)
@@ -520,9 +505,8 @@ def test_a_tiny_and_a_huge_side_do_not_hide_a_gradient() -> None:
 def test_batches_are_poisson_samples() -> None:
     plan, size, steps = LocalTraining(0.1, 1, 7, steps=4000, clip=1.0), 20, 4000
     rate = 7 / 20
-    batches = list(
-        DPSGDState(Keys(), [0], [size], torch.zeros(1, 3), plan, 1, 1, [b"own"]).batches(0)
-    )
+    state = DPSGDState(Keys(), [0], [size], torch.zeros(1, 3), plan, 1, 1, [b"own"])
+    batches = list(state.batches(0))
     hits = np.zeros((steps, size))
     for s, batch in enumerate(batches):
         assert list(batch) == sorted(set(batch.tolist()))
@@ -530,12 +514,8 @@ def test_batches_are_poisson_samples() -> None:
     counts = np.bincount(hits.sum(1).astype(int), minlength=size + 1)
     expected = stats.binom(size, rate).pmf(np.arange(size + 1)) * steps
     enough = expected >= 5
-    assert (
-        stats.chisquare(
-            counts[enough], expected[enough] * counts[enough].sum() / expected[enough].sum()
-        ).pvalue
-        > 1e-4
-    )
+    seen, expected = counts[enough], expected[enough]
+    assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-4
     assert stats.chisquare(hits.sum(0), np.full(size, hits.sum() / size)).pvalue > 1e-4
     away = np.corrcoef(hits.T) - np.eye(size)
     assert np.abs(away).max() < 6 / np.sqrt(steps)  # examples are drawn on their own
@@ -556,19 +536,9 @@ def test_noise_has_the_variance_that_is_priced() -> None:
     """
     clients, size, batch = 4, 30, 5
     plan = LocalTraining(1.0, 1, batch, steps=1, clip=0.25, noise=1.5)
-    arrays = {f"c{k}": (np.zeros((size, 100)), np.zeros(size, dtype=int)) for k in range(clients)}
-    fed = Federation.from_arrays(
-        arrays, test={name: ([], []) for name in arrays}, classes=40, seed=0
-    )
+    fed = of_arrays([(np.zeros((size, 100)), np.zeros(size, dtype=int))] * clients, classes=40)
     module = nn.Sequential(nn.Flatten(), nn.Linear(100, 40, bias=False))  # x = 0: no gradient
-    batched = LocalTrainer(
-        fed,
-        validation.prepare_module(module, fed.shape, 40),
-        Randomness(0),
-        CPU,
-        torch.float32,
-        secret=Keys(),
-    )
+    batched = trainer(fed, validation.prepare_module(module, fed.shape, 40), torch.float32)
     start = Rows(torch.zeros(1, 4000), (0,) * clients)
     one, two = (
         batched.train(start, range(clients), replace(plan, steps=s), 1).double() for s in (1, 2)
@@ -599,22 +569,13 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     clients, size, steps, rate = 2000, 5, 4, batch / 5
     x, y = np.zeros((size, 1)), np.zeros(size, dtype=int)
     x[2] = 1e4
-    arrays = {f"c{k}": (x, y) for k in range(clients)}
-    fed = Federation.from_arrays(
-        arrays, test={name: ([], []) for name in arrays}, classes=2, seed=0
-    )
-    flat = validation.prepare_module(
-        nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)), fed.shape, 2
-    )
-    batched = LocalTrainer(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
+    fed = of_arrays([(x, y)] * clients, classes=2)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False))
+    batched = trainer(fed, validation.prepare_module(module, fed.shape, 2))
     plan = LocalTraining(1e-6, 1, batch, steps=steps, clip=0.7, noise=0.8)
-    moved = batched.train(
-        Rows(torch.zeros(1, 2, dtype=torch.float64), (0,) * clients), range(clients), plan, 1
-    ).numpy()
-    along, across = (
-        moved @ np.array(v) / np.sqrt(2) * rate * size / (1e-6 * 0.7)
-        for v in ((1.0, -1.0), (1.0, 1.0))
-    )
+    start = Rows(torch.zeros(1, 2, dtype=torch.float64), (0,) * clients)
+    updates = batched.train(start, range(clients), plan, 1).numpy() * rate * size / (1e-6 * 0.7)
+    along, across = (updates @ np.array(v) / np.sqrt(2) for v in ((1.0, -1.0), (1.0, 1.0)))
     std, k = 0.8 * np.sqrt(steps), np.arange(steps + 1)
     seen = lambda v: (  # noqa: E731
         stats.binom(steps, rate).pmf(k) * stats.norm.cdf((np.asarray(v)[..., None] - k) / std)
@@ -642,13 +603,11 @@ def test_the_noise_of_an_update_is_as_large_as_is_said(change: dict[str, Any]) -
 
 
 def test_a_full_steps_noise_is_exact_and_adams_is_not_told() -> None:
-    assert LocalTraining(0.5, 1, 1 << 62, clip=3.0, noise=2.0).variance(100) == pytest.approx(
-        (0.5 * 2 * 3 / 100) ** 2
-    )
-    assert LocalTraining(0.5, 2, 10, momentum=0.5, clip=3.0, noise=2.0).variance(
-        10
-    ) == pytest.approx(0.3**2 * (1 + 1.5**2))
-    assert LocalTraining(0.5, 1, 10, optimizer="adam", clip=3.0, noise=2.0).variance(100) == 0
+    full = LocalTraining(0.5, 1, 1 << 62, clip=3.0, noise=2.0)
+    assert full.variance(100) == pytest.approx((0.5 * 2 * 3 / 100) ** 2)
+    twice = replace(full, epochs=2, batch_size=10, momentum=0.5)
+    assert twice.variance(10) == pytest.approx(0.3**2 * (1 + 1.5**2))
+    assert replace(full, batch_size=10, optimizer="adam").variance(100) == 0
     assert LocalTraining(0.5, 1, 10).variance(100) == 0
 
 
@@ -661,17 +620,12 @@ def test_masks_of_dropout_belong_to_examples() -> None:
     plan = LocalTraining(1.0, 1, 1 << 62, clip=1e9)
 
     def of(batches: list[int]) -> torch.Tensor:
-        batched._x, batched._y, batched._offsets, batched.sizes = (
-            x.clone(),
-            y,
-            np.array([0, len(y)]),
-            [len(y)],
-        )
+        hold(batched, x, y)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DPSGDState, "batches", lambda self, k: iter([np.array(batches)]))
             return batched.train(Rows(batched.start[None]), [0], plan, 1)[0]
 
-    torch.testing.assert_close(of([0, 4, 7]), of([0]) + of([4]) + of([7]), rtol=0, atol=1e-12)
+    close(of([0, 4, 7]), of([0]) + of([4]) + of([7]))
     masks = of([0])
     x[4], y[4] = x[0], y[0]
     assert not torch.allclose(of([4]), masks, atol=1e-6)  # and differ
@@ -685,15 +639,8 @@ def test_masks_of_dropout_belong_to_examples() -> None:
     ("change", "word"),
     [
         ({"noise": 1.0}, "clip"),
-        ({"clip": -1.0}, "clip"),
-        ({"clip": float("nan")}, "clip"),
-        ({"clip": float("inf")}, "clip"),
-        ({"clip": "1"}, "clip"),
-        ({"clip": True}, "clip"),
-        ({"clip": 1.0, "noise": -1.0}, "noise"),
-        ({"clip": 1.0, "noise": float("nan")}, "noise"),
-        ({"clip": 1.0, "noise": float("inf")}, "noise"),
-        ({"clip": 1.0, "noise": None}, "noise"),
+        *(({"clip": clip}, "clip") for clip in (-1.0, math.nan, math.inf, "1", True)),
+        *(({"clip": 1.0, "noise": z}, "noise") for z in (-1.0, math.nan, math.inf, None)),
     ],
 )
 def test_what_cannot_be_private_is_refused_in_one_sentence(
@@ -713,14 +660,11 @@ def test_without_keys_there_is_no_private_training() -> None:
     batched = cohort()
     batched.secret = None
     with pytest.raises(UsageError, match="key"):
-        batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
-    assert not torch.equal(
-        batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10), 1)[0],
-        batched.start,
-    )
+        moved(batched, PLANS["sgd"])
+    assert not torch.equal(moved(batched, PLAIN)[0], batched.start)
 
 
 def test_plain_training_asks_for_no_secret() -> None:
     batched = cohort()
-    batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10), 1)
+    moved(batched, PLAIN)
     assert isinstance(batched.secret, Keys) and batched.secret.asked == []

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.number_format import printable, shown
+from securecluster.app.number_format import NONE, fixed, printable, shown
 from securecluster.app.plots.curves import bounded, labelled, legend_place
 from securecluster.app.plots.figure import Drawing, figure, save_all
 from securecluster.app.report import megabytes
+from securecluster.app.sweep_costs import NOT_COUNTED, TWO_UNITS
 from securecluster.runtime import run_secret
 
 Content = dict[str, Any]
@@ -18,7 +19,6 @@ Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
-NONE = "–"
 COLUMN_GAP = 2  # cells between two columns of a table
 WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
@@ -46,19 +46,20 @@ def show(content: Content, console: Any = None) -> None:
         content: content of compare.json.
         console: rich's; None is one on standard output.
     """
-    from securecluster.app.terminal import Console
+    from securecluster.app import terminal
 
     if console is None:
         # names of clients and data may contain what looks like markup
-        console = Console(markup=False)
+        console = terminal.Console(markup=False)
     target = content["target"]
     metric = content["metric"]
     rows = [_cells(row, target, metric) for row in content["protocols"]]
     headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
-    tables = _fitting_tables(headings, rows, console.width)
-    tables[0].title = _title(content)
-    for table in tables:
-        console.print(table)
+    title = _title(content)
+    for columns in _fitting(headings, rows, console.width):
+        cells = [[row[heading] for heading in columns] for row in rows]
+        console.print(terminal.table(columns, cells, title, numbers=True, light=True))
+        title = ""
     units = _units_of_privacy(content["protocols"])
     if units:
         console.print("; ".join(units))
@@ -100,8 +101,8 @@ def _simulated(content: Content) -> str:
     return f"{data} ({scenario}), {content['clients']} clients"
 
 
-def _fitting_tables(headings: list[str], rows: list[Cells], width: int) -> list[Any]:
-    """Return tables that have all columns together, the first column in each of them.
+def _fitting(headings: list[str], rows: list[Cells], width: int) -> list[list[str]]:
+    """Return the columns of tables that have all of them together, the first in each table.
 
     Args:
         headings: of all columns.
@@ -116,7 +117,7 @@ def _fitting_tables(headings: list[str], rows: list[Cells], width: int) -> list[
         if groups[-1] and _width(widened, rows) > width:
             groups.append([])
         groups[-1].append(heading)
-    return [_table([first, *group], rows) for group in groups]
+    return [[first, *group] for group in groups]
 
 
 def _width(headings: list[str], rows: list[Cells]) -> int:
@@ -131,23 +132,6 @@ def _width(headings: list[str], rows: list[Cells]) -> int:
         # not the number of characters: some take two cells, some none
         width += max(cell_len(text) for text in texts) + COLUMN_GAP
     return width
-
-
-def _table(headings: list[str], rows: list[Cells]) -> Any:
-    """Return rich's table of these columns."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in headings:
-        side: Any = "right"  # of numbers
-        if heading == "protocol":
-            side = "left"
-        table.add_column(heading, justify=side, overflow="fold")
-    for row in rows:
-        cells = [row[heading] for heading in headings]
-        table.add_row(*cells)
-    return table
 
 
 def _units_of_privacy(rows: list[Row]) -> list[str]:
@@ -176,17 +160,14 @@ def _together(content: Content) -> list[str]:
         return []
     lines = [_cost_text(cost) for cost in totals]
     if len(totals) > 1:
-        lines.append(
-            "ε of a client and ε of an example do not add up: neither figure covers the runs of "
-            "the other"
-        )
+        lines.append(TWO_UNITS)
     rows = content["protocols"]
     failed = [row["protocol"] for row in rows if row["error"] is not None]
     without_noise = [row["protocol"] for row in rows if _ended_without_noise(row)]
     if without_noise:
         lines.append(f"without noise, so that ε with it is infinite: {', '.join(without_noise)}")
     if failed:
-        lines.append(f"not counted, what was released before it failed: {', '.join(failed)}")
+        lines.append(f"{NOT_COUNTED}: {', '.join(failed)}")
     return lines
 
 
@@ -227,16 +208,16 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
     cells = {
         "protocol": row["protocol"],
         "clusters": "failed",
-        "ARI": _number(row["ari"], 2),
+        "ARI": fixed(row["ari"], 2),
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
-        f"at {target}": _number(row["at_target"], 3),
+        f"at {target}": fixed(row["at_target"], 3),
         "given": _given_text(row.get("given")),
-        "rounds": _number(row.get("rounds"), 0),
+        "rounds": fixed(row.get("rounds"), 0),
         "up+down": NONE,
         "servers": NONE,
         "ε": NONE,
-        "s": _number(row["seconds"], 1),
+        "s": fixed(row["seconds"], 1),
     }
     if row["servers"]:
         cells["servers"] = megabytes(row["servers"])
@@ -254,13 +235,6 @@ def _given_text(options: dict[str, int] | None) -> str:
         return NONE
     texts = [f"{name}={value}" for name, value in options.items()]
     return ", ".join(texts)
-
-
-def _number(value: float | None, digits: int) -> str:
-    """Return a number with some decimals, or a dash where there is none."""
-    if value is None:
-        return NONE
-    return f"{value:.{digits}f}"
 
 
 def draw(

@@ -2,6 +2,9 @@
 
 Clusters can be recognised from few numbers, and with far more noise. A sketch is a public map, not
 a mask: it hides what its q numbers do not determine, and protects nothing by itself.
+
+It is fresh for each call, by the public seed and the call's number. Its gain is that noise of the
+same σ falls on q numbers in place of d.
 """
 
 from __future__ import annotations

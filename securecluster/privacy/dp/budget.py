@@ -3,6 +3,10 @@
 The ledger of a run is the server's. A client that answers a server which asks for more than its
 protocol does, or that takes part in many runs, spends more than any of these ledgers says. So its
 owner may give it a file of its own, to which every release is written before it leaves.
+
+The events are those that the server writes, so the two agree; only for noise in shares does the
+client count the fewest survivors that it accepts. Runs are numbered apart and not joined by
+`Ledger.union`, which takes equal ledgers for one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Gaussian mechanism on rows that leave a client: clip to a norm, then add noise.
 
 See McMahan et al. 2018, and Dwork & Roth 2014, appendix A.
+
+Security rules: no error bypasses the mechanism. Under noise, rows that are not finite count as
+zeros, since an error would be a release without noise. A share of noise is released in sums over as
+many clients as there are shares, and a channel whose aggregator reads replies refuses it.
 """
 
 from __future__ import annotations

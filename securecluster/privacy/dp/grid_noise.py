@@ -16,6 +16,9 @@ or the radius is one of the few that are less accurate. Such a draw, about one i
 thousand, is made again with as many more bits of the cipher as it takes (mpmath). So no part of the
 Gaussian is cut off, and δ needs no addition. The assumptions are that the cipher's words are random
 and that float64 functions err by less than a hundred units in the last place.
+
+One gap remains: float32 sums of DP-SGD's gradients are rounded while they are formed.
+`benchmarks.grid_noise` measures this, and the margin of the clip is larger.
 """
 
 from __future__ import annotations

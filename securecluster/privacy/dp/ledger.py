@@ -10,6 +10,12 @@ The relation of neighbours that holds for every release is "blank": one unit kee
 contributes zeros to each release. The numbers of samples that means are divided by, sampling rates
 and who takes part are public, and stay. This is the "zero-out" relation of Kairouz et al. (2021),
 and `REPLACE_SPECIAL` of dp-accounting. Under "replace" one unit is exchanged for any other one.
+
+Of many clients only histories that no other one dominates are priced. Each client trains by the
+samples of its own id, and batches of several runs are independent, because keys and configurations
+are. After a kill the same bits are the same release and other bits another one (`Recall`); under a
+trusted server the bits are those of the noised sum, since a digest of rows without noise would
+distinguish them.
 """
 
 from __future__ import annotations

@@ -11,6 +11,11 @@ most
 
 So its sensitivity is the same whether units of privacy are blanked or replaced. A sample that is
 really added or removed also moves n, which this noise does not cover.
+
+The smallest of k means changes as one mean does, so a comparison of minima needs the noise of one.
+Losses get their noise once: a client stores them as it sent them, so that sums of them, and choices
+among models that it has evaluated, cost nothing more (`derived`). New noise is left to a separate
+method (`choose`, and not `choose_again`).
 """
 
 from __future__ import annotations

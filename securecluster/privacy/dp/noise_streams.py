@@ -5,6 +5,9 @@ call, the mechanism with its noise, and the very numbers that noise is added to.
 asked the same again therefore gives the same answer, also after a restart, and no second release of
 the same numbers averages the noise out. Asked anything else under the same number, in another run,
 or at another noise level, it draws anew: the noise of one answer cannot be subtracted from another.
+
+Keys follow from the secret of the run in simulations; nodes take them from the operating system and
+keep them.
 """
 
 from __future__ import annotations

@@ -8,11 +8,16 @@ The shares of all survivors count, so all of them are taken as honest.
 
 The rounded row's norm is checked with whole numbers, after everything that may round. So the
 sensitivity holds whatever float arithmetic did before, and a row beyond it counts as zeros.
+
+Clients and server hold to the planned number of survivors; the ledger prices what survived, up to
+the planned shares. Methods that also send clipped rows by themselves are refused, by what their
+client classes declare.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,7 +29,6 @@ from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.dp.accounting import SkellamRelease
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_noise import LARGEST_VARIANCE, Integers
-from securecluster.privacy.secure_sum.graph import least_survivors
 
 # Steps of the grid in the clip norm, over √d: rounding adds at most √d/2 steps to a row's norm,
 # which is 1/128 of it.
@@ -92,16 +96,21 @@ class SkellamMechanism:
     Args:
         norm: S, to which rows are clipped.
         multiplier: z, positive.
-        minimum: members of the smallest sum.
+        shares: function to the smallest number of survivors of which a sum over some members is
+            unmasked: that of the protection of sums.
         draws: streams of clients that add noise; None at a server.
     """
 
     def __init__(
-        self, norm: float, multiplier: float, minimum: int, draws: NoiseStreams | None = None
+        self,
+        norm: float,
+        multiplier: float,
+        shares: Callable[[int], int],
+        draws: NoiseStreams | None = None,
     ) -> None:
         self.norm = float(norm)
         self.multiplier = float(multiplier)
-        self.minimum = minimum
+        self._shares_of = shares
         self._draws = draws
 
     def shares(self, members: int) -> int:
@@ -110,7 +119,7 @@ class SkellamMechanism:
         Args:
             members: clients that are asked for a row.
         """
-        return least_survivors(members, self.minimum)
+        return self._shares_of(members)
 
     def plan(self, d: int, members: int) -> SumPlan:
         """Return the grid and the noise of a sum.

@@ -3,6 +3,10 @@
 A run's noise is found for planned numbers of releases. As long as every client's releases are
 within the plan, which sums and counts show, no accountant is asked. Only a client that goes beyond
 its plan is priced, before anything more leaves.
+
+Clients count before a reply leaves: Σ count/z² of releases without sampling, the steps of each (z,
+q), and the sums with Skellam noise. A simulation also counts the events of its ledger, where a
+repetition with other bits is another release. Newcomers are only warned of.
 """
 
 from __future__ import annotations

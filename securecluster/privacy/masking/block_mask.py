@@ -2,6 +2,9 @@
 
 So servers that receive masked rows only can average the first layers of models on their own
 (methods that share common layers).
+
+Masks are fresh each round, so each of several rounds between two averages of common layers travels
+on its own, and members get a correction for each.
 """
 
 from __future__ import annotations

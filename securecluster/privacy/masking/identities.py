@@ -1,7 +1,12 @@
 """Identities of clients: Ed25519 keys, and the roster of their public keys.
 
-A roster comes from outside of the run: from the seed in a simulation, and in a deployment from the
-enrolment of clients. Keys that a server relays during the run are verified against it.
+A roster comes from outside of the run: from the secret of the run in a simulation, and in a
+deployment from the enrolment of clients. Keys that a server relays during the run are verified
+against it.
+
+Signatures cover the configuration's hash and the numbers of both ends. A node is given identity and
+roster when it is built; without a roster it verifies nothing. A newcomer is admitted where the
+leader's roster names it.
 """
 
 from __future__ import annotations

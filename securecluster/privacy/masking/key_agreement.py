@@ -8,6 +8,11 @@ Keys and sealed seeds are signed with the clients' identities. A client with a r
 only with clients on it, so a server can neither name itself a peer, to read the seed, nor play
 leader, to set it. Without a roster no signature is verified: then the agreement protects against an
 honest-but-curious server only.
+
+Security rules: a seed that something has left under is fixed, and another one is refused. Until
+then a later agreement replaces it, since all replies to the first may have been lost. Who missed
+the agreement is left out of the masked round and joins at its next call. Seeds are sealed with
+AES-SIV, which needs no nonce: a leader may seal two seeds under one key.
 """
 
 from __future__ import annotations
@@ -16,29 +21,31 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import restored
 from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
-from securecluster.privacy.homomorphic.client_keys import EncryptionKeys
 from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity, Roster
-from securecluster.privacy.secure_sum.client_secrets import SumSecrets
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # bytes of a public key, and of a sealed seed
 KEY = 32
 BOX = 48
 # Ids of clients, also of those that join later, are below.
 MOST_CLIENTS = 1 << 31
+# number of a key authority on rosters of identities
+AUTHORITY_NUMBER = MOST_CLIENTS - 1
 # recipients of the seed in one frame; a server with more sends several frames
 PEERS = Upto("peers", "clients", minimum=1)
 
@@ -84,6 +91,42 @@ class SealedSeed:
 
 
 @dataclass
+class PairwiseKeys:
+    """Keys by which pairs of clients agree on pads.
+
+    Attributes:
+        private: X25519 private keys of the clients of one endpoint, by client id.
+        public: public keys of all clients of the run, as the server relayed them.
+    """
+
+    private: dict[int, bytes] = field(default_factory=dict, repr=False)
+    public: dict[int, bytes] = field(default_factory=dict)
+
+    def of(self, client: int) -> PairwiseKeys:
+        """Return the private key of one client alone, and the public keys of all.
+
+        Args:
+            client: its id.
+        """
+        return PairwiseKeys(_entry_of(self.private, client), dict(self.public))
+
+
+@dataclass
+class AuthorityKeys:
+    """Public keys that the clients of one endpoint encrypt and seal with.
+
+    Attributes:
+        public: the key authority's public key, by encryption scheme.
+        server: the server's public key for envelopes, by encryption scheme.
+        authority: the key authority's public key for boxes of tags, by encryption scheme.
+    """
+
+    public: dict[str, bytes] = field(default_factory=dict)
+    server: dict[str, bytes] = field(default_factory=dict)
+    authority: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass
 class Secrets:
     """Secrets that clients keep between rounds, by client id; never printed.
 
@@ -93,8 +136,9 @@ class Secrets:
         seed: shared seeds, once clients have them.
         noise: keys of the noise.
         unused: number of the key call that brought a seed under which nothing was released yet.
-        sums: keys and records of secure sums.
-        encryption: keys of encrypted sums.
+        pairwise: keys by which pairs of clients agree on pads.
+        authority: public keys of a key authority.
+        records: what protections keep of each client, by protection (`KeyRing.record`).
     """
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
@@ -102,8 +146,9 @@ class Secrets:
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
     noise: dict[int, bytes] = field(default_factory=dict, repr=False)
     unused: dict[int, int] = field(default_factory=dict)
-    sums: SumSecrets = field(default_factory=SumSecrets)
-    encryption: EncryptionKeys = field(default_factory=EncryptionKeys)
+    pairwise: PairwiseKeys = field(default_factory=PairwiseKeys)
+    authority: AuthorityKeys = field(default_factory=AuthorityKeys)
+    records: dict[str, dict[int, Any]] = field(default_factory=dict, repr=False)
 
     def of(self, client: int) -> Secrets:
         """Return the secrets of one client alone.
@@ -117,8 +162,9 @@ class Secrets:
             seed=_entry_of(self.seed, client),
             noise=_entry_of(self.noise, client),
             unused=_entry_of(self.unused, client),
-            sums=self.sums.of(client),
-            encryption=self.encryption,  # public keys only
+            pairwise=self.pairwise.of(client),
+            authority=self.authority,
+            records={name: _entry_of(kept, client) for name, kept in self.records.items()},
         )
 
 
@@ -178,6 +224,25 @@ class KeyRing:
         if self._randomness is None:
             return os.urandom(32)
         return self._randomness.key("client", client, purpose)
+
+    def record(self, protection: str, client: int, kind: type[R]) -> R:
+        """Return what a protection keeps of a client, to be changed in place; at first a new one.
+
+        Args:
+            protection: its name.
+            client: id of the client.
+            kind: class of the record, a dataclass whose fields have defaults.
+
+        Raises:
+            RunFolderError: a record that was damaged in a checkpoint.
+        """
+        kept = self.secrets.records.setdefault(protection, {})
+        found = kept.get(client)
+        if not isinstance(found, kind):
+            # Whoever reads a checkpoint does not know the class.
+            found = kind() if found is None else restored(found, kind)
+            kept[client] = found
+        return found
 
     def noise(self, client: int) -> bytes:
         """Return the key by which a client's noise is drawn, 32 bytes.

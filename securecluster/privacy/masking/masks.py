@@ -13,6 +13,16 @@ registers them:
 
     [project.entry-points."securecluster.masks"]
     sign-flips = "my_package.sign_flips"
+
+Masks are fresh for each call, keyed by its number: a map that is used again would show the Gram
+matrix of several rounds at once. Newcomers alone answer under the mask of an earlier call, in which
+they took no part, so no client sends two rows under one mask within a run or one `predict`. The
+exception is SR-FCA with l2, whose members post their cluster's model under the mask of the one-shot
+models that it is compared with.
+
+Under fresh masks the server cannot add the averages of different rounds. Where it must keep a model
+(a split, the clustering round of FL+HC, the leaves), a member that has all averages posts it
+masked.
 """
 
 from __future__ import annotations

@@ -48,11 +48,9 @@ def test_signs_with_the_mean_magnitude(x):
     )
     assert (np.sign(found) * np.sign(wide) >= 0).all()
     scale = (wide**2).sum(1)
-    np.testing.assert_allclose(
-        ((wide - found) ** 2).sum(1),
-        scale - np.abs(wide).sum(1) ** 2 / x.shape[1],
-        atol=1e-5 * scale.max() + 1e-300,
-    )
+    expected = scale - np.abs(wide).sum(1) ** 2 / x.shape[1]
+    slack = 1e-5 * scale.max() + 1e-300
+    np.testing.assert_allclose(((wide - found) ** 2).sum(1), expected, atol=slack)
 
 
 @given(ROWS, st.sampled_from([0.01, 0.3, 1.0]))
@@ -99,24 +97,14 @@ def test_the_bytes_are_those_of_the_frame(name):
     d = 1001
     (stage,) = build(name, d)
     coded = stage.forward(torch.randn(2, d, generator=torch.Generator().manual_seed(0)), 1)
-    header, empty = (
-        Header("c", "train", "gather", 1, 1, "client/0", "server", 1),
-        Update(Rows(torch.zeros(2, 0, dtype=torch.uint8)), None),
-    )
-    frame, without = (
-        wire.encode(header, Update(Rows(coded), None), 1),
-        wire.encode(header, empty, 1),
-    )
+    header = Header("c", "train", "gather", 1, 1, "client/0", "server", 1)
+    empty = Update(Rows(torch.zeros(2, 0, dtype=torch.uint8)), None)
+    frame = wire.encode(header, Update(Rows(coded), None), 1)
+    without = wire.encode(header, empty, 1)
     assert wire.size(header, Update(Rows(coded), None), 1) == len(frame)
     assert abs(len(frame) - len(without) - stage.size) <= 16  # the header's text names the length
-    bits = {
-        "8bit": 8 * d,
-        "4bit": 4 * d,
-        "1bit": d,
-        "topk:0.01": 11 * 48,
-        "topk:0.3": 301 * 48,
-        "topk:1": d * 48,
-    }[name]
+    dense = {"8bit": 8 * d, "4bit": 4 * d, "1bit": d}
+    bits = (dense | {"topk:0.01": 11 * 48, "topk:0.3": 301 * 48, "topk:1": d * 48})[name]
     assert 0 <= stage.size - bits / 8 < 5
     assert torch.equal(
         stage.decode(wire.decode(frame, Update)[1].delta.values), stage.decode(coded)[1:]
@@ -135,12 +123,8 @@ def test_large_rows_have_wide_places():
 def test_forged_rows_are_refused(name):
     (stage,) = build(name, 11)
     good = stage.forward(torch.randn(1, 11, generator=torch.Generator().manual_seed(0)), 1)
-    forged = [
-        good[:, :-1],
-        torch.cat([good, good[:, :1]], 1),
-        good.to(torch.int32),
-        torch.full_like(good, 255),
-    ]
+    longer = torch.cat([good, good[:, :1]], 1)
+    forged = [good[:, :-1], longer, good.to(torch.int32), torch.full_like(good, 255)]
     for rows in forged:
         with pytest.raises(FrameError, match="does not parse"):
             stage.decode(rows)

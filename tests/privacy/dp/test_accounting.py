@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,10 +286,8 @@ def test_orders_that_are_left_out_are_not_the_best(
 ) -> None:
     divergences = np.zeros(len(accounting.ORDERS))
     for z, q, count in history:
-        one = [
-            rdp.compute_rdp(q=q, noise_multiplier=z, steps=1, orders=float(order))
-            for order in accounting.ORDERS
-        ]
+        divergence = partial(rdp.compute_rdp, q=q, noise_multiplier=z, steps=1)
+        one = [divergence(orders=float(order)) for order in accounting.ORDERS]
         divergences += count * np.array(one, dtype=float)
     best, _ = rdp.get_privacy_spent(orders=accounting.ORDERS, rdp=divergences, delta=delta)
     assert epsilon(history, delta).rdp == max(0.0, float(best))
@@ -305,18 +304,16 @@ def test_the_dearest_history_is_found_without_pricing_all(monkeypatch: pytest.Mo
     histories = [((1.0, 16 / n, 3 * math.ceil(n / 16)),) for n in range(40, 80)]
     priced: list[object] = []
     genuine = accounting._epsilon
-    dear = max(
-        ((history, genuine(history, DELTA)) for history in histories[:20:3]),
-        key=lambda found: found[1].epsilon,
-    )
-    monkeypatch.setattr(
-        accounting,
-        "_epsilon",
-        lambda history, *rest: priced.append(history) or genuine(history, *rest),
-    )
+    dear = max(genuine(history, DELTA).epsilon for history in histories[:20:3])
+
+    def price(history: Any, *rest: Any) -> Any:
+        priced.append(history)
+        return genuine(history, *rest)
+
+    monkeypatch.setattr(accounting, "_epsilon", price)
     found = dearest(histories, DELTA)
     assert found is not None
-    assert found[1].epsilon >= dear[1].epsilon
+    assert found[1].epsilon >= dear
     assert len(priced) <= 6
 
 
@@ -381,20 +378,19 @@ def test_targets_that_cannot_be_met_say_so() -> None:
 
 def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> None:
     code = (
-        "import importlib.util as u, benchmarks as b\n"
+        "import importlib.util as u\n"
         "assert u.find_spec('opacus')\n"
-        "print(b.__file__, *[p for n in ('benchmarks', 'examples') if u.find_spec(n) for p in "
-        "u.find_spec(n).submodule_search_locations])"
+        "specs = [u.find_spec(name) for name in ('benchmarks', 'examples')]\n"
+        "print(*[path for spec in specs if spec for path in spec.submodule_search_locations])"
     )
-    ours, *others = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert Path(ours).is_relative_to(ROOT)
-    assert not any(Path(other).is_relative_to(ROOT) for other in others)
+    command = [sys.executable, "-E", "-W", "ignore", "-c", code]
+    here, elsewhere = (
+        [Path(path) for path in subprocess.check_output(command, cwd=cwd, text=True).split()]
+        for cwd in (ROOT, tmp_path)
+    )
+    assert here[0] == ROOT / "benchmarks"
+    # the installed package has no benchmarks and no examples
+    assert not {ROOT / "benchmarks", ROOT / "examples"} & set(elsewhere)
 
 
 def test_a_history_of_more_steps_at_a_lower_rate_is_not_left_out() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -30,6 +31,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
+from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.protocols.common.gram_mechanism import GramNoise
 from securecluster.runtime.call_context import CallContext, outside_run
 from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, answers
@@ -37,6 +39,9 @@ from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+# of which a secure sum is unmasked, by its members
+SURVIVORS = partial(least_survivors, minimum=2)
 
 # scales are extreme on purpose
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
@@ -92,22 +97,12 @@ def network(
     pipeline = Pipeline(stages)
     streams = kind.derived(Randomness(3), "run")
     pipeline.arm(streams)
-    endpoint = Endpoint(
-        Holder(rows),
-        range(len(rows)),
-        CONFIG,
-        pipeline,
-        KeyRing(CONFIG, Randomness(0), lambda seed: None),
-    )
+    keys = KeyRing(CONFIG, Randomness(0), lambda seed: None)
+    endpoint = Endpoint(Holder(rows), range(len(rows)), CONFIG, pipeline, keys)
     endpoint.noise = ClientNoise("client", NORM, Z, 1.0, streams)
-    return ServerChannel(
-        len(rows),
-        InProcess(endpoint.answer),
-        CONFIG,
-        pipeline,
-        Randomness(0),
-        costs=ReleaseAccounting(pipeline, curator=curator),
-    )
+    costs = ReleaseAccounting(pipeline, curator=curator)
+    door = InProcess(endpoint.answer)
+    return ServerChannel(len(rows), door, CONFIG, pipeline, Randomness(0), costs=costs)
 
 
 def curator(share: float = 1.0) -> TrustedCurator:
@@ -195,7 +190,7 @@ def test_noise_in_shares_is_audited_in_the_sum_of_the_fewest_survivors(
     share: float, honest: bool
 ) -> None:
     streams = NoiseStreams.derived(Randomness(7), "run")
-    mechanism = SkellamMechanism(NORM, Z * share, 2, streams)
+    mechanism = SkellamMechanism(NORM, Z * share, SURVIVORS, streams)
     members, d = 4, 40
     plan = mechanism.plan(d, members)
     canary = torch.full((d,), NORM / math.sqrt(d))
@@ -262,14 +257,8 @@ def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array
     flat = validation.build(
         nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5)
     )
-    clients = LocalTrainer(
-        federation,
-        flat,
-        Randomness(5),
-        torch.device("cpu"),
-        torch.float64,
-        secret=NoiseStreams.derived(Randomness(7), "run"),
-    )
+    cpu, secret = torch.device("cpu"), NoiseStreams.derived(Randomness(7), "run")
+    clients = LocalTrainer(federation, flat, Randomness(5), cpu, torch.float64, secret=secret)
     start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * runs)
     moved = clients.train(start, range(2 * runs), plan, 1).numpy()
     along = (moved[:, 0] - moved[:, d]) / plan.lr
@@ -338,11 +327,9 @@ def test_rates_are_clopper_and_pearsons_of_the_other_half() -> None:
     present, absent = (rng.random(200) < 0.8).astype(float), (rng.random(160) < 0.1).astype(float)
 
     def rates(confidence: float) -> tuple[float, float]:
-        bounds = [
-            stats.binomtest(int(x[1::2].sum()), len(x) // 2).proportion_ci(confidence, "exact")
-            for x in (present, absent)
-        ]
-        return bounds[0].low, bounds[1].high
+        tests = [stats.binomtest(int(x[1::2].sum()), len(x) // 2) for x in (present, absent)]
+        first, second = (test.proportion_ci(confidence, "exact") for test in tests)
+        return first.low, second.high
 
     audit = Audit(present, absent, 0.95)
     low, high = rates(0.95)

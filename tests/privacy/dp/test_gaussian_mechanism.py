@@ -46,14 +46,12 @@ def armed(*stages: object) -> Pipeline:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_clip_bounds_every_norm_and_leaves_short_rows_as_they_are(dtype: torch.dtype) -> None:
-    rows = torch.randn(
-        6, 50, dtype=dtype, generator=torch.Generator().manual_seed(0)
-    ) * torch.tensor([[0.0], [1e-3], [0.1], [1], [5], [1e4]])
+    normal = torch.randn(6, 50, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    rows = normal * torch.tensor([[0.0], [1e-3], [0.1], [1], [5], [1e4]])
     out = Clip(2.0).forward(rows, 1)
     exact = rows.double().numpy()
-    wanted = exact * np.minimum(
-        1, 2.0 / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
-    )
+    norms = np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
+    wanted = exact * np.minimum(1, 2.0 / norms)
     np.testing.assert_allclose(out.double().numpy(), wanted, rtol=2e-5)
     assert torch.equal(out[:3], rows[:3])
     assert float(out.double().norm(dim=1).max()) <= 2.0
@@ -93,9 +91,8 @@ def test_no_clipped_row_is_longer_than_the_bound(
 def test_noise_has_the_stated_deviation_and_looks_gaussian() -> None:
     rows = torch.zeros(20, 5000, dtype=torch.float64)
     rows += torch.arange(20.0)[:, None] * 1e-9  # rows that differ
-    noise = (
-        armed(Clip(2.0), Noise(2.0, 1.5)).forward(rows, 4, ids=range(20), field="delta") - rows
-    ) / 3.0
+    sent = armed(Clip(2.0), Noise(2.0, 1.5)).forward(rows, 4, ids=range(20), field="delta")
+    noise = (sent - rows) / 3.0
     assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], noise.numel())
     assert bound[0] < float(noise.square().sum()) < bound[1]
@@ -122,40 +119,29 @@ def test_a_client_in_a_batch_draws_as_it_does_alone() -> None:
     rows = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     pipeline = armed(Clip(1.0), Noise(1.0, 0.3))
     together = pipeline.forward(rows, 9, ids=[3, 5, 7, 8], field="delta")
-    alone = torch.cat(
-        [
-            pipeline.forward(rows[k : k + 1], 9, ids=[i], field="delta")
-            for k, i in enumerate([3, 5, 7, 8])
-        ]
-    )
+    pairs = zip(rows.split(1), (3, 5, 7, 8), strict=True)
+    alone = torch.cat([pipeline.forward(row, 9, ids=[i], field="delta") for row, i in pairs])
     assert torch.equal(together, alone)
 
 
 def test_who_lacks_the_key_draws_another_noise_and_repr_hides_it() -> None:
     row = torch.zeros(1000)
-    mine, others = (
-        NoiseStreams.derived(Randomness(seed), "run").noised(0, "delta", 1, row, 1.0, 1.0)
-        for seed in (3, 4)
-    )
+    streams = [NoiseStreams.derived(Randomness(seed), "run") for seed in (3, 4)]
+    mine, others = (own.noised(0, "delta", 1, row, 1.0, 1.0) for own in streams)
     assert abs(float(np.corrcoef(mine.numpy(), others.numpy())[0, 1])) < 5 / math.sqrt(1000)
     assert Randomness(3).key("client", 0, "noise").hex() not in repr(DRAWS)
 
 
 def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
-    n, rows = (
-        50,
-        torch.arange(50.0, dtype=torch.float64)[:, None] * 1e-9
-        + torch.zeros(50, 4000, dtype=torch.float64),
-    )
+    n = 50
+    rows = (torch.arange(50.0, dtype=torch.float64)[:, None] * 1e-9).repeat(1, 4000)
     pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=n))
     total = (pipeline.forward(rows, 1, ids=range(n), field="delta") - rows).sum(0)
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], 4000)
     assert bound[0] < float((total / 2.0).square().sum()) < bound[1]
-    assert (
-        pipeline.shares == n
-        and pipeline.multiplier == 2.0
-        and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n, rel=3e-3)
-    )
+    assert pipeline.shares == n
+    assert pipeline.multiplier == 2.0
+    assert pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n, rel=3e-3)
     with pytest.raises(UsageError, match="honest"):
         Noise(1.0, 1.0, shares=0)
 
@@ -181,9 +167,8 @@ class Blind(Plain):
 
 def test_shares_of_noise_wait_for_an_aggregator_that_reads_no_reply() -> None:
     pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=3))
-    endpoint = Endpoint(
-        Toy(), range(4), "c", pipeline, KeyRing("c", Randomness(0), lambda seed: None)
-    )
+    keys = KeyRing("c", Randomness(0), lambda seed: None)
+    endpoint = Endpoint(Toy(), range(4), "c", pipeline, keys)
     endpoint.noise = ClientNoise("client", 1.0, 2.0, 1.0, DRAWS)
     with pytest.raises(UsageError, match="reads every reply"):
         ServerChannel(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0))
@@ -236,16 +221,12 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     """
     rows = torch.full((1, 50_000), 1.001)
     rows[0, 0] = {"8bit": 254, "4bit": 14}.get(compress, 1.0)
-    pipeline, release = (
-        Pipeline([Clip(2.0), *codecs.build(compress, 50_000)]),
-        ReleasePolicy((GATHER,), through=("compressed",)),
-    )
+    pipeline = Pipeline([Clip(2.0), *codecs.build(compress, 50_000)])
+    release = ReleasePolicy((GATHER,), through=("compressed",))
     sent = pipeline.forward(rows, 1)
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9
-    costs = ReleaseAccounting(
-        Pipeline([Clip(2.0)], fields={"compressed": pipeline}),
-        curator=TrustedCurator(2.0, 1e-9, DRAWS),
-    )
-    assert float(
-        costs.read(release, CompressedUpdate(Rows(sent)), 1).compressed.values.double().norm()
-    ) <= 2.0 * (1 + 1e-6)
+    whole = Pipeline([Clip(2.0)], fields={"compressed": pipeline})
+    # with less noise, float32 would cut the row's numbers below the bound, clipped or not
+    costs = ReleaseAccounting(whole, curator=TrustedCurator(2.0, 1e-4, DRAWS))
+    read = costs.read(release, CompressedUpdate(Rows(sent)), 1).compressed.values
+    assert float(read.double().norm()) <= 2.0 * (1 + 1e-3)

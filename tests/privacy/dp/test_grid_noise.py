@@ -47,25 +47,19 @@ def definition(seed: bytes, widths: list[int], scale: float) -> list[list[int]]:
         pairs = []
         for k in range(half):
             u, turn, bits = max(words[k], -1 - words[k]), words[half + k], 63
-            key = hashlib.blake2b(
-                f"more bits {call} {k}".encode(), digest_size=32, key=seed
-            ).digest()
+            about = f"more bits {call} {k}".encode()
+            key = hashlib.blake2b(about, digest_size=32, key=seed).digest()
             for more in range(15):
-                extra = hashlib.blake2b(
-                    more.to_bytes(8, "little"), digest_size=16, key=key
-                ).digest()
+                number = more.to_bytes(8, "little")
+                extra = hashlib.blake2b(number, digest_size=16, key=key).digest()
                 u = u * 2**64 + int.from_bytes(extra[:8], "little")
                 turn = turn * 2**64 + int.from_bytes(extra[8:], "little")
                 bits += 64
             with mpmath.workprec(1100):
                 radius = scale * mpmath.sqrt(-2 * mpmath.log(mpmath.ldexp(u, -bits)))
                 angle = mpmath.pi * mpmath.ldexp(turn, -bits)
-                pairs.append(
-                    (
-                        mpmath.nint(radius * mpmath.cos(angle)),
-                        mpmath.nint(radius * mpmath.sin(angle)),
-                    )
-                )
+                pair = (radius * mpmath.cos(angle), radius * mpmath.sin(angle))
+                pairs.append(tuple(mpmath.nint(value) for value in pair))
         found.append([int(one) for one, _ in pairs] + [int(other) for _, other in pairs])
         found[-1] = found[-1][:d]
     return found
@@ -132,10 +126,8 @@ def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPa
         wrong = [abs(found[k] - w[0]) for k, w in enumerate(wanted)] + [
             abs(found[5000 + k] - w[1]) for k, w in enumerate(wanted)
         ]
-        cell = max(
-            abs(exact(r, a)[0] - exact(r + 1, a)[0])
-            for r, a in zip(ends * 50, angle[:100].tolist(), strict=True)
-        )
+        corners = zip(ends * 50, angle[:100].tolist(), strict=True)
+        cell = max(abs(exact(r, a)[0] - exact(r + 1, a)[0]) for r, a in corners)
         assert max(wrong) + cell < ERROR / 2
 
 

@@ -35,26 +35,20 @@ def clipped(client: Any, flat: torch.Tensor, k: int, bound: float) -> float:
 
 def test_each_samples_loss_is_clipped_before_the_mean(small: Federation) -> None:
     client: Any = SRFCA(mask="none", model="linear").build_client(small, DOUBLE).client
-    noise = torch.from_numpy(
-        np.random.default_rng(0).normal(size=(3, client.cohort.model.dimension))
-    )
+    draw = np.random.default_rng(0)
+    noise = torch.from_numpy(draw.normal(size=(3, client.cohort.model.dimension)))
     for bound in (0.5, 2.0, 50.0):
         found = client.cohort.losses(noise, [4, 1], bound)
-        np.testing.assert_allclose(
-            found, [[clipped(client, row, k, bound) for row in noise] for k in (4, 1)], rtol=1e-12
-        )
+        expected = [[clipped(client, row, k, bound) for row in noise] for k in (4, 1)]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
     whole = client.cohort.losses(noise, [4, 1])
-    assert (
-        np.array_equal(client.cohort.losses(noise, [4, 1], 1e9), whole)
-        and (whole > found * 0.99).all()
-    )
+    assert np.array_equal(client.cohort.losses(noise, [4, 1], 1e9), whole)
+    assert (whole > found * 0.99).all()
     broken = torch.stack([noise[0] * float("nan"), noise[0] * 1e200])
-    assert (client.cohort.losses(broken, [4, 1], 2.0)[:, 0] == 2).all() and (
-        client.cohort.losses(broken, [4, 1], 2.0) <= 2
-    ).all()
-    assert client.cohort.loss(Rows(noise), [0, 1, 2], 2.0) == pytest.approx(
-        [clipped(client, noise[k], k, 2.0) for k in range(3)]
-    )
+    assert (client.cohort.losses(broken, [4, 1], 2.0)[:, 0] == 2).all()
+    assert (client.cohort.losses(broken, [4, 1], 2.0) <= 2).all()
+    own = [clipped(client, noise[k], k, 2.0) for k in range(3)]
+    assert client.cohort.loss(Rows(noise), [0, 1, 2], 2.0) == pytest.approx(own)
 
 
 class Ones(NoiseStreams):
@@ -81,9 +75,8 @@ def test_the_noise_is_z_times_the_sensitivity_of_a_row() -> None:
         own = guard(unit, 0.5, 8.0)
         purposes = ["fits", "judges"]
         found = noised(own, purposes, context.ids, context.step, means, [10, 40])
-        np.testing.assert_allclose(
-            found - means, np.repeat(np.array(expected)[:, None], 4, 1), rtol=1e-12
-        )
+        shifts = np.repeat(np.array(expected)[:, None], 4, 1)
+        np.testing.assert_allclose(found - means, shifts, rtol=1e-12)
         assert own.draws.asked == [(7, "fits", 5, [1, 2, 3, 4]), (9, "judges", 5, [4, 3, 2, 1])]  # type: ignore[attr-defined]
     assert means[0, 0] == 1
 
@@ -95,9 +88,8 @@ def test_a_context_releases_the_same_rows_and_names_its_draws_by_their_number() 
         context = replace(outside_run(own, [7, 9], step=5), releases=Releases("fits"))
         released = context.release_losses(means, [10, 40])
         assert released.dtype == torch.float64
-        np.testing.assert_allclose(
-            released.numpy() - means, np.repeat(np.array(expected)[:, None], 4, 1), rtol=1e-12
-        )
+        shifts = np.repeat(np.array(expected)[:, None], 4, 1)
+        np.testing.assert_allclose(released.numpy() - means, shifts, rtol=1e-12)
         second = context.select([1]).release_losses(means[1:], [40], widths=[2]).numpy()
         # of two numbers of four, the sensitivity is smaller by the root of two
         shift = expected[1] / np.sqrt(2)
@@ -143,10 +135,8 @@ def test_no_sample_and_no_client_moves_a_row_by_more_than_is_said() -> None:
         one = np.linalg.norm((losses[0] - other) / n)
         # another client's row, or none
         whole = np.linalg.norm((losses.mean(0) if trial else np.full(k, bound)) - other)
-        worst = {
-            "example": max(worst["example"], float(one)),
-            "client": max(worst["client"], float(whole)),
-        }
+        for unit, moved in (("example", one), ("client", whole)):
+            worst[unit] = max(worst[unit], float(moved))
     for unit, found in worst.items():
         stated = sensitivity(guard(unit, 1.0, bound), k, n)
         assert 0.99 * stated <= found <= stated * (1 + 1e-12)

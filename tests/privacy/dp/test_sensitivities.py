@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models import validation
+from securecluster.models.flat_model import FlatModel
 from securecluster.models.per_example_gradients import Each, Outer, clipped
 from securecluster.privacy.dp import gaussian_mechanism
 from securecluster.privacy.dp.client_noise import ClientNoise
@@ -49,10 +51,8 @@ def climb(
     generator, best = torch.Generator().manual_seed(0), 0.0
     for restart in range(restarts):
         size = 10.0 ** (2 * restart - 1)
-        inputs = [
-            (torch.randn(shape, generator=generator, dtype=torch.float64) * size).requires_grad_()
-            for shape in shapes
-        ]
+        draw = partial(torch.randn, generator=generator, dtype=torch.float64)
+        inputs = [(draw(shape) * size).requires_grad_() for shape in shapes]
         optimizer = torch.optim.Adam(inputs, lr=size / 4, maximize=True)
         for _ in range(steps):
             optimizer.zero_grad()
@@ -102,10 +102,9 @@ def test_a_clipped_row(norm: float) -> None:
 
 def test_a_clipped_row_in_float32() -> None:
     clip, rng = Clip(1.0), np.random.default_rng(0)
-    rows = torch.from_numpy(
-        rng.normal(size=(4000, 257)).astype(np.float32)
-        * 10 ** rng.uniform(-3, 30, (4000, 1)).astype(np.float32)
-    )
+    normal = rng.normal(size=(4000, 257)).astype(np.float32)
+    scales = 10 ** rng.uniform(-3, 30, (4000, 1)).astype(np.float32)
+    rows = torch.from_numpy(normal * scales)
     # less than 1e-5 of any noise that protects
     assert float(clip.forward(rows, 0).double().norm(dim=1).max()) <= 1 + 1e-6
 
@@ -115,10 +114,11 @@ def test_a_gram_matrix_of_samples() -> None:
         lambda rows, x: packed(gram(torch.cat([rows, x])) - gram(rows)).norm(), [(5, 4), (1, 4)]
     )
     assert close(added, 1)
-    replaced = climb(
-        lambda rows, x, y: packed(gram(torch.cat([rows, x])) - gram(torch.cat([rows, y]))).norm(),
-        [(5, 4), (1, 4), (1, 4)],
-    )
+
+    def exchanged(rows: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return packed(gram(torch.cat([rows, x])) - gram(torch.cat([rows, y]))).norm()
+
+    replaced = climb(exchanged, [(5, 4), (1, 4), (1, 4)])
     assert close(replaced, REPLACED_GRAM)
     assert math.sqrt(2) == REPLACED_GRAM
 
@@ -140,14 +140,12 @@ def cohort(x: Array, y: NDArray[np.int64], model: nn.Module, classes: int) -> Lo
     }
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
     flat = validation.build(model, federation.shape, classes, Randomness(5))
-    return LocalTrainer(
-        federation,
-        flat,
-        Randomness(5),
-        torch.device("cpu"),
-        torch.float64,
-        secret=NoiseStreams.derived(Randomness(0), "run"),
-    )
+    return trainer(federation, flat)
+
+
+def trainer(federation: Federation, flat: FlatModel) -> LocalTrainer:
+    cpu, secret = torch.device("cpu"), NoiseStreams.derived(Randomness(0), "run")
+    return LocalTrainer(federation, flat, Randomness(5), cpu, torch.float64, secret=secret)
 
 
 def neighbours(genes: Array, n: int, d: int) -> tuple[LocalTrainer, range]:
@@ -170,14 +168,7 @@ def neighbours(genes: Array, n: int, d: int) -> tuple[LocalTrainer, range]:
     flat = validation.build(
         nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5)
     )
-    return LocalTrainer(
-        federation,
-        flat,
-        Randomness(5),
-        torch.device("cpu"),
-        torch.float64,
-        secret=NoiseStreams.derived(Randomness(0), "run"),
-    ), range(2 * p)
+    return trainer(federation, flat), range(2 * p)
 
 
 def paired(rows: torch.Tensor | Array) -> Array:
@@ -196,20 +187,14 @@ def test_mean_losses_of_clipped_samples(n: int, k: int) -> None:
         clients, who = neighbours(genes[:, :numbers], n, d)
         # models to make it show, for each pair
         sent = torch.from_numpy(genes[:, numbers:].reshape(len(genes), k, 2 * d).repeat(2, axis=0))
-        return paired(
-            np.stack(
-                [clients.loss(Rows(sent[:, j].contiguous()), who, bound) for j in range(k)], axis=1
-            )
-        )
+        models = [Rows(sent[:, j].contiguous()) for j in range(k)]
+        return paired(np.stack([clients.loss(own, who, bound) for own in models], axis=1))
 
-    stated = sensitivity(
-        ClientNoise("example", 1.0, 1.0, bound, NoiseStreams.derived(Randomness(0), "run")), k, n
-    )
+    streams = NoiseStreams.derived(Randomness(0), "run")
+    stated = sensitivity(ClientNoise("example", 1.0, 1.0, bound, streams), k, n)
     assert stated == pytest.approx(bound * math.sqrt(k) / n)
     assert close(evolve(moved, numbers + k * 2 * d, generations=30), stated)
-    whole = sensitivity(
-        ClientNoise("client", 1.0, 1.0, bound, NoiseStreams.derived(Randomness(0), "run")), k, n
-    )
+    whole = sensitivity(ClientNoise("client", 1.0, 1.0, bound, streams), k, n)
     if n == 1:  # all that a client has
         assert close(evolve(moved, numbers + k * 2 * d, generations=30), whole)
 
@@ -226,11 +211,8 @@ def test_a_step_on_examples_whose_gradients_are_clipped(n: int) -> None:
             # without biases, a sample of zeros has no gradient: it counts as nothing
             genes[:, n * (d + 1) : -1] = 0
         clients, who = neighbours(genes, n, d)
-        return paired(
-            clients.train(
-                Rows(torch.ones(1, 2 * d, dtype=torch.float64), (0,) * len(who)), who, plan, 1
-            )
-        )
+        start = Rows(torch.ones(1, 2 * d, dtype=torch.float64), (0,) * len(who))
+        return paired(clients.train(start, who, plan, 1))
 
     stated = plan.lr * plan.clip / n
     assert close(evolve(lambda genes: moved(genes, True), numbers), stated)
@@ -251,15 +233,12 @@ def test_no_examples_part_in_a_sum_is_longer_than_the_bound(
     factor or a product.
     """
     draw, bound = np.random.default_rng(seed), 10.0**clip
-    sides = [
-        np.clip(
-            draw.choice([-1, 1], (1, 1, 3)) * 10.0 ** (size - 5 * draw.random((1, 1, 3))),
-            -3e38,
-            3e38,
-        )
-        for size in (left, right)
-    ]
-    one, other = (torch.from_numpy(side.astype(np.float32)) for side in sides)
+    sides = []
+    for size in (left, right):
+        signs = draw.choice([-1, 1], (1, 1, 3))
+        side = np.clip(signs * 10.0 ** (size - 5 * draw.random((1, 1, 3))), -3e38, 3e38)
+        sides.append(torch.from_numpy(side.astype(np.float32)))
+    one, other = sides
     for part, shape in ((Outer(one, other), (1, 3, 3)), (Each(one), (1, 3))):
         found, factors = clipped({"w": part}, torch.full((1, 1), weight), bound)
         total = torch.zeros(shape)

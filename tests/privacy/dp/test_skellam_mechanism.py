@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -27,7 +29,10 @@ from securecluster.privacy.dp.skellam_mechanism import (
     least_release,
     rounded,
 )
-from securecluster.privacy.secure_sum.graph import build_graph, least_survivors
+from securecluster.protections.secure_sums.graph import build_graph, least_survivors
+
+# of which a secure sum is unmasked, by its members
+SURVIVORS = partial(least_survivors, minimum=2)
 
 DELTA = 1e-5
 STREAMS = NoiseStreams.derived(Randomness(0), "run")
@@ -75,7 +80,7 @@ def test_epsilon_is_above_that_of_the_exact_privacy_loss(variance: int, shift: i
 
 @pytest.mark.parametrize("times", [1, 10])
 def test_large_sums_cost_what_gaussians_of_their_variance_do(times: int) -> None:
-    plan = SkellamMechanism(1.0, 1.0, 2).plan(10**6, 100)
+    plan = SkellamMechanism(1.0, 1.0, SURVIVORS).plan(10**6, 100)
     release = plan.release(plan.shares)
     z = math.sqrt(release.variance) / release.norm
     found = skellam_epsilon([], [(release, times)], DELTA)
@@ -104,7 +109,7 @@ def test_other_releases_are_composed_at_the_same_orders() -> None:
 @pytest.mark.parametrize("z", [0.3, 1.0, 3.0])
 def test_plans_have_the_noise_that_was_asked_for(d: int, members: int, z: float) -> None:
     norm = 0.37
-    plan = SkellamMechanism(norm, z, 2).plan(d, members)
+    plan = SkellamMechanism(norm, z, SURVIVORS).plan(d, members)
     step = math.ldexp(1.0, -plan.exponent)
     assert STEPS * math.sqrt(d) <= norm / step < 2 * STEPS * math.sqrt(d)
     sensitivity = math.sqrt(plan.squared_norm) * step
@@ -121,7 +126,7 @@ def test_plans_have_the_noise_that_was_asked_for(d: int, members: int, z: float)
 
 
 def test_survivors_below_the_planned_shares_cost_more_and_above_the_same() -> None:
-    mechanism = SkellamMechanism(1.0, 2.0, 2)
+    mechanism = SkellamMechanism(1.0, 2.0, SURVIVORS)
     plan = mechanism.plan(1000, 12)
     assert plan.shares == 8
     usual = plan.release(8)
@@ -139,18 +144,9 @@ def test_survivors_below_the_planned_shares_cost_more_and_above_the_same() -> No
 
 
 def event(release: SkellamRelease, **changes: object) -> Event:
-    usual = {
-        "method": "contribute",
-        "verb": "sum",
-        "fields": ("delta",),
-        "round": 1,
-        "ids": (0, 1),
-        "mechanism": "skellam",
-        "noise_multiplier": 1.0,
-        "sensitivities": (release.norm, release.magnitudes),
-        "variance": release.variance,
-    }
-    return Event(**{**usual, **changes})  # type: ignore[arg-type]
+    usual = Event("contribute", "sum", ("delta",), 1, (0, 1), "skellam", 1.0)
+    sizes = (release.norm, release.magnitudes)
+    return replace(usual, sensitivities=sizes, variance=release.variance, **changes)  # type: ignore[arg-type]
 
 
 def test_the_ledger_prices_sums_with_everything_else() -> None:
@@ -176,11 +172,11 @@ def test_shares_are_the_fewest_survivors_that_guards_allow() -> None:
         assert 2 * least > members
         if graph.degree == members - 1:
             assert least == max(graph.threshold, members // 2 + 1)
-        assert SkellamMechanism(1.0, 1.0, 2).shares(members) == least
+        assert SkellamMechanism(1.0, 1.0, SURVIVORS).shares(members) == least
 
 
 def test_a_row_leaves_on_the_grid_with_its_noise() -> None:
-    mechanism = SkellamMechanism(1.0, 1.0, 2, STREAMS)
+    mechanism = SkellamMechanism(1.0, 1.0, SURVIVORS, STREAMS)
     plan = mechanism.plan(4000, 4)
     row = torch.randn(4000, generator=torch.Generator().manual_seed(0))
     row /= row.norm()
@@ -202,7 +198,7 @@ def test_a_row_leaves_on_the_grid_with_its_noise() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30, 1.2])
 def test_rows_beyond_the_norm_count_as_zeros(bad: float) -> None:
-    mechanism = SkellamMechanism(1.0, 1.0, 2, STREAMS)
+    mechanism = SkellamMechanism(1.0, 1.0, SURVIVORS, STREAMS)
     plan = mechanism.plan(8, 4)
     row = torch.zeros(8)
     row[3] = 1.0
@@ -216,7 +212,7 @@ def test_rows_beyond_the_norm_count_as_zeros(bad: float) -> None:
 def test_rounding_cannot_exceed_the_planned_norm() -> None:
     """The worst row is moved by half a step in every coordinate."""
     for d in (1, 7, 1000, 12345):
-        plan = SkellamMechanism(1.0, 1.0, 2).plan(d, 4)
+        plan = SkellamMechanism(1.0, 1.0, SURVIVORS).plan(d, 4)
         level = math.ldexp(1.0, plan.exponent) / math.sqrt(d)
         worst = (math.floor(level) + 0.5000001) * math.ldexp(1.0, -plan.exponent)
         row = torch.full((d,), worst, dtype=torch.float64)
@@ -225,7 +221,7 @@ def test_rounding_cannot_exceed_the_planned_norm() -> None:
 
 
 def test_sums_that_no_clients_can_have_are_refused() -> None:
-    mechanism = SkellamMechanism(1.0, 1.0, 2)
+    mechanism = SkellamMechanism(1.0, 1.0, SURVIVORS)
     plan = mechanism.plan(8, 4)
     total = torch.zeros(8, dtype=torch.int32)
     total[0] = plan.limit
@@ -239,11 +235,11 @@ def test_sums_that_no_clients_can_have_are_refused() -> None:
 
 def test_what_does_not_fit_the_ring_is_refused() -> None:
     with pytest.raises(UsageError, match="does not fit 32 bits"):
-        SkellamMechanism(1.0, 1.0, 2).plan(10**11, 200)
+        SkellamMechanism(1.0, 1.0, SURVIVORS).plan(10**11, 200)
     with pytest.raises(UsageError, match="does not fit 32 bits"):
-        SkellamMechanism(1.0, 1e5, 2).plan(10**6, 100)
+        SkellamMechanism(1.0, 1e5, SURVIVORS).plan(10**6, 100)
     with pytest.raises(UsageError, match="streams"):
-        mechanism = SkellamMechanism(1.0, 1.0, 2)
+        mechanism = SkellamMechanism(1.0, 1.0, SURVIVORS)
         mechanism.encode(torch.zeros(8), mechanism.plan(8, 4), 0, "delta", 1)
 
 

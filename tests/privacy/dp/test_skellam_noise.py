@@ -116,29 +116,17 @@ def test_a_draw_is_that_of_its_call_and_of_nothing_else() -> None:
     streams = NoiseStreams.derived(Randomness(0), "run")
 
     def noise(source: NoiseStreams = streams, **changes: object) -> tuple[int, ...]:
-        usual = {
-            "client": 1,
-            "purpose": "delta",
-            "step": 2,
-            "row": row,
-            "exponent": 10,
-            "variance": 1000,
-            "draws": 1,
-        }
+        usual = {"client": 1, "purpose": "delta", "step": 2, "row": row}
+        usual |= {"exponent": 10, "variance": 1000, "draws": 1}
         return tuple(source.skellam(**{**usual, **changes}).tolist())  # type: ignore[arg-type]
 
     assert noise() == noise() == noise(row=row.copy())
     others = [
-        noise(client=2),
-        noise(purpose="size"),
-        noise(step=3),
-        noise(row=row + 1),
-        noise(exponent=11),
-        noise(variance=1001),
-        noise(draws=2),
+        noise(client=2), noise(purpose="size"), noise(step=3), noise(row=row + 1),
+        noise(exponent=11), noise(variance=1001), noise(draws=2),
         noise(NoiseStreams.derived(Randomness(1), "run")),
         noise(NoiseStreams.derived(Randomness(0), "another")),
-    ]
+    ]  # fmt: skip
     found = [noise(), *others]
     for one, other in itertools.combinations(found, 2):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.6

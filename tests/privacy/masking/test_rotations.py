@@ -81,15 +81,10 @@ def test_padding_is_small_and_settled(d: int) -> None:
 @pytest.mark.parametrize(
     ("d", "n"),
     [
-        (1, 1),
-        (3, 4),
-        (64, 64),
-        (650, 672),
-        (4810, 4864),
-        (159_010, 159_744),
+        (1, 1), (3, 4), (64, 64), (650, 672), (4810, 4864), (159_010, 159_744),
         (1_663_370, 1_663_488),
     ],
-)
+)  # fmt: skip
 def test_the_width_of_known_models(d: int, n: int) -> None:
     assert padded(d) == width("rotation", d) == n
     assert width("haar", d) == width("permutation", d) == d
@@ -124,15 +119,13 @@ def test_padded_rows_rotate_as_the_naive_product(d: int) -> None:
     h = np.ones((1, 1))
     for k in hadamard.factors(d):
         h = np.kron(h, hadamard.matrix(k))
-    flips = 1 - 2 * np.unpackbits(
-        np.frombuffer(keystream(1, 2, 3 * n), np.uint8), bitorder="little"
-    )[: 3 * n].reshape(3, n).astype(int)
+    octets = np.frombuffer(keystream(1, 2, 3 * n), np.uint8)
+    flips = 1 - 2 * np.unpackbits(octets, bitorder="little")[: 3 * n].reshape(3, n).astype(int)
     x = rows(2, d).numpy()
     full = np.concatenate([x, np.zeros((2, n - d))], axis=1)
     expected = flips[2] * ((flips[1] * ((flips[0] * full) @ h.T)) @ h.T) / n
-    np.testing.assert_allclose(
-        rotation(d).forward(torch.from_numpy(x), 1).numpy(), expected, atol=1e-12
-    )
+    found = rotation(d).forward(torch.from_numpy(x), 1).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 30, 300])
@@ -190,12 +183,8 @@ def test_fresh_for_each_step_and_seed() -> None:
     x = torch.zeros(1, 512, dtype=torch.float64)
     x[0, 7] = 1
     for make in (lambda s: rotation(512, s), haar):
-        found = [
-            make(SEED).forward(x, 1),
-            make(SEED).forward(x, 2),
-            make(bytes(32)).forward(x, 1),
-            make(SEED).forward(x, 2**40),
-        ]
+        drawn = ((SEED, 1), (SEED, 2), (bytes(32), 1), (SEED, 2**40))
+        found = [make(seed).forward(x, step) for seed, step in drawn]
         for k, one in enumerate(found):
             for other in found[:k]:
                 assert float((one @ other.T).abs()) < 5 / math.sqrt(512)
@@ -246,13 +235,8 @@ def test_layers_of_signs_are_uniform() -> None:
     counts = np.zeros(4096)
     stage = rotation(4)
     for step in range(20_000):
-        counts[
-            int(
-                (
-                    (torch.stack(stage._of(4, step)).flatten() < 0).long() * (1 << torch.arange(12))
-                ).sum()
-            )
-        ] += 1
+        negative = (torch.stack(stage._of(4, step)).flatten() < 0).long()
+        counts[int((negative * (1 << torch.arange(12))).sum())] += 1
         stage._drawn.clear()
     expected = counts.sum() / 4096
     assert ((counts - expected) ** 2 / expected).sum() < 4095 + 4 * math.sqrt(2 * 4095)

@@ -1,1 +1,0 @@
-"""Sums of ciphertexts (BFV and CKKS): parameters, ciphers, packing and sealed envelopes."""

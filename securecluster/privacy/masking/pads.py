@@ -1,0 +1,347 @@
+"""Pads of pairs of clients: X25519 keys once a run, and a ChaCha20 stream for each call and field.
+
+Two clients agree on a pair key (X25519, RFC 7748; HKDF-SHA256, RFC 5869), bound to the run and to
+both ends. Each call takes a key of its own from it, so a revealed call key tells nothing of other
+calls (as in Flamingo, Ma et al. 2023), and each field's pad is the ChaCha20 stream (RFC 8439) of a
+key that follows from the call's.
+
+Python gives no constant time: this code protects against what parties send, not against one who
+measures the client's processor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
+
+# bytes of public, private and derived keys
+KEY = 32
+# bytes of a pad that are made at once: they stay in a core's cache
+BLOCK_BYTES = 1 << 16
+ZEROS = memoryview(bytes(BLOCK_BYTES))
+# prime of Curve25519
+FIELD_PRIME = (1 << 255) - 19
+
+ByteSource = Callable[[int], bytes]
+
+
+def transcript(label: str, *parts: bytes | str | int) -> bytes:
+    """Return an unambiguous encoding of a label and parts, each after its length.
+
+    Args:
+        label: purpose of the encoding; labels keep derived keys apart.
+        parts: bytes, text in UTF-8, or integers between 0 and 2^64 - 1.
+    """
+    encoded = [label.encode()]
+    for piece in parts:
+        if isinstance(piece, int):
+            data = piece.to_bytes(8, "big")
+        elif isinstance(piece, str):
+            data = piece.encode()
+        else:
+            data = piece
+        encoded.append(len(data).to_bytes(8, "big") + data)
+    return b"".join(encoded)
+
+
+def members_hash(members: Sequence[int]) -> bytes:
+    """Return SHA-256 of a list of clients, 32 bytes, whatever its order.
+
+    Args:
+        members: ids of the clients.
+    """
+    ids = sorted(members)
+    text = transcript("securecluster sum members v1", *ids)
+    return hashlib.sha256(text).digest()
+
+
+class KeyPair:
+    """X25519 key pair of a client, used for one run.
+
+    Args:
+        private: 32 secret bytes.
+
+    Attributes:
+        public: public key, 32 bytes.
+
+    Raises:
+        UsageError: not 32 bytes.
+    """
+
+    def __init__(self, private: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        if len(private) != KEY:
+            raise UsageError(f"a private key is {KEY} secret bytes, not {len(private)}")
+        self._key = X25519PrivateKey.from_private_bytes(private)
+        self.public = self._key.public_key().public_bytes_raw()
+
+    def __repr__(self) -> str:
+        # the public key: no secret may be printed
+        return f"KeyPair({self.public.hex()[:16]}…)"
+
+    def exchange(self, peer_public: bytes) -> bytes:
+        """Return the shared secret of X25519, 32 bytes.
+
+        Args:
+            peer_public: public key of the other end, 32 bytes.
+
+        Raises:
+            FrameError: a malformed key, or one of low order, whose secret everyone knows (RFC 7748,
+                section 6.1).
+        """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        try:
+            peer = X25519PublicKey.from_public_bytes(peer_public)
+            secret = self._key.exchange(peer)
+        except ValueError:
+            raise FrameError(
+                "a public key of the secure sum is not a valid X25519 key: its sender must be left "
+                "out"
+            ) from None
+        if not any(secret):
+            raise FrameError(
+                "a public key of the secure sum has low order: its sender must be left out"
+            )
+        return secret
+
+    def pair_key(self, own: int, peer: int, peer_public: bytes, run: bytes, purpose: str) -> bytes:
+        """Return the key that two clients share for a run, 32 bytes, the same at both ends.
+
+        It costs a scalar multiplication: derive it once for each pair and run.
+
+        Args:
+            own: id of this client.
+            peer: id of the other client.
+            peer_public: public key of the other client, 32 bytes.
+            run: hash of the run's configuration.
+            purpose: what the key is for; keys of two purposes are independent.
+
+        Raises:
+            FrameError: this client's own id or key, or an invalid key.
+        """
+        if peer == own or _point(peer_public) == _point(self.public):
+            raise FrameError(
+                f"client {own} was named itself as a peer of its secure sum: the keys were "
+                "tampered with, start a new run"
+            )
+        secret = self.exchange(peer_public)
+        ends = sorted([(own, self.public), (peer, peer_public)])
+        lower, upper = ends
+        info = transcript("securecluster sum pair v1", run, purpose, *lower, *upper)
+        return _extract_and_expand(secret, info)
+
+
+def check_public_keys(keys: Mapping[int, bytes], own: int, own_public: bytes) -> None:
+    """Raise FrameError for public keys that no honest server relays.
+
+    Args:
+        keys: client id -> public key, 32 bytes; this client's entry may be absent.
+        own: id of this client.
+        own_public: public key of this client.
+
+    Raises:
+        FrameError: a key of another length, one that two clients have, also as two encodings of one
+            point, or another key in this client's name.
+    """
+    points: dict[int, int] = {_point(own_public): own}
+    for client, key in keys.items():
+        if client == own and key != own_public:
+            raise FrameError(
+                f"client {own} was sent another public key in its own name: the keys were "
+                "tampered with, start a new run"
+            )
+        first = points.setdefault(_point(key), client)
+        if first != client:
+            raise FrameError(
+                f"clients {first} and {client} of a secure sum have the same public key: the keys "
+                "were tampered with, start a new run"
+            )
+
+
+def _point(public: bytes) -> int:
+    """Return the point that a public key stands for, so that all encodings of it compare equal.
+
+    The highest bit is ignored, and numbers count modulo the prime (RFC 7748, section 5).
+
+    Args:
+        public: 32 bytes.
+
+    Raises:
+        FrameError: not 32 bytes.
+    """
+    if len(public) != KEY:
+        raise FrameError(f"a public key of a secure sum has {KEY} bytes, not {len(public)}")
+    number = int.from_bytes(public, "little") & ((1 << 255) - 1)
+    return number % FIELD_PRIME
+
+
+def call_key(pair_key: bytes, call: int, attempt: int, members: bytes) -> bytes:
+    """Return the key of one call's pads between two clients, 32 bytes.
+
+    Args:
+        pair_key: key of the pair, 32 bytes.
+        call: number of the call.
+        attempt: number of the attempt at this call, from 0.
+        members: `members_hash` of the clients that are asked for a row.
+    """
+    info = transcript("securecluster sum call v1", call, attempt, members)
+    return expand(pair_key, info)
+
+
+def field_key(key: bytes, field: str) -> bytes:
+    """Return the key of one field's pad, 32 bytes.
+
+    Args:
+        key: a call key, or the seed of a self mask, 32 bytes.
+        field: name of the field.
+    """
+    info = transcript("securecluster sum field v1", field)
+    return expand(key, info)
+
+
+def expand(key: bytes, info: bytes) -> bytes:
+    """Return HKDF-Expand with SHA-256, 32 bytes (RFC 5869, section 2.3).
+
+    Args:
+        key: a uniform key, 32 bytes, for which the step of extraction is not needed (section 3.3).
+        info: what the new key is for.
+    """
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+    return HKDFExpand(SHA256(), KEY, info=info).derive(key)
+
+
+def _extract_and_expand(secret: bytes, info: bytes) -> bytes:
+    """Return HKDF with SHA-256 and no salt, 32 bytes (RFC 5869).
+
+    Args:
+        secret: shared secret, not uniform.
+        info: what the key is for.
+    """
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), KEY, salt=None, info=info).derive(secret)
+
+
+def pad_sign(client: int, peer: int) -> int:
+    """Return the sign with which a client adds the pad of a pair: the lower id adds.
+
+    Args:
+        client: id of the client.
+        peer: id of the other client.
+    """
+    # Both ends of a pair derive the same pad, so their signs must be opposite.
+    if client < peer:
+        return 1
+    return -1
+
+
+def add_pad(buffer: torch.Tensor, key: bytes, sign: int) -> None:
+    """Add the pad of a key to a buffer, or subtract it, in place and in the ring.
+
+    Args:
+        buffer: contiguous int32 or int64 tensor (…) on the CPU.
+        key: key of the pad, 32 bytes.
+        sign: 1 or -1.
+
+    Raises:
+        UsageError: another buffer or sign.
+    """
+    add_pads(buffer, [(key, sign)])
+
+
+def add_pads(buffer: torch.Tensor, pads: Sequence[tuple[bytes, int]]) -> None:
+    """Add the pads of several keys to a buffer, in place and in the ring.
+
+    All pads of a block are added before the next block is read, so that the block stays in the
+    cache.
+
+    Args:
+        buffer: contiguous int32 or int64 tensor (…) on the CPU.
+        pads: (key of 32 bytes, sign 1 or -1) of each pad.
+
+    Raises:
+        UsageError: another buffer or sign.
+    """
+    words = _words(buffer)
+    streams = []
+    for key, sign in pads:
+        if sign not in (1, -1):
+            raise UsageError(f"the sign of a pad is 1 or -1, not {sign}")
+        # typed as Any: numpy's ufuncs have no common type
+        operation: Any = np.add if sign == 1 else np.subtract
+        streams.append((_stream(key), operation))
+    block_words = BLOCK_BYTES // words.itemsize
+    # RFC 8439 serializes its words in little-endian order.
+    scratch = np.empty(block_words, dtype=words.dtype.newbyteorder("<"))
+    scratch_bytes = scratch.data.cast("B")
+    for start in range(0, len(words), block_words):
+        block = words[start : start + block_words]
+        pad = scratch[: len(block)]
+        zeros = ZEROS[: pad.nbytes]
+        for stream, operation in streams:
+            # Encrypted zeros are the stream itself.
+            stream.update_into(zeros, scratch_bytes)
+            operation(block, pad, out=block)
+
+
+def _words(buffer: torch.Tensor) -> NDArray[Any]:
+    """Return a view of a buffer's memory as a vector of integers, which wrap.
+
+    Args:
+        buffer: contiguous int32 or int64 tensor (…) on the CPU.
+
+    Raises:
+        UsageError: another buffer.
+    """
+    is_ring = buffer.dtype in (torch.int32, torch.int64)
+    if not is_ring or buffer.device.type != "cpu" or not buffer.is_contiguous():
+        raise UsageError(
+            "pads are added to contiguous int32 or int64 tensors on the CPU, not to "
+            f"{buffer.dtype} on {buffer.device}"
+        )
+    words: NDArray[Any] = buffer.view(-1).numpy()
+    return words
+
+
+def byte_source(key: bytes) -> ByteSource:
+    """Return a function that returns the next bytes of the ChaCha20 stream of a key.
+
+    Args:
+        key: 32 secret bytes.
+    """
+    stream = _stream(key)
+
+    def read(count: int) -> bytes:
+        return stream.update(bytes(count))
+
+    return read
+
+
+def _stream(key: bytes) -> CipherContext:
+    """Return the ChaCha20 stream of a key, from block 0 and with a nonce of zeros.
+
+    Every key makes one stream only, so the nonce need not change.
+
+    Args:
+        key: 32 secret bytes.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    counter_and_nonce = bytes(16)
+    return Cipher(ChaCha20(key, counter_and_nonce), mode=None).encryptor()

@@ -1,1 +1,0 @@
-"""Primitives of secure sums: the server learns the sum of the clients' rows, and no single row."""

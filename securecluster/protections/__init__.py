@@ -1,0 +1,1 @@
+"""Protections of replies, one folder each, and the registry of their names."""

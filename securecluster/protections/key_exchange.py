@@ -1,0 +1,261 @@
+"""Exchange of the public keys by which pairs of clients agree on pads, once a run.
+
+`sum_offer` brings a client's signed X25519 key to the server, and `sum_keys` those of the others to
+each client. Secure sums and padded pairs share the exchange and the keys; the keys of pairs that
+follow from them are apart by purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, PolicyError
+from securecluster.messaging.bounds import Octets, Upto, Whole
+from securecluster.messaging.messages import Ack, Call, Empty, Picks, Response, Rows
+from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.privacy.masking.identities import SIGNATURE
+from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
+from securecluster.privacy.masking.pads import KEY, KeyPair, check_public_keys, transcript
+from securecluster.runtime.channel_state import KeyDirectory, SumOffer
+from securecluster.runtime.port import TRIES, Port
+from securecluster.runtime.services import MessageTypes
+
+OFFERS = Upto("offers", "clients", minimum=1)
+
+
+@dataclass(frozen=True, eq=False)
+class SumKey:
+    """Client's offer to the server."""
+
+    key: Annotated[Rows, Octets((KEY,))]  # (b, 32) uint8, X25519
+    signature: Annotated[Rows, Octets((SIGNATURE,))]  # (b, 64) uint8, zeros without an identity
+
+
+@dataclass(frozen=True, eq=False)
+class SumKeys:
+    """Server's message to a client: the keys that it has not received yet."""
+
+    ids: Annotated[Picks, Whole((OFFERS,), below=MOST_CLIENTS)]  # (k,) int64
+    keys: Annotated[Picks, Octets((OFFERS, KEY))]  # (k, 32) uint8
+    signatures: Annotated[Picks, Octets((OFFERS, SIGNATURE))]  # (k, 64) uint8, of the keys
+
+
+EXCHANGE_METHODS: Mapping[str, MessageTypes] = {
+    "sum_offer": (Empty, SumKey),
+    "sum_keys": (SumKeys, Ack),
+}
+
+
+class KeyExchange:
+    """The part of one endpoint's clients in the exchange, and the keys of pairs.
+
+    Args:
+        run: hash of the run's configuration.
+        keys: the clients' identities, roster and secrets.
+        purpose: what the keys of pairs are for; those of two purposes are independent.
+    """
+
+    def __init__(self, run: bytes, keys: KeyRing, purpose: str) -> None:
+        self._run = run
+        self._keys = keys
+        self._purpose = purpose
+        # Pair keys by (lower id, its public key, higher id, its public key); an endpoint with both
+        # clients computes them once.
+        self._pair_keys: dict[tuple[int, bytes, int, bytes], bytes] = {}
+        self._pairs: dict[int, KeyPair] = {}
+
+    @property
+    def public(self) -> Mapping[int, bytes]:
+        """Return the public keys that the server has relayed, by client id."""
+        return self._keys.secrets.pairwise.public
+
+    def answer(self, call: Call) -> Any:
+        """Return the clients' reply to a call of the exchange.
+
+        Args:
+            call: requests to clients of the endpoint.
+
+        Raises:
+            FrameError: a message that was tampered with.
+        """
+        if call.method == "sum_offer":
+            return self._offer(call.to)
+        return self._take_keys(call)
+
+    def check_members(self, client: int, members: Sequence[int]) -> None:
+        """Raise PolicyError for members whose keys were not relayed.
+
+        Args:
+            client: id of the client.
+            members: ids of the members of a sum.
+        """
+        strangers = [member for member in members if member not in self.public]
+        if strangers:
+            raise PolicyError(
+                f"client {client} has no key of client {strangers[0]}, so it takes part in no "
+                "secure sum with it"
+            )
+
+    def pair_key(self, client: int, peer: int) -> bytes:
+        """Return the key that a client shares with another one, 32 bytes.
+
+        Args:
+            client: id of the client.
+            peer: id of the other client, whose key was relayed.
+
+        Raises:
+            FrameError: an invalid key.
+        """
+        pair = self._pair(client)
+        peer_public = self.public[peer]
+        lower, upper = sorted([(client, pair.public), (peer, peer_public)])
+        ends = (*lower, *upper)
+        if ends not in self._pair_keys:
+            key = pair.pair_key(client, peer, peer_public, self._run, self._purpose)
+            self._pair_keys[ends] = key
+        return self._pair_keys[ends]
+
+    def _offer(self, clients: Sequence[int]) -> SumKey:
+        """Return the signed public keys of some clients."""
+        keys = []
+        signatures = []
+        for client in clients:
+            public = self._pair(client).public
+            keys.append(public)
+            signatures.append(self._keys.sign(client, self._statement(client, public)))
+        return SumKey(Rows(as_table(keys, KEY)), Rows(as_table(signatures, SIGNATURE)))
+
+    def _take_keys(self, call: Call) -> Ack:
+        """Store the public keys of other clients, which no later message can replace.
+
+        Raises:
+            FrameError: a key that its client did not sign, or another one than before, or one that
+                no honest server relays.
+        """
+        query: SumKeys = call.query
+        public_keys = self._keys.secrets.pairwise.public
+        for k, recipient in enumerate(call.to):
+            picks = list(query.ids.picks[k])
+            ids = query.ids.table[picks].tolist()
+            keys = [as_bytes(row) for row in query.keys.table[picks]]
+            signatures = [as_bytes(row) for row in query.signatures.table[picks]]
+            relayed = dict(zip(ids, keys, strict=True))
+            if len(relayed) < len(ids):
+                raise FrameError("the keys of a secure sum name a client twice")
+            for client, key, signature in zip(ids, keys, signatures, strict=True):
+                if public_keys.get(client, key) != key:
+                    raise FrameError(
+                        f"client {recipient} was sent another key of client {client} than before: "
+                        "the keys were tampered with, start a new run"
+                    )
+                if client not in public_keys:
+                    self._keys.verify(client, self._statement(client, key), signature)
+            merged = {**public_keys, **relayed}
+            check_public_keys(merged, recipient, self._pair(recipient).public)
+            public_keys.update(relayed)
+        return Ack()
+
+    def _pair(self, client: int) -> KeyPair:
+        """Return a client's X25519 keys, drawn once a run."""
+        private = self._keys.secrets.pairwise.private
+        if client not in private:
+            private[client] = self._keys.secret(client, "secure sum x25519")
+        if client not in self._pairs:
+            self._pairs[client] = KeyPair(private[client])
+        return self._pairs[client]
+
+    def _statement(self, client: int, public: bytes) -> bytes:
+        return offer_statement(self._run, client, public)
+
+
+def offer_statement(run: bytes, client: int, public: bytes) -> bytes:
+    """Return what a client signs when it offers its key: it holds for one run and client.
+
+    Args:
+        run: hash of the run's configuration.
+        client: id of the client.
+        public: its public key, 32 bytes.
+    """
+    return transcript("securecluster secure sum offer v1", run, client, public)
+
+
+class KeyRelay:
+    """The server's half of the exchange.
+
+    Attributes:
+        port: the channel's, whose state has the keys.
+    """
+
+    port: Port
+
+    def connect(self, port: Port) -> None:
+        """Take the channel's port.
+
+        Args:
+            port: sends the messages of the exchange.
+        """
+        self.port = port
+
+    @property
+    def directory(self) -> KeyDirectory:
+        """Return the keys that clients offered."""
+        return self.port.state().sum_keys
+
+    def ready(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have the keys of each other, after an exchange where needed.
+
+        Args:
+            clients: ids of the clients of the next sums.
+        """
+        directory = self.directory
+        for _ in range(TRIES):
+            offered = directory.keys
+            silent = [client for client in clients if client not in offered]
+            if not silent:
+                break
+            self._collect_offers(silent)
+        for _ in range(TRIES):
+            behind = self._behind(clients)
+            if not behind:
+                break
+            self._relay_offers(behind)
+        last = len(directory.offers)
+        return [client for client in clients if directory.told.get(client) == last]
+
+    def _collect_offers(self, clients: Sequence[int]) -> None:
+        response = self._send("sum_offer", clients, Empty())
+        if response.reply is None:
+            return
+        keys = response.reply.key.values
+        signatures = response.reply.signature.values
+        for client, key, signature in zip(response.ids, keys, signatures, strict=True):
+            offer = SumOffer(client, as_bytes(key), as_bytes(signature))
+            self.directory.offers.append(offer)
+
+    def _behind(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that offered a key and lack one of another client."""
+        directory = self.directory
+        offered = directory.keys
+        last = len(directory.offers)
+        return [c for c in clients if c in offered and directory.told.get(c, 0) < last]
+
+    def _relay_offers(self, clients: Sequence[int]) -> None:
+        directory = self.directory
+        last = len(directory.offers)
+        picks = tuple(tuple(range(directory.told.get(c, 0), last)) for c in clients)
+        ids = torch.tensor([offer.client for offer in directory.offers])
+        keys = as_table([offer.key for offer in directory.offers], KEY)
+        signatures = as_table([offer.signature for offer in directory.offers], SIGNATURE)
+        query = SumKeys(Picks(ids, picks), Picks(keys, picks), Picks(signatures, picks))
+        response = self._send("sum_keys", clients, query)
+        for client in response.ids:
+            directory.told[client] = last
+
+    def _send(self, method: str, to: Sequence[int], query: Any) -> Response:
+        """Send a message of the exchange."""
+        state = self.port.state()
+        state.sum_step += 1
+        return self.port.to_clients(method, to, query, step=state.sum_step)

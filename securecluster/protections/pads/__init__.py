@@ -1,0 +1,1 @@
+"""Padded pairs: the server reads sums over two clients, and no row of one."""

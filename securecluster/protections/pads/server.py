@@ -1,0 +1,122 @@
+"""The server's half of padded pairs: it reads R, and no single row.
+
+Two exchanges of keys come before the first call of a run, and a question for the attempt before
+each. A client that is lost costs nothing but its own row and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, UsageError
+from securecluster.messaging.messages import Call, format_ids
+from securecluster.protections.key_exchange import KeyRelay
+from securecluster.protections.pads.client import NAME, PairsRequest
+from securecluster.protections.pair_rows import PAIR, PairRange
+from securecluster.runtime.aggregators import Exchange
+from securecluster.runtime.pair_aggregators import (
+    PairFunctions,
+    PairTotal,
+    check_replies,
+    check_rows,
+    positions,
+)
+from securecluster.runtime.port import TRIES, Connected
+
+
+class PaddedPairs(Connected):
+    """Aggregator for pairs whose server reads sums of pairs.
+
+    Args:
+        ranges: range of each field of rows.
+        functions: functions of R.
+    """
+
+    name = NAME
+    server_reads_rows = False
+
+    def __init__(self, ranges: Mapping[str, PairRange], functions: PairFunctions) -> None:
+        self._ranges = ranges
+        self._functions = functions
+        self.keys: KeyRelay = KeyRelay()
+
+    def check(self, then: str) -> None:
+        """Raise UsageError for a function of R that is not declared.
+
+        Args:
+            then: name of the function of R.
+        """
+        self._functions.check(then)
+
+    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+        """Read padded rows, add those of each pair, and compute a function of R.
+
+        Args:
+            exchange: sends a call, again to clients that do not reply, and returns the replies.
+            call: the call to the clients that are ready.
+            columns: the clients that a row has numbers of, ascending.
+            then: name of the function of R.
+
+        Raises:
+            UsageError: fewer than two clients replied, or clients that do not ascend.
+            FrameError: rows of another length, or a sum that no two clients can have.
+        """
+        if list(columns) != sorted(set(columns)):
+            raise UsageError("padded pairs name each client once, in ascending order: ask them so")
+        response = exchange(self._attempt(call, columns))
+        check_replies(response.ids)
+        ((name, field),) = vars(response.reply).items()
+        rows = field.values
+        check_rows(rows, len(response.ids), len(columns))
+        relevance = self._relevance(name, rows[:, positions(columns, response.ids)])
+        return PairTotal(response.ids, self._functions.apply(then, relevance), relevance)
+
+    def _attempt(self, call: Call, columns: Sequence[int]) -> Call:
+        """Return the call in an attempt that its clients can take part in, without silent ones."""
+        text = format_ids(columns)
+        attempts: dict[int, int] = {}
+        for _ in range(TRIES):
+            silent = [client for client in call.to if client not in attempts]
+            if not silent:
+                break
+            response = self.keys.port.to_clients(
+                "pair_attempt",
+                silent,
+                PairsRequest(call.method),
+                call=call,
+                group=[text] * len(silent),
+                members=[len(columns)] * len(silent),
+            )
+            if response.reply is not None:
+                attempt_numbers = response.reply.attempt.values.tolist()
+                attempts.update(zip(response.ids, attempt_numbers, strict=True))
+        remaining = call.select([k for k, client in enumerate(call.to) if client in attempts])
+        return replace(
+            remaining,
+            members=(len(columns),) * len(remaining.to),
+            group=(text,) * len(remaining.to),
+            attempt=max(attempts.values(), default=0),
+        )
+
+    def _relevance(self, name: str, square: torch.Tensor) -> torch.Tensor:
+        """Return R (r, r) in float64, from the padded rows of r clients in the ring.
+
+        Raises:
+            FrameError: a sum that no two clients can have.
+        """
+        pair_range = self._ranges[name]
+        symmetric = (square + square.T).contiguous()  # wraps, and so the pads of each pair cancel
+        symmetric.fill_diagonal_(0)
+        relevance = pair_range.fixed_point(name).decode(symmetric, PAIR, torch.float64) / 2
+        relevance.fill_diagonal_(pair_range.itself)
+        others = relevance[~torch.eye(len(relevance), dtype=torch.bool)]
+        low, high = torch.aminmax(others)
+        error = pair_range.error_bound()
+        if float(low) < pair_range.low - error or float(high) > pair_range.high + error:
+            raise FrameError(
+                f"{name}: a pair of clients has a sum beyond its range: a row was forged, or two "
+                "clients have other keys of each other; start a new run"
+            )
+        return relevance

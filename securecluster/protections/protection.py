@@ -1,0 +1,270 @@
+"""What a protection of replies is: one object for each name that users give.
+
+It hides what single clients send through one verb, `sum` or `pairs`. The object says what the
+protection needs and what it does not work with, makes its messages and its halves at clients,
+server and key authority, and has its words for reports. Everything else asks the object, and knows
+no protection by name. `registry` has the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.privacy.cohorts import Cohort
+from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.protections.pair_rows import PairRange
+from securecluster.protections.sum_ranges import SumRanges
+from securecluster.runtime.aggregators import Aggregator
+from securecluster.runtime.authority import Authority
+from securecluster.runtime.client_half import ClientHalf, HiddenReplies
+from securecluster.runtime.pair_aggregators import LabelledValue, PairAggregator, PairFunctions
+from securecluster.runtime.services import MessageTypes
+
+# what is told of hidden replies: their sums, all of R, or the clusters' labels alone
+SUMS = "sums"
+MATRIX = "matrix"
+LABELS = "labels"
+# protections that a run may claim of fields of clients' replies
+HIDDEN_SUMS = "secure sums"
+HIDDEN_PAIRS = "sums or encryption of pairs"
+ENCRYPTION = "encryption for a key authority"
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """Keys of a server.
+
+    Args:
+        private: its private key for envelopes, 32 bytes.
+        roster: identities whose signatures count; None verifies nothing.
+    """
+
+    private: bytes
+    roster: Roster | None
+
+
+@dataclass(frozen=True)
+class SumFacts:
+    """What the halves of a protection of sums are made from, at each party of a run.
+
+    Args:
+        run: hash of the run's configuration.
+        ranges: ranges of the fields that are summed; at clients with the streams of their noise.
+        dtype: type of the models' numbers.
+        minimum: members of the smallest sum.
+        shares: shares of the pipeline's noise.
+        fixed: client methods whose rows are the same in every call (`fixed_sums`).
+        cohorts: of all clients of the run, where every sum is over whole ones; else empty.
+        opened: names of all protections of the run whose sums a key authority opens.
+    """
+
+    run: str
+    ranges: SumRanges
+    dtype: torch.dtype
+    minimum: int
+    shares: int
+    fixed: frozenset[str]
+    cohorts: Sequence[Cohort]
+    opened: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What the halves of a protection of pairs are made from, at each party of a run.
+
+    Args:
+        run: hash of the run's configuration.
+        ranges: range of each field of rows.
+        functions: functions of R.
+        labelled: makes a function's value of the labels alone, by its name; of functions that are
+            not here, R is released.
+        saturate: True to clamp numbers beyond their range, in runs with noise, where an error would
+            be a release.
+        minimum: fewest members of a call in which a client takes part.
+        opened: names of all protections of the run whose sums a key authority opens.
+    """
+
+    run: str
+    ranges: Mapping[str, PairRange]
+    functions: PairFunctions
+    labelled: Mapping[str, LabelledValue]
+    saturate: bool
+    minimum: int
+    opened: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AuthorityFacts:
+    """What a key authority is made from.
+
+    Args:
+        run: hash of the run's configuration.
+        clients: number of clients of the run.
+        minimum: members of the smallest sum that is opened.
+        sums: of the protection of sums; None where the authority opens none of them.
+        pairs: of the protection of pairs, likewise.
+        opened: names of the protections whose sums it opens.
+        reply_class: returns the class of a client method's replies, as they arrive.
+        cohorts: of all clients of the run, where every sum is over whole ones; else empty.
+        randomness: source of its key for envelopes in simulations; None takes it from the operating
+            system.
+        identity: signs its public keys; None where clients have no roster.
+        roster: identities of the clients whose rows count; None verifies no signature.
+    """
+
+    run: str
+    clients: int
+    minimum: int
+    sums: SumFacts | None
+    pairs: PairFacts | None
+    opened: tuple[str, ...]
+    reply_class: Callable[[str], type]
+    cohorts: Sequence[Cohort]
+    randomness: Randomness | None
+    identity: Identity | None
+    roster: Roster | None
+
+
+class Protection:
+    """Base of protections.
+
+    One that hides no replies is asked for its words alone, and has none of the methods that raise
+    NotImplementedError here but these.
+
+    Attributes:
+        name: by which users choose it.
+        about: what it does, for the command line, in brackets behind its name.
+        hides: True if the server reads no single reply.
+        by_authority: True if a key authority opens what the server computes of hidden replies.
+        claims: what a run with it claims of the fields that it hides.
+        methods: (query class, reply class) of the methods that clients answer for it, by name.
+    """
+
+    name: str
+    about: str
+    hides: bool = True
+    by_authority: bool = False
+    claims: frozenset[str] = frozenset()
+    methods: Mapping[str, MessageTypes] = MappingProxyType({})
+
+    def check(self) -> None:
+        """Check that the protection can be had here, before anything is sent.
+
+        Raises:
+            UsageError: a package that it needs is missing.
+        """
+
+    def authority(self, facts: AuthorityFacts) -> Authority | None:
+        """Return the key authority of a run; None of a protection that needs none.
+
+        Args:
+            facts: of the run.
+        """
+        return None
+
+    def read(self, reply: str, released: str) -> str:
+        """Return what the server reads of a field, for reports.
+
+        Args:
+            reply: the field, of whom and in which calls, and how noise protects it.
+            released: what is told of it: `SUMS`, `MATRIX` or `LABELS`; empty for single replies.
+        """
+        raise NotImplementedError
+
+    def unseen(self, field: str, released: str) -> str:
+        """Return what the server does not see of a field, for reports.
+
+        Args:
+            field: its name, with that of its method.
+            released: what is told of it.
+        """
+        raise NotImplementedError
+
+    def authority_view(self, sums: str, pairs: str) -> list[str]:
+        """Return what a key authority saw, and what its part rests on; empty without one.
+
+        Args:
+            sums: names of the fields whose sums it opened.
+            pairs: names of the fields of whose pairs it opened sums.
+        """
+        return []
+
+
+class SumProtection(Protection):
+    """Base of protections of sums.
+
+    Attributes:
+        adds_noise: True if clients may add their noise to sums in shares.
+        remembers_sums: True if clients keep a record of sums, and so answer a `FollowingSum`.
+        advice: how to have it, and what for, where reports advise it.
+    """
+
+    adds_noise: bool = False
+    remembers_sums: bool = False
+    advice: str = ""
+
+    def least_survivors(self, members: int, minimum: int) -> int:
+        """Return the smallest number of survivors of which a sum is read.
+
+        Args:
+            members: clients that are asked for a row.
+            minimum: members of the smallest sum.
+        """
+        return minimum
+
+    def replies(self) -> HiddenReplies:
+        """Return the messages of the protection."""
+        raise NotImplementedError
+
+    def client_half(self, facts: SumFacts, keys: KeyRing) -> ClientHalf:
+        """Return the clients' half.
+
+        Args:
+            facts: of the run.
+            keys: the clients' keys.
+        """
+        raise NotImplementedError
+
+    def server_half(self, facts: SumFacts, keys: ServerKeys) -> Aggregator:
+        """Return the server's half.
+
+        Args:
+            facts: of the run.
+            keys: the server's keys.
+        """
+        raise NotImplementedError
+
+
+class PairProtection(Protection):
+    """Base of protections of pairs."""
+
+    def replies(self, ranges: Mapping[str, PairRange]) -> HiddenReplies:
+        """Return the messages of the protection.
+
+        Args:
+            ranges: range of each field of rows.
+        """
+        raise NotImplementedError
+
+    def client_half(self, facts: PairFacts, keys: KeyRing) -> ClientHalf:
+        """Return the clients' half.
+
+        Args:
+            facts: of the run.
+            keys: the clients' keys.
+        """
+        raise NotImplementedError
+
+    def server_half(self, facts: PairFacts, keys: ServerKeys) -> PairAggregator:
+        """Return the server's half.
+
+        Args:
+            facts: of the run.
+            keys: the server's keys.
+        """
+        raise NotImplementedError

@@ -1,0 +1,395 @@
+"""The clients' half of secure sums: a service of the endpoint, and the masking of its replies.
+
+Keys are exchanged once a run (`key_exchange`). The reply to the protocol's own call is masked, with
+sealed shares of its self mask. Then, only where clients were lost, `reveal_pads` brings the call's
+pad keys with the lost ones, and `reveal_shares` the shares of the survivors' self masks.
+
+Security rules:
+
+- The frames of a sum name its members, so a client holds the server to two members or more and to
+  one list of survivors. What it has allowed is part of its state.
+- A client that masks sums answers no plain one, and a group of which too few survive counts as if
+  nobody had replied: a secure sum never becomes a plain one.
+- Rows that never change are opened over one list, since sums over two lists differ by single rows.
+  A method that is asked without a query has such rows, unless it declares `fixed=False`; one whose
+  rows follow from data and public numbers declares `fixed=True`, since a server could ask for
+  nearly the same numbers twice. A server that asks again leaves out who was not in the first sum.
+- A sum that follows another one names its fewest survivors, which clients derive for themselves
+  (`FollowingSum`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
+from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.privacy.cohorts import Cohort
+from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.privacy.masking.pads import KEY, transcript
+from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
+from securecluster.protections.secure_sums.double_mask import (
+    ClientMasks,
+    SumContext,
+    UnmaskingGuard,
+)
+from securecluster.protections.secure_sums.graph import Graph, build_graph
+from securecluster.protections.secure_sums.messages import (
+    BOX,
+    SUM_METHODS,
+    LostMembers,
+    PadKeys,
+    RelayedBoxes,
+    SeedShares,
+    bits_of,
+    masked_class,
+)
+from securecluster.protections.secure_sums.shamir import VALUE
+from securecluster.protections.secure_sums.sum_record import SumRecord
+from securecluster.protections.sum_calls import (
+    FollowingSum,
+    check_cohorts,
+    check_sums_alone,
+    members_of,
+)
+from securecluster.protections.sum_ranges import SumRanges
+from securecluster.runtime.client_half import ClientHalf
+from securecluster.runtime.services import refuse_other_verbs
+
+if TYPE_CHECKING:
+    from securecluster.runtime.endpoint import ReleasePolicy
+
+NAME = "secagg"
+PURPOSE = "secure sums"  # of the keys of pairs
+
+
+class SecureSumService(ClientHalf):
+    """The part of one endpoint's clients in secure sums.
+
+    Args:
+        run: hash of the run's configuration.
+        keys: the clients' identities, roster and secrets.
+        ranges: ranges of the fields that are summed.
+        minimum: members of the smallest sum in which a client takes part.
+        shares: smallest number of survivors, where the pipeline's noise is in as many shares.
+        fixed: client methods whose rows are the same in every call (`fixed_sums`).
+        cohorts: of all clients of the run, where every sum is over whole ones; empty where clients
+            take lists as they come, or cohorts follow from clusters that the server forms.
+    """
+
+    methods = SUM_METHODS
+
+    def __init__(
+        self,
+        run: str,
+        keys: KeyRing,
+        ranges: SumRanges,
+        minimum: int,
+        shares: int = 0,
+        fixed: Collection[str] = (),
+        cohorts: Sequence[Cohort] = (),
+    ) -> None:
+        self._cohorts = cohorts
+        self._run = run.encode()
+        self._keys = keys
+        self._ranges = ranges
+        self._minimum = minimum
+        self._shares = shares
+        self._fixed = fixed
+        self._exchange = KeyExchange(self._run, keys, PURPOSE)
+
+    @property
+    def least_survivors(self) -> Callable[[int], int] | None:
+        """Return the function to the smallest number of survivors whose sum has enough noise.
+
+        None where clients add all of their noise in the pipeline.
+        """
+        if self._ranges.noise is None:
+            return None
+        return self.least_members
+
+    def answer(self, call: Call) -> Any:
+        """Return the clients' reply in the exchange of keys, or what they reveal.
+
+        Args:
+            call: requests to clients of the endpoint.
+
+        Raises:
+            PolicyError: something that a client does not reveal.
+            FrameError: a message that was tampered with.
+        """
+        refuse_other_verbs(call)
+        if call.method in EXCHANGE_METHODS:
+            return self._exchange.answer(call)
+        if call.method == "reveal_pads":
+            return self._reveal_pads(call)
+        return self._reveal_shares(call)
+
+    def check(self, call: Call, release: ReleasePolicy) -> None:
+        """Raise an error for a sum that a client cannot or will not take part in.
+
+        Args:
+            call: requests for rows of a sum.
+            release: declaration of the called method.
+
+        Raises:
+            FrameError: the frame does not name the members of the sum.
+            PolicyError: replies that leave in other ways, too few members, or a member whose key
+                the client does not have.
+        """
+        check_sums_alone(call, release)
+        for client, members in members_of(call):
+            if client not in members:
+                raise PolicyError(
+                    f"client {client} is no member of the secure sum that it is asked for a row of"
+                )
+            minimum = self.least_members(len(members))
+            if len(members) < minimum:
+                raise PolicyError(
+                    f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
+                    f"for {minimum} or more"
+                )
+            check_cohorts(client, members, self._cohorts)
+            self._exchange.check_members(client, members)
+            if isinstance(call.query, FollowingSum):
+                self._check_earlier_sum(client, members, call.query)
+
+    def _check_earlier_sum(self, client: int, members: Sequence[int], query: FollowingSum) -> None:
+        """Raise PolicyError unless a sum is over clients whose rows are in the earlier one."""
+        among = parse_ids(query.among, query.counted)
+        if not set(members) <= set(among):
+            raise PolicyError(
+                f"client {client} is asked for a row beside other clients than those of the "
+                f"earlier sum of call {query.earlier}"
+            )
+        if not self._guard(client, len(among)).settle(query.earlier, among):
+            raise PolicyError(
+                f"client {client} did not take part in a sum of call {query.earlier} with these "
+                "clients"
+            )
+
+    def hidden(self, call: Call, reply: Any, expected: type, release: ReleasePolicy) -> Any:
+        """Return a reply with masked rows, commitments and boxes.
+
+        Args:
+            call: the request.
+            reply: the reply after the pipeline, with one row per recipient in each field.
+            expected: class of the reply.
+            release: declaration of the called method.
+
+        Raises:
+            UpdateError: a number beyond the range of its field.
+            PolicyError: a client sent another row in this sum already.
+        """
+        masked = masked_class(expected, release.through)
+        groups = list(members_of(call))
+        bits = bits_of(masked)
+        minimum = 0
+        if isinstance(call.query, FollowingSum):
+            minimum = call.query.least
+        tables: dict[str, torch.Tensor] = {}
+        for name, width in bits.items():
+            value = getattr(reply, name)
+            if value is not None:
+                rows = value.values.cpu()
+                if self._ranges.noise is not None and width == 32:
+                    tables[name] = self._noised(name, rows, groups, call.step)
+                else:
+                    tables[name] = self._encoded(name, rows, width, groups)
+        commitments = []
+        boxes: list[bytes] = []
+        picks = []
+        for k, (client, members) in enumerate(groups):
+            context, graph = self._context(call, call.method, members)
+            rows = [table[k] for table in tables.values()]
+            self._take_part(client, context, graph, rows, minimum)
+            masks = self._masks(client, context, graph)
+            for name, table in tables.items():
+                masks.mask(table[k], name)
+            commitments.append(masks.commitment())
+            sealed = masks.boxes()
+            first = len(boxes)
+            boxes += [sealed[peer] for peer in sorted(sealed)]
+            picks.append(tuple(range(first, len(boxes))))
+        fields = {name: Rows(tables[name]) if name in tables else None for name in bits}
+        return masked(
+            **fields,
+            commitment=Rows(as_table(commitments, KEY)),
+            boxes=Picks(as_table(boxes, BOX), tuple(picks)),
+        )
+
+    def _encoded(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        bits: int,
+        groups: Sequence[tuple[int, tuple[int, ...]]],
+    ) -> torch.Tensor:
+        """Return a field's rows (b, …) as integers, each in the precision of its group."""
+        dtype = torch.int32 if bits == 32 else torch.int64
+        table = torch.empty(rows.shape, dtype=dtype)
+        for k, (_, members) in enumerate(groups):
+            codec = self._ranges.fixed_point(name, bits, len(members))
+            table[k : k + 1] = codec.encode(rows[k : k + 1], self._ranges.saturates(name))
+        return table
+
+    def _noised(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        groups: Sequence[tuple[int, tuple[int, ...]]],
+        step: int,
+    ) -> torch.Tensor:
+        """Return a field's rows (b, …) as integers, each with its client's share of the noise."""
+        noise = self._ranges.noise_of(name)
+        assert noise is not None
+        table = torch.empty(rows.shape, dtype=torch.int32)
+        for k, (client, members) in enumerate(groups):
+            plan = noise.plan(rows[k].numel(), len(members))
+            table[k] = noise.encode(rows[k], plan, client, name, step)
+        return table
+
+    def _take_part(
+        self,
+        client: int,
+        context: SumContext,
+        graph: Graph,
+        rows: Sequence[torch.Tensor],
+        least: int,
+    ) -> None:
+        """Record that a client sends its row, or refuse."""
+        record = self._record(client)
+        if context.call < record.floor:
+            raise PolicyError(
+                f"client {client} refuses the secure sum of call {context.call}: it has long "
+                "answered later ones"
+            )
+        digest = hashlib.blake2b(digest_size=32)
+        for row in rows:
+            digest.update(row.numpy().tobytes())
+        guard = self._guard(client, len(context.members))
+        guard.take_part(context, graph, digest.digest(), least)
+        record.forget()
+
+    def _reveal_pads(self, call: Call) -> PadKeys:
+        """Return the call's pad keys with lost neighbours, as the guards allow."""
+        query: LostMembers = call.query
+        keys: list[bytes] = []
+        picks = []
+        for k, (client, members) in enumerate(members_of(call)):
+            context, graph = self._context(call, query.purpose, members)
+            lost = query.lost.table[list(query.lost.picks[k])].tolist()
+            check_cohorts(client, set(members).difference(lost), self._cohorts)
+            peers = self._guard(client, len(context.members)).reveal_pads(context, lost)
+            revealed = self._masks(client, context, graph).pad_keys(peers)
+            first = len(keys)
+            keys += [revealed[peer] for peer in peers]
+            picks.append(tuple(range(first, len(keys))))
+        return PadKeys(Picks(as_table(keys, KEY), tuple(picks)))
+
+    def _reveal_shares(self, call: Call) -> SeedShares:
+        """Return the clients' shares of the survivors' seeds, as the guards allow."""
+        query: RelayedBoxes = call.query
+        shares: list[bytes] = []
+        picks = []
+        for k, (client, members) in enumerate(members_of(call)):
+            context, graph = self._context(call, query.purpose, members)
+            lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
+            survivors = [member for member in members if member not in lost]
+            check_cohorts(client, survivors, self._cohorts)
+            owners = self._guard(client, len(context.members)).reveal_shares(context, survivors)
+            senders = [owner for owner in owners if owner != client]
+            boxes = [as_bytes(row) for row in query.boxes.table[list(query.boxes.picks[k])]]
+            if len(boxes) != len(senders):
+                raise FrameError(
+                    f"client {client} was sent {len(boxes)} boxes of {len(senders)} survivors: the "
+                    "frame is refused"
+                )
+            masks = self._masks(client, context, graph)
+            values = masks.shares(owners, dict(zip(senders, boxes, strict=True)))
+            first = len(shares)
+            shares += [values[owner].to_bytes(VALUE, "big") for owner in owners]
+            picks.append(tuple(range(first, len(shares))))
+        return SeedShares(Picks(as_table(shares, VALUE), tuple(picks)))
+
+    def _context(
+        self, call: Call, purpose: str, members: tuple[int, ...]
+    ) -> tuple[SumContext, Graph]:
+        """Return the attempt that a frame belongs to, and the graph of its members."""
+        self._exchange.check_members(call.to[0], members)
+        graph = sum_graph(self._run, members, self._exchange.public, self._minimum)
+        context = SumContext(
+            run=self._run,
+            purpose=purpose,
+            call=call.step,
+            attempt=call.attempt,
+            members=members,
+            threshold=graph.threshold,
+            values=same_rows(purpose, self._fixed),
+        )
+        return context, graph
+
+    def _guard(self, client: int, members: int) -> UnmaskingGuard:
+        """Return a client's guard for a sum of some members, with what it has allowed so far."""
+        minimum = self.least_members(members)
+        guard = UnmaskingGuard(client, self._minimum, minimum)
+        guard.state = self._record(client).guard
+        return guard
+
+    def _record(self, client: int) -> SumRecord:
+        """Return what a client keeps between secure sums."""
+        return self._keys.record(NAME, client, SumRecord)
+
+    def least_members(self, members: int) -> int:
+        """Return the smallest number of members and survivors of a sum over some clients.
+
+        Args:
+            members: number of clients that are asked for a row.
+        """
+        return max(self._shares, self._ranges.least_members(self._minimum, members))
+
+    def _masks(self, client: int, context: SumContext, graph: Graph) -> ClientMasks:
+        """Return a client's masks for one attempt."""
+        record = self._record(client)
+        if not record.mask:
+            record.mask = self._keys.secret(client, "secure sum self masks")
+        neighbours = graph.neighbours(client)
+        pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
+        return ClientMasks(client, record.mask, pair_keys, context, graph)
+
+
+def same_rows(purpose: str, fixed: Collection[str]) -> str:
+    """Return the text that all sums of the same rows have in common (`SumContext.values`).
+
+    Args:
+        purpose: the client method whose replies are summed.
+        fixed: methods whose rows are the same in every call.
+    """
+    if purpose in fixed:
+        return purpose
+    return ""
+
+
+def sum_graph(
+    run: bytes, members: Sequence[int], public: Mapping[int, bytes], minimum: int
+) -> Graph:
+    """Return the graph of a sum, the same at clients and server.
+
+    Args:
+        run: hash of the run's configuration.
+        members: ids of the members.
+        public: public key of each member. The order of large graphs follows from them.
+        minimum: members of the smallest sum.
+
+    Raises:
+        UsageError: fewer members than any sum has.
+    """
+    if len(members) < minimum:
+        raise UsageError(f"a secure sum has {minimum} members or more, not {len(members)}")
+    keys = [public[member] for member in sorted(members)]
+    seed = transcript("securecluster sum graph seed v1", run, *keys)
+    return build_graph(members, hashlib.sha256(seed).digest(), minimum)

@@ -1,0 +1,349 @@
+"""Graphs of secure sums: which clients share pads, and hold shares of each other's seeds.
+
+Up to ALL_PAIRS members, all pairs do (Bonawitz et al. 2017). Above, the members stand on a ring in
+random order, and each is a neighbour of the k/2 next ones on either side: a Harary graph on a
+random permutation (Bell et al. 2020, Section 3). k follows from fractions of dropouts and of
+colluding clients, such that the sum fails or leaks with probability below 2^-SECURITY.
+
+The bound is over the random order: the seed must not be known to those who choose who colludes or
+drops out before they choose. An active server may choose dropouts afterwards; then only the
+threshold protects, which every client checks in its own neighbourhood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.errors import UsageError
+from securecluster.privacy.masking import keystream
+from securecluster.privacy.masking.pads import members_hash, transcript
+
+# members up to which all pairs share pads
+ALL_PAIRS = 200
+# -log2 of the probability that a random graph fails
+SECURITY = 40
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Neighbours of the members of a sum.
+
+    Args:
+        ring: members in the order of the ring.
+        degree: number k of each member's neighbours: even, or all others.
+        threshold: number of holders whose shares give a member's seed.
+
+    Raises:
+        UsageError: a repeated member, or a degree or threshold that does not fit.
+    """
+
+    ring: tuple[int, ...]
+    degree: int
+    threshold: int
+    _place: dict[int, int] = field(init=False, repr=False, compare=False)
+    # neighbours of the members that were asked for
+    _found: dict[int, tuple[int, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        count = len(self.ring)
+        places = {client: position for position, client in enumerate(self.ring)}
+        if len(places) < count:
+            raise UsageError("a member of a secure sum is named twice: name each once")
+        even = self.degree % 2 == 0 and 0 <= self.degree < count
+        if not even and self.degree != count - 1:
+            raise UsageError(
+                f"each of {count} members of a secure sum has an even number of neighbours, or all "
+                f"others: {self.degree} is neither"
+            )
+        if not 1 <= self.threshold <= self.degree + 1:
+            raise UsageError(
+                f"the threshold of a secure sum lies between 1 and the {self.degree + 1} holders "
+                f"of a seed: {self.threshold} does not"
+            )
+        object.__setattr__(self, "_place", places)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all pairs share pads."""
+        return self.degree == len(self.ring) - 1
+
+    def neighbours(self, client: int) -> tuple[int, ...]:
+        """Return the members that a member shares pads with, ascending.
+
+        Args:
+            client: id of the member.
+
+        Raises:
+            UsageError: no member.
+        """
+        if client not in self._place:
+            raise UsageError(f"client {client} is no member of this secure sum")
+        if client not in self._found:
+            self._found[client] = tuple(sorted(self._on_either_side(client)))
+        return self._found[client]
+
+    def _on_either_side(self, client: int) -> list[int]:
+        """Return the members that are at most k/2 places away on the ring."""
+        if self.is_complete:
+            # Of all pairs the order on the ring says nothing.
+            return [other for other in self.ring if other != client]
+        position = self._place[client]
+        neighbours = []
+        for distance in range(1, self.degree // 2 + 1):
+            after = (position + distance) % len(self.ring)
+            neighbours.append(self.ring[position - distance])
+            neighbours.append(self.ring[after])
+        return neighbours
+
+    def holders(self, client: int) -> tuple[int, ...]:
+        """Return the members that hold a share of a member's seed: its neighbours and itself.
+
+        Args:
+            client: id of the member.
+        """
+        return tuple(sorted((client, *self.neighbours(client))))
+
+
+def complete_graph(members: Sequence[int], threshold: int) -> Graph:
+    """Return the graph of all pairs.
+
+    Args:
+        members: ids of the members.
+        threshold: number of holders whose shares give a member's seed.
+    """
+    ring = tuple(sorted(members))
+    return Graph(ring, len(ring) - 1, threshold)
+
+
+def build_graph(
+    members: Sequence[int], seed: bytes, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
+) -> Graph:
+    """Return the graph of a sum, the same for everyone who knows its members and the seed.
+
+    Args:
+        members: ids of the members (n,), in any order.
+        seed: public seed, any bytes, such as a hash of all signed keys of the run.
+        minimum: smallest number of honest clients in anything that the server may learn.
+        dropouts: fraction of the members that may drop out.
+        colluding: fraction of the members that may collude with the server.
+
+    Raises:
+        UsageError: a fraction below 0, or fractions that no graph can bear.
+    """
+    count = len(members)
+    # Small graphs gain little, and all pairs bear the most dropouts.
+    if count <= ALL_PAIRS:
+        return complete_graph(members, all_pairs_threshold(count, minimum, colluding))
+    degree, threshold = degree_and_threshold(count, minimum, dropouts, colluding)
+    # The order must be unknown when clients choose whom to collude with: the seed hashes all keys.
+    text = transcript("securecluster sum graph v1", seed, members_hash(members))
+    order = keystream.order(hashlib.sha256(text).digest(), 0, count)
+    # The order of the argument must not matter: parties list members in their own.
+    ascending = sorted(members)
+    ring = tuple(ascending[position] for position in order)
+    return Graph(ring, degree, threshold)
+
+
+def least_survivors(
+    members: int, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
+) -> int:
+    """Return the smallest number of survivors of which a sum is unmasked.
+
+    It is what `UnmaskingGuard` insists on with the graph of `build_graph`: a majority, and in a
+    complete graph the holders that a seed takes.
+
+    Args:
+        members: number of members.
+        minimum: as in `build_graph`.
+        dropouts: as in `build_graph`.
+        colluding: as in `build_graph`.
+
+    Raises:
+        UsageError: fractions that no graph can bear.
+    """
+    if members <= ALL_PAIRS:
+        threshold = all_pairs_threshold(members, minimum, colluding)
+    else:
+        _, threshold = degree_and_threshold(members, minimum, dropouts, colluding)
+    return max(minimum, threshold, members // 2 + 1)
+
+
+def all_pairs_threshold(members: int, minimum: int, colluding: float = 0.0) -> int:
+    """Return the threshold t that protects all pairs from a server that sends different lists.
+
+    A server that names other survivors to each client learns sums, and differences of sums, over at
+    least 2t - n - c honest clients, where c of the n members collude with it (see
+    `double_mask.UnmaskingGuard`). So t = ⌈(n + minimum + c) / 2⌉, which is above n/2. (not in the
+    papers: there, signatures make all clients agree on the survivors in one more round.)
+
+    Args:
+        members: number n of members.
+        minimum: smallest number of honest clients in anything that the server may learn, at least
+            1.
+        colluding: fraction of the members that may collude with the server.
+
+    Raises:
+        UsageError: no t up to n will do.
+    """
+    _check_fraction("colluding clients", colluding)
+    if minimum < 1:
+        raise UsageError(f"a secure sum has a minimum of at least 1 client, not {minimum}")
+    colluders = _part(colluding, members)
+    # Ceiling without a float.
+    threshold = -(-(members + minimum + colluders) // 2)
+    if threshold > members:
+        raise UsageError(
+            f"a secure sum over {members} clients cannot hide each among {minimum} where "
+            f"{colluders} collude: sum over more clients, or lower the minimum"
+        )
+    return threshold
+
+
+@lru_cache(maxsize=256)
+def degree_and_threshold(
+    members: int, minimum: int, dropouts: float, colluding: float
+) -> tuple[int, int]:
+    """Return the smallest even k, and a threshold for it, that fail rarely enough.
+
+    Args:
+        members: number n of members.
+        minimum: smallest number of honest clients in anything that the server may learn.
+        dropouts: fraction of the members that may drop out.
+        colluding: fraction of the members that may collude with the server.
+
+    Returns:
+        The degree k, and the smallest threshold t whose `failure_probability` is below
+        2^-SECURITY.
+
+    Raises:
+        UsageError: a fraction below 0 or from 1, or no k below n - 1 will do.
+    """
+    _check_fraction("dropouts", dropouts)
+    _check_fraction("colluding clients", colluding)
+    tolerance = 2.0**-SECURITY
+    # The bound of event 1 does not depend on t, so most degrees end here at once.
+    for degree in range(2, members - 1, 2):
+        disconnected = _disconnected(members, degree, dropouts, colluding)
+        if disconnected >= tolerance:
+            continue
+        # Below a majority of the holders, two disjoint sets could open both secrets of a client.
+        thresholds = np.arange(degree // 2 + 1, degree + 2)
+        leaks = _leaks(members, degree, thresholds, minimum, colluding)
+        too_few = _too_few(members, degree, thresholds, dropouts)
+        allowed = np.flatnonzero(disconnected + leaks + too_few < tolerance)
+        if len(allowed):
+            return degree, int(thresholds[allowed[0]])
+    raise UsageError(
+        f"no graph of {members} clients bears {dropouts:.0%} dropouts and {colluding:.0%} "
+        "colluding clients: plan for fewer"
+    )
+
+
+def failure_probability(
+    members: int, degree: int, threshold: int, minimum: int, dropouts: float, colluding: float
+) -> float:
+    """Return a bound on the probability that a random graph of a sum fails.
+
+    It is the union bound over three events, as in Bell et al. 2020, Section 3, where ⌊δn⌋ members
+    drop out and ⌊γn⌋ collude, independently of the order on the ring:
+
+    1. The honest survivors' graph is disconnected: sums of its parts leak. Two disjoint runs of k/2
+       members that stand together are then lost or collude. There are n(n - k - 1)/2 pairs of runs,
+       and k given members are among the B = ⌊δn⌋ + ⌊γn⌋ bad ones with the hypergeometric
+       probability C(B, k)/C(n, k).
+    2. Too many of a member's neighbours collude. Their number c is hypergeometric (k draws of
+       n - 1, ⌊γn⌋ marked), and 2t - (k + 1) - c must be at least `minimum`; the paper's
+       honest-but-curious server needs c < t only.
+    3. Fewer than t holders of a member's seed survive. The number of lost neighbours is
+       hypergeometric (k draws of n - 1, ⌊δn⌋ marked), and k + 1 less it must be at least t.
+
+    Args:
+        members: number n of members.
+        degree: even number k of neighbours.
+        threshold: t.
+        minimum: smallest number of honest clients in anything that the server may learn.
+        dropouts: δ.
+        colluding: γ.
+    """
+    thresholds = np.array([threshold])
+    disconnected = _disconnected(members, degree, dropouts, colluding)
+    leaks = _leaks(members, degree, thresholds, minimum, colluding)
+    too_few = _too_few(members, degree, thresholds, dropouts)
+    probability = disconnected + leaks + too_few
+    return float(probability[0])
+
+
+def _disconnected(members: int, degree: int, dropouts: float, colluding: float) -> float:
+    """Return the bound on the probability of event 1 of `failure_probability`."""
+    from scipy.stats import hypergeom
+
+    lost = _part(dropouts, members)
+    colluders = _part(colluding, members)
+    # At worst nobody is both: the two sets are disjoint.
+    bad = min(lost + colluders, members)
+    pairs_of_runs = members * (members - degree - 1) / 2
+    return float(pairs_of_runs * hypergeom.pmf(degree, members, bad, degree))
+
+
+def _leaks(
+    members: int, degree: int, thresholds: NDArray[np.int64], minimum: int, colluding: float
+) -> NDArray[np.float64]:
+    """Return the bounds on the probability of event 2 for each threshold (t,)."""
+    colluders = _part(colluding, members)
+    # The smallest c that breaks 2t - (k + 1) - c >= minimum.
+    smallest_bad = 2 * thresholds - degree - minimum
+    return members * _tail(smallest_bad, members - 1, colluders, degree)
+
+
+def _too_few(
+    members: int, degree: int, thresholds: NDArray[np.int64], dropouts: float
+) -> NDArray[np.float64]:
+    """Return the bounds on the probability of event 3 for each threshold (t,)."""
+    lost = _part(dropouts, members)
+    # The smallest number of lost neighbours that leaves t - 1 holders; the client holds one.
+    smallest_bad = degree + 2 - thresholds
+    return members * _tail(smallest_bad, members - 1, lost, degree)
+
+
+def _tail(
+    counts: NDArray[np.int64], population: int, marked: int, draws: int
+) -> NDArray[np.float64]:
+    """Return the hypergeometric P[X >= count] of each count (t,).
+
+    Small tails are sums of small probabilities, so they are exact to float64's precision.
+
+    Args:
+        counts: counts (t,), also below 0 or above `draws`.
+        population: number of items.
+        marked: number of marked ones.
+        draws: number of items drawn without replacement; X of them are marked.
+    """
+    from scipy.stats import hypergeom
+
+    values = np.arange(draws + 2)
+    probabilities: NDArray[Any] = hypergeom.pmf(values, population, marked, draws)
+    tails = np.cumsum(probabilities[::-1])[::-1]
+    places = np.clip(counts, 0, draws + 1)
+    return np.asarray(tails[places])
+
+
+def _part(fraction: float, members: int) -> int:
+    """Return ⌊fraction · members⌋, where a product just below an integer counts as the integer."""
+    return math.floor(fraction * members + 1e-9)
+
+
+def _check_fraction(name: str, fraction: float) -> None:
+    if not 0 <= fraction < 1:
+        raise UsageError(
+            f"the fraction of {name} clients lies between 0 and 1: {fraction} does not"
+        )

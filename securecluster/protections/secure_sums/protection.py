@@ -1,0 +1,81 @@
+"""Secure sums as a protection: what they need and say, and how their halves are made."""
+
+from __future__ import annotations
+
+from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.protections.protection import HIDDEN_SUMS, ServerKeys, SumFacts, SumProtection
+from securecluster.protections.secure_sums.client import SecureSumService
+from securecluster.protections.secure_sums.graph import least_survivors
+from securecluster.protections.secure_sums.messages import SUM_METHODS, MaskedReplies
+from securecluster.protections.secure_sums.server import SecureSums
+
+
+class SecureSumProtection(SumProtection):
+    """Sums of replies that clients mask, in pairs and each with a mask of its own."""
+
+    name = SecureSums.name
+    about = (
+        "clients mask their replies, so that the server reads sums over two or more of them only"
+    )
+    claims = frozenset({HIDDEN_SUMS})
+    methods = SUM_METHODS
+    adds_noise = True
+    remembers_sums = True
+    advice = "secure sums (--aggregation secagg): no single update is left to be attacked"
+
+    def least_survivors(self, members: int, minimum: int) -> int:
+        """Return the smallest number of survivors of which a sum is unmasked.
+
+        Args:
+            members: clients that are asked for a row.
+            minimum: members of the smallest sum.
+        """
+        return least_survivors(members, minimum)
+
+    def replies(self) -> MaskedReplies:
+        """Return the messages of secure sums."""
+        return MaskedReplies()
+
+    def client_half(self, facts: SumFacts, keys: KeyRing) -> SecureSumService:
+        """Return the clients' service.
+
+        Args:
+            facts: of the run.
+            keys: the clients' keys.
+        """
+        return SecureSumService(
+            run=facts.run,
+            keys=keys,
+            ranges=facts.ranges,
+            minimum=facts.minimum,
+            shares=facts.shares,
+            fixed=facts.fixed,
+            cohorts=facts.cohorts,
+        )
+
+    def server_half(self, facts: SumFacts, keys: ServerKeys) -> SecureSums:
+        """Return the server's aggregator, which needs no key.
+
+        Args:
+            facts: of the run.
+            keys: the server's keys.
+        """
+        return SecureSums(facts.run, facts.ranges, facts.dtype, facts.minimum, facts.fixed)
+
+    def read(self, reply: str, released: str) -> str:
+        """Return that the server reads sums of a field.
+
+        Args:
+            reply: the field, with what else is to be said of it.
+            released: that it is sums.
+        """
+        return f"sums of {reply}: over two clients or more, in secure sums that hide each one's"
+
+    def unseen(self, field: str, released: str) -> str:
+        """Return that the server sees no single reply.
+
+        Args:
+            field: its name.
+            released: that it is sums.
+        """
+        return f"{field} of a single client, in any one reply or sum"

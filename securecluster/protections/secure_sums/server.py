@@ -1,0 +1,563 @@
+"""The server's half of secure sums: it reads the sum of a group, and no single reply.
+
+An ordinary sum takes two exchanges: the masked rows, and shares of the survivors' self masks.
+Between them is one more where clients were lost, in which the others reveal the call's pad keys
+with these. Two exchanges of keys come before the first sum of a run.
+
+Where clients are in cohorts, who does not reply is asked again, and a cohort that still lacks a
+member is left out of the sum as a whole (`privacy.cohorts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError
+from securecluster.messaging.messages import Call, Picks, Response, Rows, format_ids
+from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.privacy.cohorts import Cohort, whole_cohorts
+from securecluster.protections.key_exchange import KeyRelay
+from securecluster.protections.secure_sums.client import NAME, same_rows, sum_graph
+from securecluster.protections.secure_sums.double_mask import (
+    MaskedSum,
+    SumContext,
+    TooFewSurvivorsError,
+    Unmasking,
+    broken_pairs,
+)
+from securecluster.protections.secure_sums.graph import Graph
+from securecluster.protections.secure_sums.messages import (
+    BOX,
+    LostMembers,
+    RelayedBoxes,
+    bits_of,
+    summed_class,
+)
+from securecluster.protections.sum_calls import FollowingSum
+from securecluster.protections.sum_ranges import SumRanges
+from securecluster.runtime.aggregators import Exchange, Total, chunk_size, members_by_group
+from securecluster.runtime.port import TRIES, Connected, Send
+
+# bytes of masked rows that are kept until the sum is unmasked: a client that is lost after its row
+# arrived can then be taken out again
+KEPT_BYTES = 1 << 30
+FIRST_CHUNK = 32
+
+
+class SecureSums(Connected):
+    """Aggregator of masked rows.
+
+    Args:
+        run: hash of the run's configuration.
+        ranges: ranges of the fields that are summed.
+        dtype: type of the models' numbers.
+        minimum: members of the smallest sum.
+        fixed: client methods whose rows are the same in every call (`fixed_sums`). Clients open
+            one list of survivors of these, so a sum that is asked for again is over that list.
+    """
+
+    name = NAME
+    server_reads_replies = False
+    hides_replies = True
+
+    def __init__(
+        self,
+        run: str,
+        ranges: SumRanges,
+        dtype: torch.dtype,
+        minimum: int,
+        fixed: Collection[str] = (),
+    ) -> None:
+        self._run = run.encode()
+        self._ranges = ranges
+        self._dtype = dtype
+        self._minimum = minimum
+        self._fixed = fixed
+        # by method with fixed rows: lists of survivors that clients were asked to open
+        self._asked: dict[str, list[tuple[int, ...]]] = {}
+        self.keys: KeyRelay = KeyRelay()
+
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
+        cohorts: Sequence[Cohort] = (),
+    ) -> Total:
+        """Collect masked rows, and unmask the sum of each group that enough clients survive.
+
+        A sum that follows another one needs nearly all of its members, so it is attempted again
+        with all of them where too many are lost before anybody reveals a share.
+
+        Args:
+            exchange: sends a call and returns the replies that arrive.
+            call: the call to all clients, which have the keys of each other (`ready`).
+            by: group of each recipient of the call, in its order.
+            groups: number of groups.
+            cohorts: of the recipients, each within a group; empty where clients are lost one by
+                one.
+        """
+        attempts = 1
+        if isinstance(call.query, FollowingSum):
+            attempts = TRIES
+        for attempt in range(attempts):
+            attempted = self._attempt(exchange, replace(call, attempt=attempt), by, groups, cohorts)
+            if attempted is not None:
+                return attempted
+        return Total(None, (0,) * groups, ())
+
+    def _attempt(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
+        cohorts: Sequence[Cohort],
+    ) -> Total | None:
+        """Return the sums of one attempt; None if it ended before anybody revealed a share."""
+        group_of = dict(zip(call.to, by, strict=True))
+        sums = self._group_sums(call, by, groups)
+        for cohort in cohorts:
+            _add_cohort(sums.get(group_of[cohort[0]]), cohort)
+        positions = [k for k, group in enumerate(by) if group in sums]
+        if not positions:  # groups below the minimum are never asked
+            return Total(None, (0,) * groups, ())
+        texts = {group: format_ids(group_sum.context.members) for group, group_sum in sums.items()}
+        call = replace(call, group=tuple(texts.get(group, "") for group in by))
+        masked = self._collect_rows(exchange, call, positions, group_of, sums)
+        if masked is None:
+            return None
+        for group_sum in sums.values():
+            group_sum.hold_to(self._asked.get(group_sum.context.values, []))
+        unmasking = _Rounds(self.keys.port.to_clients, call, texts)
+        unmasking.reveal_pads(sums)
+        opened = [group_sum for group_sum in sums.values() if group_sum.can_finish]
+        if not opened:
+            return None
+        for group_sum in opened:
+            if group_sum.context.values:
+                self._asked.setdefault(group_sum.context.values, []).append(group_sum.survivors)
+        unmasking.reveal_shares(sums)
+        return self._total(masked, call, sums, groups)
+
+    def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
+        """Return the sums of the groups that are large enough, by group."""
+        public = self.keys.directory.keys
+        minimum = 0
+        if isinstance(call.query, FollowingSum):
+            minimum = call.query.least
+        sums = {}
+        for group, clients in enumerate(members_by_group(call.to, by, groups)):
+            members = sorted(clients)
+            if len(members) < max(self._minimum, minimum):
+                continue
+            graph = sum_graph(self._run, members, public, self._minimum)
+            context = SumContext(
+                run=self._run,
+                purpose=call.method,
+                call=call.step,
+                attempt=call.attempt,
+                members=tuple(members),
+                threshold=graph.threshold,
+                values=same_rows(call.method, self._fixed),
+            )
+            least_survivors = max(minimum, self._ranges.least_members(self._minimum, len(members)))
+            sums[group] = _GroupSum(context, graph, least_survivors)
+        return sums
+
+    def _collect_rows(
+        self,
+        exchange: Exchange,
+        call: Call,
+        positions: Sequence[int],
+        group_of: Mapping[int, int],
+        sums: Mapping[int, _GroupSum],
+    ) -> type | None:
+        """Add the masked rows to their groups' sums, chunk by chunk.
+
+        A silent client would keep its whole cohort out of the sum, so it is asked again.
+
+        Returns:
+            Class of the replies; None if nobody replied.
+        """
+        masked: type | None = None
+        size = FIRST_CHUNK
+        budget = KEPT_BYTES
+        tries = TRIES if any(group_sum.cohorts for group_sum in sums.values()) else 1
+        for _ in range(tries):
+            first = 0
+            silent = [k for k in positions if not sums[group_of[call.to[k]]].has(call.to[k])]
+            while first < len(silent):
+                chunk = silent[first : first + size]
+                first += size
+                response = exchange(call.select(chunk))
+                if response.reply is None:  # the whole chunk dropped out
+                    continue
+                masked = type(response.reply)
+                size = chunk_size(response.reply)
+                for k, client in enumerate(response.ids):
+                    row = _MaskedRow.read(response.reply, k)
+                    budget -= row.bytes
+                    sums[group_of[client]].add(client, row, keep=budget >= 0)
+        for group_sum in sums.values():
+            group_sum.leave_out_parts()
+        return masked
+
+    def _total(self, masked: type, call: Call, sums: Mapping[int, _GroupSum], groups: int) -> Total:
+        """Return the sums without masks; zeros for groups that failed."""
+        released = {
+            group: group_sum for group, group_sum in sums.items() if group_sum.seeds is not None
+        }
+        counts = [0] * groups
+        survivors: set[int] = set()
+        for group, group_sum in released.items():
+            counts[group] = len(group_sum.survivors)
+            survivors.update(group_sum.survivors)
+        if not released:
+            return Total(None, tuple(counts), ())
+        tables: dict[str, Rows | None] = {}
+        for name, bits in bits_of(masked).items():
+            tables[name] = self._decoded(name, bits, released, groups)
+        ids = tuple(client for client in call.to if client in survivors)
+        return Total(summed_class(masked)(**tables), tuple(counts), ids)
+
+    def _decoded(
+        self, name: str, bits: int, released: Mapping[int, _GroupSum], groups: int
+    ) -> Rows | None:
+        """Return one field's sums (groups, …); None for a field that the replies do not have."""
+        table: torch.Tensor | None = None
+        for group, group_sum in released.items():
+            unmasked = group_sum.unmasked(name)
+            if unmasked is None:
+                return None
+            # Numbers beside updates are few, and are decoded in full.
+            dtype = self._dtype if bits == 32 else torch.float64
+            members = len(group_sum.context.members)
+            noise = self._ranges.noise_of(name)
+            if noise is not None and bits == 32:
+                plan = noise.plan(unmasked.numel(), members)
+                decoded = noise.decode(unmasked, plan, dtype)
+            else:
+                codec = self._ranges.fixed_point(name, bits, members)
+                decoded = codec.decode(unmasked, len(group_sum.survivors), dtype)
+            if table is None:
+                table = torch.zeros((groups, *decoded.shape), dtype=dtype)
+            table[group] = decoded
+        assert table is not None
+        return Rows(table)
+
+
+def _add_cohort(group_sum: _GroupSum | None, cohort: Cohort) -> None:
+    """Add a cohort to the sum of its group, unless the group is below the minimum."""
+    if group_sum is not None:
+        group_sum.cohorts.append(cohort)
+
+
+@dataclass
+class _MaskedRow:
+    """One client's masked reply."""
+
+    fields: dict[str, torch.Tensor]  # by field; absent ones are left out
+    commitment: bytes
+    boxes: list[bytes]  # for the client's neighbours, in ascending order
+
+    @classmethod
+    def read(cls, reply: Any, position: int) -> _MaskedRow:
+        """Return the reply of one client of a batch."""
+        fields = {}
+        for name in bits_of(type(reply)):
+            value = getattr(reply, name)
+            if value is not None:
+                fields[name] = value.row(position)
+        boxes = reply.boxes.table[list(reply.boxes.picks[position])]
+        return cls(
+            fields, as_bytes(reply.commitment.row(position)), [as_bytes(box) for box in boxes]
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the rows."""
+        return sum(row.numel() * row.element_size() for row in self.fields.values())
+
+
+@dataclass
+class _GroupSum:
+    """The sum of one group, from its masked rows to the seeds that unmask it."""
+
+    context: SumContext
+    graph: Graph
+    least_survivors: int  # that noise in shares, or the call's query, asks for
+    sums: dict[str, MaskedSum] = field(default_factory=dict)
+    survivors: tuple[int, ...] = ()
+    commitments: dict[int, bytes] = field(default_factory=dict)
+    boxes: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (owner, receiver)
+    rows: dict[int, _MaskedRow] = field(default_factory=dict)
+    pad_keys: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (survivor, lost)
+    seeds: dict[int, bytes] | None = None
+    only: tuple[int, ...] | None = None  # the one list that clients open, of rows that never change
+    cohorts: list[Cohort] = field(default_factory=list)  # of the members; none for no cohorts
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Return the members whose rows are not in the sum, ascending."""
+        return tuple(c for c in self.context.members if c not in self.survivors)
+
+    @property
+    def can_finish(self) -> bool:
+        """Return whether every survivor will see enough of the others alive.
+
+        These are the rules of `UnmaskingGuard`; a group that breaks them is not asked to reveal
+        anything.
+        """
+        alive = set(self.survivors)
+        if self.only is not None and self.survivors != self.only:
+            return False
+        if len(alive) < self.least_survivors or 2 * len(alive) <= len(self.context.members):
+            return False
+        for client in self.survivors:
+            reachable = alive.intersection(self.graph.holders(client))
+            if len(reachable) < self.context.threshold:
+                return False
+        return True
+
+    def add(self, client: int, row: _MaskedRow, keep: bool) -> None:
+        """Add a client's masked row.
+
+        Args:
+            client: id of the client.
+            row: its reply.
+            keep: True to keep the row, so that `discard` can take it out again.
+
+        Raises:
+            FrameError: a row with other fields than the first one, or another number of boxes.
+        """
+        neighbours = self.graph.neighbours(client)
+        if len(row.boxes) != len(neighbours):
+            raise FrameError(
+                f"client {client} sent {len(row.boxes)} boxes for {len(neighbours)} neighbours in "
+                "a secure sum"
+            )
+        if not self.sums:
+            for name, values in row.fields.items():
+                self.sums[name] = MaskedSum(
+                    self.context, self.graph, name, values.shape, values.dtype
+                )
+        if set(row.fields) != set(self.sums):
+            raise FrameError("masked rows of a secure sum differ in their fields")
+        for name, values in row.fields.items():
+            self.sums[name].add(client, values)
+        self.survivors = tuple(sorted((*self.survivors, client)))
+        self.commitments[client] = row.commitment
+        for peer, box in zip(neighbours, row.boxes, strict=True):
+            self.boxes[client, peer] = box
+        if keep:
+            self.rows[client] = row
+
+    def has(self, client: int) -> bool:
+        """Return whether a client's row has arrived."""
+        return client in self.commitments
+
+    def leave_out_parts(self) -> None:
+        """Take cohorts that lack a member out of the sum."""
+        if self.cohorts:
+            self.discard(set(self.survivors) - whole_cohorts(self.survivors, self.cohorts))
+
+    def discard(self, clients: Iterable[int]) -> None:
+        """Take the rows of clients, and of their cohorts, out of the sum.
+
+        Without one of these rows the whole sum is given up.
+
+        Args:
+            clients: ids of the clients.
+        """
+        gone = set(clients)
+        for cohort in self.cohorts:
+            if not gone.isdisjoint(cohort):
+                gone.update(set(cohort).intersection(self.survivors))
+        if not gone <= set(self.rows):
+            self.survivors = ()
+            return
+        for client in gone:
+            for name, values in self.rows[client].fields.items():
+                self.sums[name].discard(client, values)
+        self.survivors = tuple(c for c in self.survivors if c not in gone)
+
+    def hold_to(self, lists: Iterable[tuple[int, ...]]) -> None:
+        """Leave out of the sum who was not in an earlier sum of the same rows.
+
+        Args:
+            lists: survivors of earlier sums of these rows.
+        """
+        for earlier in lists:
+            if not set(earlier).isdisjoint(self.survivors):
+                self.only = earlier
+                self.discard(set(self.survivors) - set(earlier))
+
+    def missing_pads(self) -> dict[int, tuple[int, ...]]:
+        """Return the lost neighbours with which a survivor has not revealed its pad key."""
+        missing: dict[int, tuple[int, ...]] = {}
+        for survivor, peer in broken_pairs(self.graph, self.survivors):
+            if (survivor, peer) not in self.pad_keys:
+                missing[survivor] = (*missing.get(survivor, ()), peer)
+        return missing
+
+    def boxes_for(self, client: int) -> list[bytes]:
+        """Return the boxes of a survivor's surviving neighbours, in ascending order of these."""
+        alive = set(self.survivors)
+        owners = [peer for peer in self.graph.neighbours(client) if peer in alive]
+        return [self.boxes[owner, client] for owner in owners]
+
+    def unmasked(self, name: str) -> torch.Tensor | None:
+        """Return one field's sum in the ring, without masks; None for an absent field."""
+        if name not in self.sums or self.seeds is None:
+            return None
+        broken = set(broken_pairs(self.graph, self.survivors))
+        keys = {pair: key for pair, key in self.pad_keys.items() if pair in broken}
+        return self.sums[name].unmask(self.seeds, keys)
+
+
+class _Rounds:
+    """The exchanges that unmask the sums of one call, for all of its groups at once.
+
+    Args:
+        send: sends a message to clients.
+        call: the call for the rows.
+        texts: members of each group, as text.
+    """
+
+    def __init__(self, send: Send, call: Call, texts: Mapping[int, str]) -> None:
+        self._to_clients = send
+        self._call = call
+        self._texts = texts
+
+    def reveal_pads(self, sums: Mapping[int, _GroupSum]) -> None:
+        """Let survivors reveal their pad keys with lost members.
+
+        Who does not reply is lost, too, and the others are asked again with the larger list.
+
+        Args:
+            sums: by group.
+        """
+        while True:
+            for _ in range(TRIES):
+                if not self._ask_for_pads(sums):
+                    return
+            for group_sum in sums.values():
+                if group_sum.can_finish:
+                    group_sum.discard(group_sum.missing_pads())
+
+    def _ask_for_pads(self, sums: Mapping[int, _GroupSum]) -> bool:
+        """Ask once for all pad keys that are missing; return False if there are none."""
+        groups: list[int] = []
+        clients: list[int] = []
+        for group, group_sum in sums.items():
+            if group_sum.can_finish:
+                missing = group_sum.missing_pads()
+                clients += missing
+                groups += [group] * len(missing)
+        if not clients:
+            return False
+        query = LostMembers(self._call.method, _lost([sums[group] for group in groups]))
+        response = self._send("reveal_pads", clients, groups, query)
+        group_of = dict(zip(clients, groups, strict=True))
+        for k, client in enumerate(response.ids):
+            group_sum = sums[group_of[client]]
+            lost = set(group_sum.lost)
+            peers = [peer for peer in group_sum.graph.neighbours(client) if peer in lost]
+            keys = response.reply.keys.table[list(response.reply.keys.picks[k])]
+            if len(keys) != len(peers):
+                raise FrameError(f"client {client} revealed other pads than it was asked for")
+            for peer, key in zip(peers, keys, strict=True):
+                group_sum.pad_keys[client, peer] = as_bytes(key)
+        return True
+
+    def reveal_shares(self, sums: Mapping[int, _GroupSum]) -> None:
+        """Let survivors reveal shares of each other's self masks, and put the seeds together.
+
+        A group of which too few clients reply keeps its sum masked.
+
+        Args:
+            sums: by group.
+        """
+        open_groups = {}
+        for group, group_sum in sums.items():
+            if group_sum.can_finish:
+                open_groups[group] = Unmasking(
+                    group_sum.context, group_sum.graph, group_sum.survivors, group_sum.commitments
+                )
+        replied: set[int] = set()
+        for _ in range(TRIES):
+            clients: list[int] = []
+            groups: list[int] = []
+            for group in open_groups:
+                silent = [c for c in sums[group].survivors if c not in replied]
+                clients += silent
+                groups += [group] * len(silent)
+            if not clients:
+                break
+            replied.update(self._ask_for_shares(sums, open_groups, clients, groups))
+            for group, unmasking in list(open_groups.items()):
+                try:
+                    sums[group].seeds = unmasking.seeds()
+                except TooFewSurvivorsError:
+                    continue  # ask those that did not reply again
+                del open_groups[group]
+
+    def _ask_for_shares(
+        self,
+        sums: Mapping[int, _GroupSum],
+        unmaskings: Mapping[int, Unmasking],
+        clients: Sequence[int],
+        groups: Sequence[int],
+    ) -> tuple[int, ...]:
+        """Ask some survivors for their shares, and return those that replied."""
+        boxes: list[bytes] = []
+        picks = []
+        for client, group in zip(clients, groups, strict=True):
+            first = len(boxes)
+            boxes += sums[group].boxes_for(client)
+            picks.append(tuple(range(first, len(boxes))))
+        query = RelayedBoxes(
+            self._call.method,
+            _lost([sums[group] for group in groups]),
+            Picks(as_table(boxes, BOX), tuple(picks)),
+        )
+        response = self._send("reveal_shares", clients, groups, query)
+        group_of = dict(zip(clients, groups, strict=True))
+        for k, client in enumerate(response.ids):
+            unmasking = unmaskings[group_of[client]]
+            owners = unmasking.expected_shares(client)
+            shares = response.reply.shares.table[list(response.reply.shares.picks[k])]
+            if len(shares) != len(owners):
+                raise FrameError(f"client {client} revealed other shares than it was asked for")
+            values = [int.from_bytes(as_bytes(share), "big") for share in shares]
+            unmasking.add_shares(client, dict(zip(owners, values, strict=True)))
+        return response.ids
+
+    def _send(
+        self, method: str, clients: Sequence[int], groups: Sequence[int], query: Any
+    ) -> Response:
+        texts = [self._texts[group] for group in groups]
+        counts = dict(zip(self._call.to, self._call.members, strict=True))
+        members = [counts[client] for client in clients]
+        return self._to_clients(
+            method, clients, query, call=self._call, group=texts, members=members
+        )
+
+
+def _lost(sums: Sequence[_GroupSum]) -> Picks:
+    """Return the lost members of each sum, as a field of a message with one frame per sum."""
+    ids: list[int] = []
+    rows: dict[int, tuple[int, ...]] = {}  # of a sum, by its identity: many frames share one
+    picks = []
+    for group_sum in sums:
+        if id(group_sum) not in rows:
+            first = len(ids)
+            ids += group_sum.lost
+            rows[id(group_sum)] = tuple(range(first, len(ids)))
+        picks.append(rows[id(group_sum)])
+    return Picks(torch.tensor(ids, dtype=torch.int64), tuple(picks))
