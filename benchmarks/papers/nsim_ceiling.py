@@ -13,6 +13,7 @@ which contains no more than these.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +105,7 @@ def pictures(rows: Sequence[Row]) -> Any:
     """Draw Pearson's correlation over real users, with a point for each seed."""
     picture, axes = figure(6.0, 3.6)
     axis = axes[0, 0]
-    settings = list(product(READS, LEARNS))
+    settings = list(itertools.product(READS, LEARNS))
     for n, setting in enumerate(settings):
         correlations: list[float] = []
         for row in rows:

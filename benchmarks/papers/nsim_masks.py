@@ -26,6 +26,7 @@ knows. Traces are read from SECURECLUSTER_DATA.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -200,7 +201,7 @@ def picture(rows: Sequence[Row]) -> Any:
     """Draw relative errors by layer and start, as means over seeds."""
     drawing, axes = figure(6.4, 3.8)
     axis = axes[0, 0]
-    groups = list(product(INITIALIZATIONS, LAYERS))
+    groups = list(itertools.product(INITIALIZATIONS, LAYERS))
     for k, name in enumerate(ERRORS):
         means = spread(rows, ("init", "layer"), name)
         x = []
