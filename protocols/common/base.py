@@ -11,7 +11,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, is_group
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack
-from securecluster.core.validation import check_number, check_whole
+from securecluster.core.validation import AtLeast, Number, check_ranges
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
@@ -98,7 +98,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 )
         return super().__new__(cls)
 
-    rounds: int = 40
+    rounds: Annotated[int, AtLeast(1)] = 40
     """communication rounds in all"""
     model: Any = "auto"
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar,
@@ -123,7 +123,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
     """momentum buffers persist between rounds, one per client; takes memory for two more models per
     client
     """
-    participation: float = 1.0
+    participation: Annotated[float, Number(0, 1, low_in=False, high_in=True)] = 1.0
     """share of clients that take part in a round, in (0, 1]"""
     mask: str = "none"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
@@ -147,7 +147,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
         for options in self.option_groups:
+            check_ranges(options)
             options.check(self, clients)
+        check_ranges(self)
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
         privacy = self.privacy
         config = {
@@ -162,8 +164,6 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "theirs: leave keep_momentum out"
             )
         build(self.mask)
-        check_whole(self, rounds=1)
-        check_number(self, "participation", 0, 1, low_in=False, high_in=True)
         self._check_choices()
         if clients < 2:
             raise UsageError(
