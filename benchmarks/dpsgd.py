@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from benchmarks.recurrent import CASES, Outputs, timed
-from benchmarks.table import write
+from benchmarks.table import tabulate
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
@@ -249,13 +249,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=CLIENTS, default=list(CLIENTS))
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="Full backward hook is firing")  # as opacus has it
-    rows = []
-    for model in options.models:
-        measured = measure(model, CLIENTS[model], options.rounds)
-        for row in measured:
-            print(row, flush=True)
-        rows += measured
-        print(write("dpsgd", rows))
+    measured = (measure(model, CLIENTS[model], options.rounds) for model in options.models)
+    print(tabulate("dpsgd", measured))
 
 
 if __name__ == "__main__":

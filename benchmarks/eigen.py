@@ -10,15 +10,15 @@ shortest time of each counts. Images are read from SECURECLUSTER_DATA or the hub
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.table import write
+from benchmarks.grid import counts
+from benchmarks.table import tabulate
 from securecluster.clustering.eigenvectors import top
 from securecluster.data.datasets import source
 
@@ -101,33 +101,25 @@ def differences(result: Pairs, reference: Pairs) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Run, write after each size, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error("--repeats is at least 1")
-    table: list[dict[str, Any]] = []
+def lines(repeats: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the line of each data set and size.
+
+    Args:
+        repeats: how often each way is timed.
+    """
     for name, sizes in SIZES.items():
         pool = source(name).train
         for n in sizes:
             images = torch.from_numpy(pool.read(np.arange(n)))
             features = images.flatten(1)
-            row = {
-                "data": name,
-                "D": features.shape[1],
-                "n": n,
-                "p": P,
-                **measure(features, P, options.repeats),
-            }
-            table.append(row)
-            # after each size, so that a run that is cut off loses one size at most
-            write("eigen", table)
-            texts = [f"{key} {value}" for key, value in row.items()]
-            print(", ".join(texts), flush=True)
+            fixed = {"data": name, "D": features.shape[1], "n": n, "p": P}
+            yield [{**fixed, **measure(features, P, repeats)}]
+
+
+def main() -> None:
+    """Run, write after each size, print."""
+    options = counts(__doc__, repeats=3)
+    print(tabulate("eigen", lines(options.repeats)))
 
 
 if __name__ == "__main__":

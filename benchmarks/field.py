@@ -26,17 +26,17 @@ images share images. MNIST is read from SECURECLUSTER_DATA or the hub.
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import parser_of, read_options
+from benchmarks.grid import parser_of, product, read_options, with_seeds
 from benchmarks.sheet import Cell, Row, Sheet, figure, summarise
 from benchmarks.table import SEEDED, write
 from securecluster import Federation, Iid, LabelSwap, Rotation
@@ -148,7 +148,7 @@ def tuning_cells() -> list[Cell]:
     grid: list[Cell] = []
     levels = (LOW_TUNED, HIGH_TUNED)
     tuned = [method for method in METHODS if method not in TUNED_AS]
-    settings = product(tuned, levels, RATES, range(2), SHIFTS, TUNING_SEEDS)
+    settings = itertools.product(tuned, levels, RATES, range(2), SHIFTS, TUNING_SEEDS)
     for method, epsilon, rate, own, shift, seed in settings:
         grid.append(
             {
@@ -169,42 +169,15 @@ def cells(seeds: int) -> list[Cell]:
     Args:
         seeds: how many.
     """
-    grid: list[Cell] = []
-    for seed in range(seeds):
-        for method, shift, epsilon in product(METHODS, SHIFTS, EPSILONS):
-            grid.append(
-                {
-                    "setting": BY_FIELD,
-                    "method": method,
-                    "shift": shift,
-                    "target": epsilon,
-                    "seed": seed,
-                }
-            )
     clusterers = [method for method in METHODS if method not in ONE_CLUSTER]
-    for seed in range(seeds):
-        for method, shift, epsilon in product(clusterers, SHIFTS, ARI_EPSILONS):
-            grid.append(
-                {
-                    "setting": BY_ARI,
-                    "method": method,
-                    "shift": shift,
-                    "target": epsilon,
-                    "seed": seed,
-                }
-            )
-    for seed in range(seeds):
-        for method, epsilon in product(METHODS, OWN_EPSILONS):
-            grid.append(
-                {
-                    "setting": "rdpcfl",
-                    "method": method,
-                    "shift": "rotation",
-                    "target": epsilon,
-                    "seed": seed,
-                }
-            )
-    return grid
+    by_field = product(setting=[BY_FIELD], method=METHODS, shift=SHIFTS, target=EPSILONS)
+    by_ari = product(setting=[BY_ARI], method=clusterers, shift=SHIFTS, target=ARI_EPSILONS)
+    own = product(setting=["rdpcfl"], method=METHODS, shift=["rotation"], target=OWN_EPSILONS)
+    return [
+        *with_seeds(by_field, range(seeds)),
+        *with_seeds(by_ari, range(seeds)),
+        *with_seeds(own, range(seeds)),
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -478,7 +451,7 @@ def write_needed(rows: Sequence[Row]) -> Path:
         rows: of the comparison.
     """
     table = []
-    for method, shift in product(METHODS, SHIFTS):
+    for method, shift in itertools.product(METHODS, SHIFTS):
         if method in ONE_CLUSTER:
             continue
         row = {"method": method, "shift": shift}

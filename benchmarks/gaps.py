@@ -11,13 +11,13 @@ SECURECLUSTER_DATA or the hub.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from benchmarks.table import write
+from benchmarks.grid import counts
+from benchmarks.table import tabulate
 from securecluster import Federation
 from securecluster.clustering.agglomerative import (
     EUCLIDEAN,
@@ -173,46 +173,17 @@ def measure(setting: dict[str, Any], seed: int, rounds: int) -> list[dict[str, A
     return lines
 
 
-def _counts(rows: Sequence[dict[str, Any]], metric: str, linkage: str) -> str:
-    """Return how many runs of one setting were right, and how many could have been, as text.
-
-    Args:
-        rows: of the setting.
-        metric: of distances between updates.
-        linkage: of the merges.
-    """
-    exact = 0
-    possible = 0
-    runs = 0
-    for row in rows:
-        if row["metric"] == metric and row["linkage"] == linkage:
-            exact += row["exact"]
-            possible += row["possible"]
-            runs += 1
-    return f"{exact} of {runs} (possible {possible})"
-
-
 def main() -> None:
     """Run, write after each setting, print counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=10)
     # n = 10, as in Tables IV–VI of Briggs et al. 2020, which compare metrics and linkages
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args()
-    table: list[dict[str, Any]] = []
-    for setting in SETTINGS:
-        rows: list[dict[str, Any]] = []
-        for seed in range(options.seeds):
-            rows += measure(setting, seed, options.rounds)
-        table += rows
-        # after each setting, so that a run that is cut off loses one setting at most
-        write("gaps", table)
-        name = " ".join(str(value) for value in setting.values())
-        for metric, linkage in PAIRS:
-            counts = _counts(rows, metric, linkage)
-            print(f"{name}, {metric} {linkage}: {counts}", flush=True)
+    options = counts(__doc__, seeds=10, rounds=10)
+    measured = (
+        measure(setting, seed, options.rounds)
+        for setting in SETTINGS
+        for seed in range(options.seeds)
+    )
+    by = ("data", "scenario", "clients", "metric", "linkage")
+    print(tabulate("gaps", measured, by, counted=("exact", "possible")))
 
 
 if __name__ == "__main__":

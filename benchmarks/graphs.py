@@ -13,11 +13,10 @@ right cluster.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.table import SEEDED, write
+from benchmarks.grid import counts
+from benchmarks.table import SEEDED, tabulate
 from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.clustering.metrics import agreement
 from securecluster.data import Scenario
@@ -95,36 +94,17 @@ def _graph_labels(clusters: list[list[int]]) -> list[int]:
     return [clustered.get(client, len(clusters) + client) for client in range(CLIENTS)]
 
 
-def _print_counts(rows: list[Mapping[str, Any]]) -> None:
-    """Print how often the clusters of one case were right.
-
-    Args:
-        rows: of one data set, scenario and distance.
-    """
-    graph = sum(row["graph"] for row in rows)
-    refined = sum(row["refined"] for row in rows)
-    first = rows[0]
-    case = f"{first['data']} {first['scenario']} {first['distance']}"
-    counts = f"graph right {graph}, refined {refined} of {len(rows)}"
-    print(f"{case}: {counts}", flush=True)
-
-
 def main() -> None:
     """Run, write, print counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = counts(__doc__, seeds=20)
+    measured = (
+        [measure(data, scenario, samples, distance, seed)]
+        for data, scenario, samples in CASES
+        for distance in ("loss", "l2")
+        for seed in range(options.seeds)
     )
-    parser.add_argument("--seeds", type=int, default=20)
-    options = parser.parse_args()
-    table: list[Mapping[str, Any]] = []
-    for data, scenario, samples in CASES:
-        for distance in ("loss", "l2"):
-            rows: list[Mapping[str, Any]] = []
-            for seed in range(options.seeds):
-                rows.append(measure(data, scenario, samples, distance, seed))
-            table += rows
-            _print_counts(rows)
-            write("graphs", table)
+    by = ("data", "scenario", "distance")
+    print(tabulate("graphs", measured, by, counted=("graph", "refined")))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Grids of measurements: a script states its cells, how one is measured and what is shown.
 
-GRID = Grid(__doc__, "starts", cells, measure, by=["starts"], values=["exact"], seeds=20)
+    GRID = Grid(__doc__, "starts", cells, measure, by=["starts"], values=["exact"], seeds=20)
 
 The engine reads the arguments, measures the cells that the sheet lacks, prints means over seeds,
 and draws the picture.

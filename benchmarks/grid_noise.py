@@ -17,7 +17,6 @@ There are three measurements. Each runs on one thread and times its variants in 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,7 +26,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.table import write
+from benchmarks.grid import counts
+from benchmarks.table import tabulate
 from securecluster import Federation
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
@@ -276,18 +276,9 @@ def measure(rounds: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print and write benchmarks/results/grid_noise.csv."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    table = []
+    options = counts(__doc__, rounds=7)
     with cpu_threads(1):
-        for row in measure(options.rounds):
-            values = [str(value) for value in row.values()]
-            print("  ".join(values), flush=True)
-            table.append(row)
-    write("grid_noise", table)
+        tabulate("grid_noise", ([row] for row in measure(options.rounds)))
 
 
 if __name__ == "__main__":

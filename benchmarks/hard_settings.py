@@ -15,7 +15,6 @@ current ones.
 
 from __future__ import annotations
 
-import argparse
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +22,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.grid import Grid, parser_of, read_options
 from benchmarks.robust import Setting, clients_of
-from benchmarks.sheet import Cell, Row, Sheet, spread
+from benchmarks.sheet import Cell, Row, spread
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelPermutation, LabelSwap, Rotation
 from securecluster.app.registry import protocol_class
@@ -229,20 +229,20 @@ def _read(path: Path) -> list[Row]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=2)
+    parser = parser_of(__doc__, seeds=2, minutes=600.0)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--minutes", type=float, default=600.0, help="no cell is started after")
     parser.add_argument("--name", default="hard_settings", help="of the CSV file")
-    options = parser.parse_args(argv)
-    sheet = Sheet(options.name, RESULTS)
-    requested = cells(options.seeds, options.settings)
-    rows = sheet.fill(requested, measure, options.minutes)
+    options = read_options(parser, argv)
     earlier_rows = _read(RESULTS / f"{options.name}_before.csv")
-    print("\n".join(report(rows, earlier_rows)))
-    return sheet.path
+    grid = Grid(
+        __doc__,
+        options.name,
+        lambda scale, seeds: cells(seeds, options.settings),
+        measure,
+        folder=RESULTS,
+        report=lambda rows: print(*report(rows, earlier_rows), sep="\n"),
+    )
+    return grid.run(options)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table import write
+from benchmarks.table import tabulate
 from securecluster.app.registry import PROTOCOLS
 
 SAME = (
@@ -146,7 +146,6 @@ def measure(protocol: str, kills: int, home: Path, draw: random.Random) -> list[
             "equal": same(out, undisturbed),
         }
         rows.append(row)
-        print(row, flush=True)
     return rows
 
 
@@ -159,15 +158,11 @@ def main() -> None:
     # shells start background jobs with Ctrl-C ignored, and runs would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     draw = random.Random(0)
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as home:
-        for protocol in options.protocols:
-            rows += measure(protocol, options.kills, Path(home), draw)
-            # after each protocol, so that a long run loses nothing
-            path = write("kills", rows)
-    equal = sum(row["equal"] for row in rows)
-    print(f"equal {equal} of {len(rows)}")
-    print(path)
+        measured = (
+            measure(protocol, options.kills, Path(home), draw) for protocol in options.protocols
+        )
+        print(tabulate("kills", measured, counted=("equal",)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.speed import cohort, train
-from benchmarks.table import write
+from benchmarks.table import tabulate
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
 from securecluster.models.validation import build as build_model
@@ -210,12 +210,7 @@ def main(repetitions: int = 7) -> None:
         repetitions: of every measurement.
     """
     torch.manual_seed(0)
-    rows = []
-    for model, shape in MODELS.items():
-        for line in measure(model, shape, repetitions):
-            rows.append(line)
-            print(line, flush=True)
-    print(write("masks", rows))
+    print(tabulate("masks", (measure(*item, repetitions) for item in MODELS.items())))
 
 
 if __name__ == "__main__":

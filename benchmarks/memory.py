@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table import write
+from benchmarks.table import tabulate
 from securecluster import Federation
 from securecluster.core.client_names import at
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local
@@ -94,6 +94,21 @@ def one(case: str, model: str, clients: int) -> dict[str, Any]:
     }
 
 
+def in_own_process(case: str, model: str, clients: int) -> dict[str, Any]:
+    """Return a case's line from a process of its own, since the largest resident set never falls.
+
+    Args:
+        case: one of `CASES`.
+        model: a network's name.
+        clients: how many.
+    """
+    command = [sys.executable, "-m", "benchmarks.memory", "--one", case]
+    command += ["--model", model, "--clients", str(clients)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return line
+
+
 def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,16 +121,8 @@ def main() -> None:
         row = one(options.one, options.model, options.clients)
         print(json.dumps(row))
         return
-    rows = []
-    # the largest resident set of a process never falls, so each case needs a process of its own
-    for case in options.cases:
-        command = [sys.executable, "-m", "benchmarks.memory", "--one", case]
-        command += ["--model", options.model, "--clients", str(options.clients)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        last_line = done.stdout.splitlines()[-1]
-        rows.append(json.loads(last_line))
-        print(rows[-1], flush=True)
-    print(write("memory", rows))
+    measured = ([in_own_process(case, options.model, options.clients)] for case in options.cases)
+    print(tabulate("memory", measured))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid
+from benchmarks.grid import Grid, with_seeds
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
@@ -71,18 +71,10 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         scale: "full", or of `ROUNDS` rounds.
         seeds: how many.
     """
-    grid = []
-    for seed in range(seeds):
-        for protocol, (unit, z) in product(PROTOCOLS, WAYS):
-            cell: Cell = {
-                "protocol": protocol,
-                "unit": unit,
-                "noise": z,
-                "seed": seed,
-                "scale": scale,
-            }
-            grid.append(cell)
-    return grid
+    settings = []
+    for protocol, (unit, z) in product(PROTOCOLS, WAYS):
+        settings.append({"protocol": protocol, "unit": unit, "noise": z})
+    return [{**cell, "scale": scale} for cell in with_seeds(settings, range(seeds))]
 
 
 def federation(protocol: str, seed: int) -> Federation:

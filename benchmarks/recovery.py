@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table import SEEDED, write
+from benchmarks.table import SEEDED, tabulate
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.data import Scenario
 from securecluster.protocols import CFL
@@ -121,17 +121,12 @@ def main() -> None:
     # one true cluster: every split is a false one
     cases: list[tuple[str, Scenario]] = [("digits", Iid())]
     cases += [(data, LabelSwap()) for data in options.data]
-    rows: list[dict[str, Any]] = []
-    for data, scenario in cases:
-        exact = 0
-        for seed in range(options.seeds):
-            row = one(data, scenario, options.samples, seed, **params)
-            rows.append(row)
-            exact += row["exact"]
-            print(row, flush=True)
-            # after each run, so that a benchmark that is cut off loses one run at most
-            write(name, rows)
-        print(f"{data}, {scenario}: exact {exact} of {options.seeds}")
+    measured = (
+        [one(data, scenario, options.samples, seed, **params)]
+        for data, scenario in cases
+        for seed in range(options.seeds)
+    )
+    print(tabulate(name, measured, by=("data", "scenario"), counted=("exact",)))
 
 
 if __name__ == "__main__":

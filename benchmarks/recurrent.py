@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.table import write
+from benchmarks.table import tabulate
 from securecluster import Federation
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
@@ -284,14 +284,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
     options = parser.parse_args()
-    rows = []
-    for name in options.networks:
-        for clients in CASES[name].clients:
-            measured = measure(name, clients, options.rounds)
-            for row in measured:
-                print(row, flush=True)
-            rows += measured
-    print(write("recurrent", rows))
+    measured = (
+        measure(name, clients, options.rounds)
+        for name in options.networks
+        for clients in CASES[name].clients
+    )
+    print(tabulate("recurrent", measured))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.table import write
+from benchmarks.table import tabulate
 from benchmarks.worlds import (
     DELTA,
     FULL,
@@ -526,6 +526,17 @@ def row(
     return line
 
 
+def sizes_of(mechanism: Mechanism) -> Sequence[int]:
+    """Return the numbers of examples that a mechanism is measured with.
+
+    Args:
+        mechanism: one of `MECHANISMS`; of a client's releases its examples tell nothing.
+    """
+    if mechanism.unit == "example":
+        return SIZES
+    return SIZES[2:3]
+
+
 def main(argv: Sequence[str] | None = None) -> Path:
     """Print a line for each mechanism and size, and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -535,17 +546,13 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--only", nargs="*", default=list(MECHANISMS))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    rows = []
-    for name in options.only:
-        mechanism = MECHANISMS[name]
-        # of a whole client's releases its number of examples tells nothing
-        for n in SIZES if mechanism.unit == "example" else SIZES[2:3]:
-            rows.append(row(mechanism, n, options.draws, options.confidence))
-            print(rows[-1], flush=True)
-    path = write("relations", rows)
-    print(path)
-    return path
+    measured = (
+        [row(MECHANISMS[name], n, options.draws, options.confidence)]
+        for name in options.only
+        for n in sizes_of(MECHANISMS[name])
+    )
+    return tabulate("relations", measured)
 
 
 if __name__ == "__main__":
-    main()
+    print(main())

@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.sheet import Cell, Row, Sheet, spread
+from benchmarks.grid import Grid, parser_of, read_options
+from benchmarks.sheet import Cell, Row, spread
 from benchmarks.table import RESULTS
 from securecluster import (
     Dirichlet,
@@ -646,20 +647,13 @@ def _names(text: str) -> list[str]:
 
 def chosen(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's options, with `settings` and `protocols` as lists of names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = parser_of(__doc__, minutes=600.0)
     parser.add_argument("--half", choices=("first", "second"), help="both where it is left out")
     parser.add_argument("--protocols", type=_names, default=list(NAMES), help=", ".join(NAMES))
     parser.add_argument("--settings", type=_names, default=list(SETTINGS), help="all by default")
-    parser.add_argument("--minutes", type=float, default=600.0, help="no cell is started after")
     parser.add_argument("--name", default="robust", help="of the CSV file, robust by default")
     parser.add_argument("--markdown", action="store_true", help="print a table of means")
-    options = parser.parse_args(argv)
-    # written so that it refuses NaN, too
-    if options.seeds < 1 or not options.minutes >= 0:
-        parser.error("--seeds is at least 1, and --minutes at least 0")
+    options = read_options(parser, argv)
     for option, valid in (("protocols", NAMES), ("settings", tuple(SETTINGS))):
         names = getattr(options, option)
         unknown = [name for name in names if name not in valid]
@@ -677,14 +671,22 @@ def chosen(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     options = chosen(argv)
-    sheet = Sheet(options.name, RESULTS)
-    requested = cells(options.seeds, options.settings, options.protocols)
-    rows = sheet.fill(requested, measure, options.minutes)
-    if options.markdown:
-        print("\n".join(markdown(rows, options.protocols)))
-    else:
-        print("\n".join(report(rows)))
-    return sheet.path
+
+    def shown(rows: Sequence[Row]) -> None:
+        lines = report(rows)
+        if options.markdown:
+            lines = markdown(rows, options.protocols)
+        print(*lines, sep="\n")
+
+    grid = Grid(
+        __doc__,
+        options.name,
+        lambda scale, seeds: cells(seeds, options.settings, options.protocols),
+        measure,
+        folder=RESULTS,
+        report=shown,
+    )
+    return grid.run(options)
 
 
 if __name__ == "__main__":

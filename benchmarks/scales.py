@@ -11,7 +11,6 @@ Network and learning rate are the defaults for tables.
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from benchmarks.table import SEEDED, write
+from benchmarks.grid import counts
+from benchmarks.table import SEEDED, tabulate
 from securecluster import Federation
 from securecluster.errors import SecureClusterWarning, UpdateError
 from securecluster.protocols import FedAvg
@@ -125,16 +125,16 @@ def cases() -> Iterator[tuple[str, str, float]]:
 
 def main() -> None:
     """Print and write a row per data set, scale and seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name, what, scale in cases():
-        for seed in range(options.seeds):
-            rows.append(row(name, what, scale, options.rounds, seed))
-            print(rows[-1], flush=True)
-    print(write("scales", rows))
+    options = counts(__doc__, rounds=20, seeds=3)
+    path = tabulate(
+        "scales",
+        (
+            [row(name, what, scale, options.rounds, seed)]
+            for name, what, scale in cases()
+            for seed in range(options.seeds)
+        ),
+    )
+    print(path)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ without noise. Rows are written as they are measured, and a run that was cut off
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.grid import product
 from benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, truth_of
-from benchmarks.table import RESULTS, SEEDED, machine
+from benchmarks.table import RESULTS, SEEDED, Journal
 from securecluster import Federation
 from securecluster.protocols import CFL, FLHC
 
@@ -68,12 +68,13 @@ def cells(seeds: list[int]) -> Iterator[dict[str, Any]]:
     Args:
         seeds: of the federations.
     """
-    for seed in seeds:
-        for epsilon in (*EPSILONS, math.inf):
-            for method in METHODS:
-                for signature, clusterer in CLUSTERINGS:
-                    values = (method, signature, clusterer, epsilon, seed)
-                    yield dict(zip(KEY, values, strict=True))
+    order = product(
+        seed=seeds, epsilon=(*EPSILONS, math.inf), method=METHODS, clustering=CLUSTERINGS
+    )
+    for cell in order:
+        signature, clusterer = cell["clustering"]
+        values = (cell["method"], signature, clusterer, cell["epsilon"], cell["seed"])
+        yield dict(zip(KEY, values, strict=True))
 
 
 def measured(cell: dict[str, Any], federation: Federation) -> dict[str, Any]:
@@ -100,19 +101,6 @@ def measured(cell: dict[str, Any], federation: Federation) -> dict[str, Any]:
     }
 
 
-def finished(path: Path) -> set[tuple[str, ...]]:
-    """Return the cells that a file has rows of.
-
-    Args:
-        path: of the CSV file, which need not exist.
-    """
-    if not path.exists():
-        return set()
-    with path.open(newline="") as stream:
-        lines = (line for line in stream if not line.startswith("#"))
-        return {tuple(row[name] for name in KEY) for row in csv.DictReader(lines)}
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the file does not have yet.
 
@@ -123,16 +111,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22])
     parser.add_argument("--out", type=Path, default=RESULTS / "signature_methods.csv")
     given = parser.parse_args(arguments)
-    done = finished(given.out)
-    if not done:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(f"# {machine()}\n{','.join(COLUMNS)}\n")
+    journal = Journal(given.out, KEY, COLUMNS)
     for cell in cells(given.seeds):
-        if tuple(str(cell[name]) for name in KEY) in done:
-            continue
-        row = measured(cell, swapped(cell["seed"]))
-        with given.out.open("a", newline="") as stream:
-            csv.DictWriter(stream, COLUMNS, lineterminator="\n").writerow(row)
+        if journal.lacks(cell):
+            journal.append([measured(cell, swapped(cell["seed"]))])
 
 
 if __name__ == "__main__":

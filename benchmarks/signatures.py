@@ -15,7 +15,6 @@ lost in the noise or in the search.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.table import RESULTS, machine, write
+from benchmarks.table import RESULTS, Journal, write
 from securecluster import Federation
 from securecluster.clustering.metrics import agreement
 from securecluster.clustering.noisy_rows import NoisyRows, leading_directions
@@ -63,6 +62,7 @@ ALPHA = 1.0
 SKEWED_SAMPLES = 600
 # images of a client, from which its samples are drawn; FEMNIST's are those of all writers
 POOLS = {"mnist": 1500, "fashion_mnist": 1500, "femnist": 618}
+KEY = ("data", "shift", "alpha", "clusters", "samples", "kind", "seed")
 COLUMNS = (
     "data",
     "shift",
@@ -404,24 +404,6 @@ def _squares(rows: FloatArray, labels: NDArray[np.int64]) -> float:
     return squares
 
 
-def finished(path: Path) -> set[tuple[str, ...]]:
-    """Return the settings and seeds that a file has rows of.
-
-    Args:
-        path: of the CSV file, which need not exist.
-    """
-    if not path.exists():
-        return set()
-    with path.open(newline="") as stream:
-        lines = (line for line in stream if not line.startswith("#"))
-        return {_key(row) for row in csv.DictReader(lines)}
-
-
-def _key(row: Any) -> tuple[str, ...]:
-    names = ("data", "shift", "alpha", "clusters", "samples", "kind", "seed")
-    return tuple(str(row[name]) for name in names)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the file does not have yet.
 
@@ -438,19 +420,11 @@ def main(arguments: list[str] | None = None) -> None:
     if given.limits:
         print(write("signatures_limits", list(limits(given.seeds, given.draws))))
         return
-    done = finished(given.out)
-    if not done:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(f"# {machine()}\n{','.join(COLUMNS)}\n")
+    journal = Journal(given.out, KEY, COLUMNS)
     for seed in given.seeds:
         for setting in settings(given.one_release):
-            if _key({**vars(setting), "seed": seed}) in done:
-                continue
-            # all rows of a setting at once, so that a file has all of them or none
-            rows = list(measured(setting, seed, given.draws))
-            with given.out.open("a", newline="") as stream:
-                writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-                writer.writerows(rows)
+            if journal.lacks({**vars(setting), "seed": seed}):
+                journal.append(measured(setting, seed, given.draws))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.grid import parser_of, read_options
-from benchmarks.sheet import Cell, Sheet
+from benchmarks.grid import Grid, parser_of, read_options
+from benchmarks.sheet import Cell
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap
 from securecluster.app.registry import protocol_class
@@ -270,15 +270,17 @@ def main(argv: Sequence[str] | None = None) -> Path:
     without = [name for name in chosen.subjects if not has_cohorts(SUBJECTS[name])]
     if without and "with" in chosen.cohorts:
         print(f"left out with cohorts, since there is no option {OPTION}: {', '.join(without)}")
-    sheet = Sheet("sums_over_rounds", RESULTS)
-    requested = cells(chosen.seeds, chosen.cohorts, chosen.subjects)
-    # rows are in the order of the subjects, and a run that is cut off has whole seeds of them
-    sheet.expect(requested)
-    requested.sort(key=itemgetter("seed"))
-    sheet.fill(requested, measure, chosen.minutes)
-    print(sheet.path)
-    return sheet.path
+    grid = Grid(
+        __doc__,
+        "sums_over_rounds",
+        lambda scale, seeds: cells(seeds, chosen.cohorts, chosen.subjects),
+        measure,
+        folder=RESULTS,
+        # rows are in the order of the subjects, and a run that is cut off has whole seeds of them
+        measurable=lambda requested: sorted(requested, key=itemgetter("seed")),
+    )
+    return grid.run(chosen)
 
 
 if __name__ == "__main__":
-    main()
+    print(main())

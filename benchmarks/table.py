@@ -66,12 +66,63 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
-def tabulate(name: str, measured: Iterable[Sequence[Mapping[str, Any]]]) -> Path:
-    """Print the rows of each measurement, and write all rows after it.
+class Journal:
+    """A table that grows by whole measurements; a run that is cut off goes on with what it lacks.
+
+    Args:
+        path: of the CSV file, which need not exist.
+        key: the columns that tell measurements apart.
+        columns: all columns.
+    """
+
+    def __init__(self, path: Path, key: Sequence[str], columns: Sequence[str]) -> None:
+        self._path = path
+        self._key = key
+        self._columns = columns
+        self._done: set[tuple[str, ...]] = set()
+        if path.exists():
+            with path.open(newline="") as stream:
+                lines = (line for line in stream if not line.startswith("#"))
+                self._done = {self._key_of(row) for row in csv.DictReader(lines)}
+        if not self._done:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"# {machine()}\n{','.join(columns)}\n")
+
+    def lacks(self, cell: Mapping[str, Any]) -> bool:
+        """Return whether the file has no row of a measurement.
+
+        Args:
+            cell: with the columns of the key.
+        """
+        return self._key_of(cell) not in self._done
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append all rows of a measurement, so that the file has all of them or none.
+
+        Args:
+            rows: with all columns.
+        """
+        measured = list(rows)
+        with self._path.open("a", newline="") as stream:
+            csv.DictWriter(stream, self._columns, lineterminator="\n").writerows(measured)
+
+    def _key_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(row[name]) for name in self._key)
+
+
+def tabulate(
+    name: str,
+    measured: Iterable[Sequence[Mapping[str, Any]]],
+    by: Sequence[str] = (),
+    counted: Sequence[str] = (),
+) -> Path:
+    """Print the rows of each measurement, and write all rows after it; then print counts.
 
     Args:
         name: of the table.
         measured: the rows of one measurement after the other; a run that is cut off loses one.
+        by: columns that tell groups of rows apart.
+        counted: columns of yes and no, whose yes are counted in each group.
     """
     table: list[Mapping[str, Any]] = []
     for rows in measured:
@@ -80,4 +131,12 @@ def tabulate(name: str, measured: Iterable[Sequence[Mapping[str, Any]]]) -> Path
             print(", ".join(texts), flush=True)
         table += rows
         path = write(name, table)
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in table:
+        group = " ".join(str(row[column]) for column in by)
+        groups.setdefault(group, []).append(row)
+    for group, rows in groups.items():
+        for column in counted:
+            times = sum(bool(row[column]) for row in rows)
+            print(f"{group} {column}: {times} of {len(rows)}")
     return path

@@ -10,16 +10,16 @@ the seeds here are others, from 10 on. Image sets are read from SECURECLUSTER_DA
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.grid import counts
 from benchmarks.papers.oneshot_runs import judged, mapped, matrices
-from benchmarks.table import write
+from benchmarks.table import tabulate
 from securecluster import Federation
 from securecluster.data.datasets import Source, source
 from securecluster.data.pools import ArrayPool
@@ -106,26 +106,17 @@ def settings(name: str, available: int) -> Iterator[tuple[str, int, int]]:
                     yield scenario_name, clients, samples
 
 
-def _print_counts(rows: Sequence[dict[str, Any]], name: str) -> None:
-    """Print how often the tasks of one data set were found, by scenario and feature map.
+def measurements(seeds: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines of each federation.
 
     Args:
-        rows: of the table.
-        name: of the data set.
+        seeds: how many of each setting.
     """
-    for scenario_name in SCENARIOS:
-        for features in FEATURES:
-            key = (name, scenario_name, features)
-            right = 0
-            possible = 0
-            runs = 0
-            for row in rows:
-                if (row["data"], row["scenario"], row["features"]) == key:
-                    right += row["right"]
-                    possible += row["possible"]
-                    runs += 1
-            counts = f"right {right}, possible {possible} of {runs}"
-            print(f"{name} {scenario_name} {features}: {counts}", flush=True)
+    for name in SAMPLES:
+        data = loaded(name)
+        for setting in settings(name, len(data.train.y)):
+            for seed in range(FIRST, FIRST + seeds):
+                yield [_text(row) for row in measure(data, *setting, seed)]
 
 
 def _text(row: dict[str, Any]) -> dict[str, Any]:
@@ -139,22 +130,10 @@ def _text(row: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Run, write after each data set, print counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
-    if options.seeds < 1:
-        parser.error("--seeds is at least 1")
+    options = counts(__doc__, seeds=3)
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    table: list[dict[str, Any]] = []
-    for name in SAMPLES:
-        data = loaded(name)
-        for setting in settings(name, len(data.train.y)):
-            for seed in range(FIRST, FIRST + options.seeds):
-                table += measure(data, *setting, seed)
-        write("tasks", [_text(row) for row in table])
-        _print_counts(table, name)
+    by = ("data", "scenario", "features")
+    print(tabulate("tasks", measurements(options.seeds), by, counted=("right", "possible")))
 
 
 if __name__ == "__main__":

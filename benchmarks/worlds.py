@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.table import SEEDED, write
+from benchmarks.table import SEEDED, tabulate
 from securecluster import Federation
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -655,15 +655,9 @@ def main(argv: list[str] | None = None) -> Path:
     prefixes = tuple(options.only)
     chosen = [name for name in AUDITS if name.startswith(prefixes)]
     torch.set_num_threads(1)
-    rows = []
-    for name in chosen:
-        finding = AUDITS[name](options.clients, options.confidence)
-        rows.append(finding.row())
-        print(rows[-1], flush=True)
-    path = write("worlds", rows)
-    print(path)
-    return path
+    measured = ([AUDITS[name](options.clients, options.confidence).row()] for name in chosen)
+    return tabulate("worlds", measured)
 
 
 if __name__ == "__main__":
-    main()
+    print(main())

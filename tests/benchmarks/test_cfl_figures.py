@@ -4,20 +4,22 @@ they go on, and what they report.
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.grid import Grid
 from benchmarks.papers import cfl_fig3, cfl_fig5, cfl_fig6, cfl_fig7, cfl_fig8
 from benchmarks.papers.cfl_runs import Watched
+from benchmarks.sheet import Row
 from securecluster import Federation, LabelSwap
 from securecluster.runtime.settings import Settings
 from securecluster.training.config import FULL_GRADIENT
 
+Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 SMALL = {
     "data": "digits",
     "model": "mlp-32",
@@ -29,35 +31,6 @@ SMALL = {
     "clusters": 3,
     "seed": 0,
 }
-
-
-def on_disk(name: str) -> list[dict[str, str]]:
-    lines = Path(f"benchmarks/results/papers/{name}.csv").read_text().splitlines()
-    return list(csv.DictReader(lines[1:]))
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def run(
-    script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]
-) -> list[dict[str, str]]:
-    """The script on some cells, with one that only `--full` runs: its rows, read back; run twice,
-    it measures nothing again.
-    """
-    full = {**cells[0], "scale": "full"}
-    monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
-    picture = script.main(["--seeds", "1"])
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
-    rows = on_disk(picture.stem)
-    monkeypatch.setattr(script, "measure", lambda cell: pytest.fail("measured again"))
-    script.main(["--seeds", "1"])
-    assert on_disk(picture.stem) == rows
-    done = rows[: len(cells)]
-    assert all(row["status"] == "done" for row in done) and all(row["paper"] for row in rows)
-    return done
 
 
 def test_random_vectors_are_drawn_as_said() -> None:
@@ -73,12 +46,10 @@ def test_random_vectors_are_drawn_as_said() -> None:
 
 
 @pytest.mark.exhaustive
-def test_figure_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figure_3(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
     fixed = {"scale": "cpu", "d": 30, "clients_each": 3, "trials": 12, "seed": 0, "paper": "p"}
-    rows = run(
-        cfl_fig3,
-        monkeypatch,
-        [{**fixed, "k": k, "gamma": g} for k in (2, 6) for g in (0.1, 1.0, 9.0)],
+    rows = filled(
+        cfl_fig3.GRID, [{**fixed, "k": k, "gamma": g} for k in (2, 6) for g in (0.1, 1.0, 9.0)]
     )
     share = {
         (row["k"], row["gamma"]): (float(row["p_gap_positive"]), float(row["p_correct"]))
@@ -120,10 +91,9 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
         assert torch.allclose(found[k], expected, atol=1e-5)
 
 
-def test_figure_5(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = run(
-        cfl_fig5,
-        monkeypatch,
+def test_figure_5(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = filled(
+        cfl_fig5.GRID,
         [{"scale": "cpu", **SMALL, "points": points, "paper": "p"} for points in (10, 40)],
     )
     assert all(-2 <= float(row[name]) <= 2 for row in rows for name in ("updates", "gradients"))
@@ -142,10 +112,9 @@ def test_figure_5(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.exhaustive
-def test_figure_6(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = run(
-        cfl_fig6,
-        monkeypatch,
+def test_figure_6(filled: Filled) -> None:
+    (row,) = filled(
+        cfl_fig6.GRID,
         [{"scale": "cpu", **SMALL, "points": 60, "rounds": 8, "epochs": 3, "paper": "p"}],
     )
     for name in ("updates", "gradients"):
@@ -157,12 +126,12 @@ def test_figure_6(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-def test_figure_7(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_7(filled: Filled) -> None:
     cells = [
         {"scale": "cpu", "case": case, **SMALL, "samples": 60, "rounds": 20, "paper": "p"}
         for case in ("congruent", "incongruent")
     ]
-    for row in run(cfl_fig7, monkeypatch, cells):
+    for row in filled(cfl_fig7.GRID, cells):
         for name in cfl_fig7.NORMS:
             curve = [float(word) for word in row[name].split()]
             assert float(row[f"{name}_first"]) == pytest.approx(np.mean(curve[:2]), rel=1e-4)
@@ -180,7 +149,7 @@ def test_congruent_clients_hold_halves_of_the_labels() -> None:
 
 
 @pytest.mark.exhaustive
-def test_figure_8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_8(filled: Filled) -> None:
     small = {
         **SMALL,
         "clients": 8,
@@ -190,7 +159,7 @@ def test_figure_8(monkeypatch: pytest.MonkeyPatch) -> None:
         "epochs": 3,
         "lr": 0.2,
     }
-    (row,) = run(cfl_fig8, monkeypatch, [{"scale": "cpu", **small, "paper": "p"}])
+    (row,) = filled(cfl_fig8.GRID, [{"scale": "cpu", **small, "paper": "p"}])
     assert cfl_fig8.splits(200) == [50, 100, 150] and row["splits"] == "5"  # of 5, 10, 15
     assert row["exact"] == "True"
     assert float(row["accuracy_after"]) > float(row["accuracy_before"]) + 0.2

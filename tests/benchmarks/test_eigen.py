@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import count
-from types import ModuleType
 
-import pytest
 import torch
 
-from benchmarks import eigen, tasks
 from benchmarks.eigen import differences, full, measure
 
 
@@ -31,17 +27,3 @@ def test_differences_are_seen() -> None:
     turned = torch.eye(4, dtype=torch.float64)[[0, 2]]
     found = differences((values * torch.tensor([1.0, 1.5]), turned), (values, vectors))
     assert abs(found["error_values"] - 0.5) < 1e-12 and abs(found["error_subspace"] - 1) < 1e-12
-
-
-@pytest.mark.parametrize(("script", "option"), [(eigen, "--repeats"), (tasks, "--seeds")])
-def test_nothing_to_do_is_refused_before_a_table_is_opened(
-    script: ModuleType,
-    option: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["script", option, "0"])
-    monkeypatch.setattr(script, "write", lambda *given: pytest.fail("written"))
-    with pytest.raises(SystemExit):
-        script.main()
-    assert f"{option} is at least 1" in capsys.readouterr().err

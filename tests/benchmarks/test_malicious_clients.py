@@ -59,7 +59,7 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
         return {"ari": 1.0, "accuracy": 0.5, "isolated": 0.0}
 
     rows = sheet.fill(cells("digits", 1)[:40], made_up)
-    assert draw(sheet, rows).stat().st_size > 10_000
+    assert sheet.save(draw(rows), "cpu").stat().st_size > 10_000
 
 
 def measured(protocol: str, behaviour: str, share: str, value: str) -> float:

@@ -5,21 +5,21 @@ The tests are on what they measure, draw and leave out.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.grid import Grid
 from benchmarks.papers import nsim_ceiling, nsim_fig4, nsim_pearson, nsim_runs, nsim_time
-from benchmarks.sheet import numbers
+from benchmarks.sheet import Row, numbers
 from securecluster import Federation
 from securecluster.protocols import Local
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk
 
+Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 SMALL = {
     "scale": "cpu",
     "synthetic": 12,
@@ -33,11 +33,8 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]
-) -> None:
-    """Another folder, a small set of traces, short walks and a pair network that hardly trains."""
-    monkeypatch.chdir(tmp_path)
+def small_set(monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]) -> None:
+    """A small set of traces, short walks and a pair network that hardly trains."""
     for script in (nsim_ceiling, nsim_runs, nsim_time, synthetic_users):
         monkeypatch.setattr(script, "fit", brief_fit)
     for script in (nsim_runs, nsim_time):
@@ -47,24 +44,10 @@ def elsewhere(
     nsim_runs._kept.clear()
 
 
-def run(
-    script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]
-) -> list[dict[str, str]]:
-    """The rows of a script's cells, read back from its sheet; its picture is there."""
-    full = {**cells[0], "scale": "full"}
-    monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
-    picture = script.main(["--seeds", "1"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    rows = list(csv.DictReader(picture.with_suffix(".csv").read_text().splitlines()[1:]))
-    assert [row["status"] for row in rows] == ["done"] * len(cells) + ["not run"]
-    return rows[: len(cells)]
-
-
 @pytest.mark.exhaustive
-def test_correlations_of_every_layer_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = run(
-        nsim_pearson,
-        monkeypatch,
+def test_correlations_of_every_layer_and_start(filled: Filled) -> None:
+    rows = filled(
+        nsim_pearson.GRID,
         [
             {**SMALL, "init": i, "layer": k}
             for i in ("common", "independent")
@@ -88,9 +71,9 @@ def test_models_are_those_of_clients_who_train_alone() -> None:
     np.testing.assert_array_equal(found.numpy(), local.client_models_.values.numpy())
 
 
-def test_costs_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_by_step(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nsim_time, "CLIENTS", (4, 6, 8))
-    (row,) = run(nsim_time, monkeypatch, [SMALL])
+    (row,) = filled(nsim_time.GRID, [SMALL])
     assert all(float(row[step]) > 0 for step in nsim_time.STEPS)
     assert "predict_8" not in row  # there are six persons
     for m in (4, 6):
@@ -100,7 +83,9 @@ def test_costs_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-def test_errors_by_cluster_together_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_by_cluster_together_and_alone(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     walks = RandomWalk()
     monkeypatch.setattr(
         "securecluster.protocols.nsim.protocol.RandomWalk",
@@ -109,9 +94,7 @@ def test_errors_by_cluster_together_and_alone(monkeypatch: pytest.MonkeyPatch) -
     fixed = {**SMALL, "rounds": 2, "optimizer": "sgd"}
     rows = {
         row["method"]: row
-        for row in run(
-            nsim_fig4, monkeypatch, [{**fixed, "method": name} for name in nsim_fig4.METHODS]
-        )
+        for row in filled(nsim_fig4.GRID, [{**fixed, "method": name} for name in nsim_fig4.METHODS])
     }
     assert all(len(numbers(row["errors_last"])) == 6 for row in rows.values())
     assert [name for name, row in rows.items() if row["errors_once"]] == [
@@ -143,7 +126,7 @@ def test_cells_cover_what_the_paper_compares() -> None:
 
 
 @pytest.mark.exhaustive
-def test_what_true_statistics_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_true_statistics_tell(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     # there are six persons in the small set, too few to learn from
     real = nsim_runs.synthetic_users(14, 5)
     monkeypatch.setattr(nsim_ceiling, "real_users", lambda clients, seed: real)
@@ -153,7 +136,7 @@ def test_what_true_statistics_tell(monkeypatch: pytest.MonkeyPatch) -> None:
         for r in nsim_ceiling.READS
         for k in nsim_ceiling.LEARNS
     ]
-    rows = run(nsim_ceiling, monkeypatch, cells)
+    rows = filled(nsim_ceiling.GRID, cells)
     assert all(-1 <= float(row["pearson_real"]) <= 1 for row in rows)
     assert [bool(row["pearson"]) for row in rows] == [True, False, True, False]
     assert len({row["pearson_real"] for row in rows}) == 4

@@ -4,14 +4,15 @@ script at the smallest scale.
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.grid import Grid
 from benchmarks.papers import nsim_masks, nsim_runs
+from benchmarks.sheet import Row
 from securecluster.protocols.nsim.random_walks import Format
 
 SMALL = {
@@ -63,9 +64,8 @@ def test_a_linear_map_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("traces")
 def test_the_script_measures_both_layers_and_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: Callable[[Grid, Sequence[dict[str, Any]]], list[Row]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nsim_runs, "Format", lambda: Format(samples=(30, 60)))
     for kept in (nsim_runs.real_users, nsim_runs.synthetic_users):
         kept.cache_clear()
@@ -74,18 +74,8 @@ def test_the_script_measures_both_layers_and_starts(
         {**SMALL, "init": "common", "layer": "last"},
         {**SMALL, "init": "independent", "layer": "hidden"},
     ]
-    full: list[dict[str, Any]] = [{**cells[0], "scale": "full"}]
-    monkeypatch.setattr(
-        nsim_masks, "cells", lambda scale, seeds: full if scale == "full" else cells
-    )
-    picture = nsim_masks.main(["--seeds", "1"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    rows = list(csv.DictReader(picture.with_suffix(".csv").read_text().splitlines()[1:]))
-    assert [(row["init"], row["layer"], row["status"]) for row in rows[:2]] == [
-        (c["init"], c["layer"], "done") for c in cells
-    ]
-    assert rows[2]["status"] == "not run"
-    for row in rows[:2]:
+    rows = filled(nsim_masks.GRID, cells)
+    for row in rows:
         assert all(float(row[name]) > 0 for name in nsim_masks.ERRORS)
         assert bool(row["seeded"]) == (row["init"] == "independent")
     assert float(rows[1]["seeded"]) > 0.9

@@ -5,6 +5,8 @@ measure, draw and leave out.
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks import tasks
+from benchmarks.grid import Grid
 from benchmarks.papers import (
     oneshot_accuracy,
     oneshot_fig4,
@@ -32,11 +35,12 @@ from benchmarks.papers.oneshot_runs import (
     trained,
     usable,
 )
-from benchmarks.sheet import figure, numbers
+from benchmarks.sheet import Row, numbers
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError
 
+Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 RUN = {
     "data": "digits",
     "clients": 5,
@@ -49,27 +53,10 @@ RUN = {
 RUN |= {"batch_size": 20, "epochs": 1, "lr": 0.1, "rounds": 2, "seed": 0}
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def on_disk(name: str) -> list[dict[str, str]]:
     return list(
         csv.DictReader(Path(f"benchmarks/results/papers/{name}.csv").read_text().splitlines()[1:])
     )
-
-
-def run(
-    script: Any, name: str, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]
-) -> list[dict[str, str]]:
-    """The rows of a script's cells, read back."""
-    full = {**cells[0], "scale": "full"}
-    monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
-    script.main(["--seeds", "1"])
-    rows = on_disk(name)
-    assert [row["status"] for row in rows] == ["done"] * len(cells) + ["not run"]
-    return rows[: len(cells)]
 
 
 def test_r_is_made_from_whole_decompositions() -> None:
@@ -126,10 +113,10 @@ def test_features_that_cannot_be_made_are_left_out(
     assert "no weights" in capsys.readouterr().out
 
 
-def test_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_1(filled: Filled) -> None:
     fixed = {"scale": "cpu", "data": "digits", "samples": 80, "vectors": 5, "seed": 0, "paper": "p"}
     kinds = [{"minority": m, "features": name} for name in ("identity", "conv") for m in (0.0, 0.1)]
-    rows = run(oneshot_table1, "oneshot_table1", monkeypatch, [{**fixed, **kind} for kind in kinds])
+    rows = filled(oneshot_table1.GRID, [{**fixed, **kind} for kind in kinds])
     for row in rows:
         r = np.reshape(numbers(row["R"]), (5, 5))
         assert (np.diag(r) == 1).all() and (r == r.T).all()
@@ -141,7 +128,7 @@ def test_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_table_2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_2(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         oneshot_table2, "USERS", (("digits", "0-4"), ("digits", "0-4"), ("digits", "5-9"))
     )
@@ -155,7 +142,7 @@ def test_table_2(monkeypatch: pytest.MonkeyPatch) -> None:
             "paper": "p",
         }
     ]
-    (row,) = run(oneshot_table2, "oneshot_table2", monkeypatch, cells)
+    (row,) = filled(oneshot_table2.GRID, cells)
     assert row["nearer"] == "True" and float(row["R12"]) == 1  # the same draw of the same task
     with pytest.raises(
         UsageError, match="digits here has 896 training samples of 5-9, and 2000 are wanted"
@@ -164,7 +151,7 @@ def test_table_2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_4(filled: Filled) -> None:
     cells = [
         {
             "scale": "cpu",
@@ -177,9 +164,7 @@ def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         for s in (0, 1)
     ]
-    rows = run(oneshot_fig4, "oneshot_fig4", monkeypatch, cells)
-    picture = Path("benchmarks/results/papers/oneshot_fig4.png").read_bytes()
-    assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+    rows = filled(oneshot_fig4.GRID, cells)
     for row in rows:
         within, across = numbers(row["within_min"]), numbers(row["across_max"])
         assert len(within) == len(numbers(row["R09"])) == 50
@@ -195,6 +180,7 @@ def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.few(1)
 @pytest.mark.parametrize("figure", oneshot_accuracy.FIGURES)
+@pytest.mark.usefixtures("elsewhere")
 def test_figures_2_and_3(
     figure: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,13 +207,6 @@ def test_random_clusters_are_as_large_as_the_tasks() -> None:
     assert set(found) >= {"exact", "last_0", "last_1", "task_0", "task_1"}
 
 
-def test_full_scales_are_listed() -> None:
-    listed = [oneshot_table1, oneshot_table2, oneshot_fig4, *oneshot_accuracy.FIGURES.values()]
-    for script in listed:
-        cells = script.cells("full", 6)
-        assert len(cells) % 6 == 0 and cells[0]["scale"] == "full"
-
-
 def test_the_rule_for_the_number_of_tasks_is_judged() -> None:
     rows = tasks.measure(tasks.loaded("digits"), "tasks", 10, 60, 10)
     assert [row["features"] for row in rows] == ["identity", "conv"]
@@ -236,7 +215,7 @@ def test_the_rule_for_the_number_of_tasks_is_judged() -> None:
     assert iid["right"] and iid["possible"] and iid["across"] is None
 
 
-def test_clusters_over_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_over_epsilon(filled: Filled) -> None:
     cells = [
         {
             "data": "digits",
@@ -250,10 +229,9 @@ def test_clusters_over_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         for mechanism in ("gram", "all", "naive")
     ]
-    drawn = list[Any]()
-    monkeypatch.setattr(oneshot_noise, "draw", lambda rows: drawn.append(rows) or figure(2, 2)[0])
-    gram, every, naive = run(oneshot_noise, "oneshot_noise", monkeypatch, cells)
-    assert len(drawn) == 1
+    # a picture needs the cells of all panels
+    undrawn = replace(oneshot_noise.GRID, draw=None)
+    gram, every, naive = filled(undrawn, cells)
     assert gram["dimension"] == "16" and float(gram["ari_inf"]) == float(every["ari_inf"]) == 1
     assert float(gram["ari_16"]) == 1 and float(gram["ari_0.25"]) < 1
     assert float(naive["s_0.02"]) == 1 and float(naive["s_1"]) < 1
@@ -298,16 +276,12 @@ def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
 
 
 @pytest.mark.exhaustive
-def test_vectors_alone_and_their_span(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_alone_and_their_span(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = {"data": "digits", "samples": 100, "features": "dct", "scale": "cpu", "seed": 20}
     cells = [{"scenario": scenario, **fixed} for scenario in ("tasks", "rotation")]
     monkeypatch.setattr(oneshot_vectors, "DEALT", 100)
     monkeypatch.setattr(oneshot_vectors, "SIZES", (3, 3))
-    monkeypatch.setattr(oneshot_vectors, "draw", lambda rows: figure(2, 2)[0])
-    monkeypatch.setattr(oneshot_vectors, "cells", lambda scale, seeds: cells)
-    oneshot_vectors.main([])
-    rows = on_disk("oneshot_vectors")
-    assert [row["status"] for row in rows] == ["done", "done"]
+    rows = filled(replace(oneshot_vectors.GRID, draw=None), cells)
     for row in rows:
         for e in oneshot_vectors.EPSILONS:
             assert row[f"alone_1_{e:g}"] == row[f"span_1_{e:g}"]

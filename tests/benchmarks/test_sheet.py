@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.sheet import Cell, Sheet, figure, numbers, options, spread, summarise
+from benchmarks.sheet import Cell, Sheet, figure, numbers, spread, summarise
 from securecluster.errors import UsageError
 
 CELLS = [
@@ -175,28 +175,6 @@ def test_each_scale_has_its_picture(tmp_path: Path) -> None:
     paths = [Sheet("s", tmp_path).save(made, scale) for scale in ("cpu", "full")]
     assert [path.name for path in paths] == ["s.png", "s_full.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-
-
-def test_options() -> None:
-    assert vars(options("", [])) == {"seeds": 3, "full": False, "minutes": 10.0, "scale": "cpu"}
-    assert vars(options("", ["--seeds", "1", "--full", "--minutes", "5"])) == {
-        "seeds": 1,
-        "full": True,
-        "minutes": 5.0,
-        "scale": "full",
-    }
-
-
-@pytest.mark.parametrize(
-    "wrong", [["--seeds", "0"], ["--seeds", "-1"], ["--minutes", "-1"], ["--minutes", "nan"]]
-)
-def test_options_that_measure_nothing_are_refused(
-    wrong: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        options("", wrong)
-    assert stop.value.code == 2
-    assert "at least" in capsys.readouterr().err
 
 
 def test_missing_data_are_one_sentence_and_what_was_measured_is_kept(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ draw.
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.grid import Grid
 from benchmarks.papers import cfl_fig9, shakespeare
+from benchmarks.sheet import Row
 from securecluster import Federation
 from securecluster.data import Natural
 from securecluster.data.datasets import FOLDER
 from securecluster.protocols import FedAvg
 
+Filled = Callable[[Grid, Sequence[dict[str, Any]]], list[Row]]
 WORDS = (
     "one two three four five",
     "six seven eight nine ten",
@@ -28,9 +31,8 @@ WORDS = (
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a little text of both kinds."""
-    monkeypatch.chdir(tmp_path)
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little text of both kinds."""
     monkeypatch.setenv(FOLDER, str(tmp_path / "data"))
     rng = np.random.default_rng(0)
     for name in ("ag_news", "shakespeare"):
@@ -57,30 +59,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def run(
-    script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]
-) -> list[dict[str, str]]:
-    """The rows of these cells, read back; run twice, it measures nothing again."""
-    monkeypatch.setattr(
-        script,
-        "cells",
-        lambda scale, seeds: [{**c, "scale": "full"} for c in cells] if scale == "full" else cells,
-    )
-    picture = script.main(["--seeds", "1"])
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
-    monkeypatch.setattr(script, "measure", lambda cell: pytest.fail("measured again"))
-    script.main(["--seeds", "1"])
-    rows = list(
-        csv.DictReader(
-            Path(f"benchmarks/results/papers/{picture.stem}.csv").read_text().splitlines()[1:]
-        )
-    )
-    assert sorted(row["status"] for row in rows) == ["done"] * len(cells) + ["not run"] * len(cells)
-    return [row for row in rows if row["status"] == "done"]
-
-
 @pytest.mark.exhaustive
-def test_figure_9(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_9(filled: Filled) -> None:
     assert cfl_fig9.splits(100) == [30, 60, 90]
     assert [cell["rounds"] for cell in cfl_fig9.cells("full", 2)] == [100, 100]
     small = {
@@ -93,7 +73,7 @@ def test_figure_9(monkeypatch: pytest.MonkeyPatch) -> None:
         "rounds": 10,
         "lr": 2.0,
     }
-    (row,) = run(cfl_fig9, monkeypatch, [{"scale": "cpu", **small, "seed": 0, "paper": "p"}])
+    (row,) = filled(cfl_fig9.GRID, [{"scale": "cpu", **small, "seed": 0, "paper": "p"}])
     curves = {
         name: [float(word) for word in row[name].split()]
         for name in ("shared", "perplexity_0", "perplexity_1", "ari")
@@ -110,14 +90,14 @@ def test_figure_9(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-def test_shakespeare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shakespeare(filled: Filled) -> None:
     full = shakespeare.cells("full", 2)
     assert len(full) == 10 and {cell["model"] for cell in full} == {"lstm-chars-256"}
     cells = [
         {**cell, "rounds": 3, "clients": 3, "samples": 5, "lr": 0.01}
         for cell in shakespeare.cells("cpu", 1)
     ]
-    rows = {row["method"]: row for row in run(shakespeare, monkeypatch, cells)}
+    rows = {row["method"]: row for row in filled(shakespeare.GRID, cells)}
     assert list(rows) == ["global", "local", "cfl", "flhc", "srfca"] == list(shakespeare.MADE)
     assert (rows["global"]["found"], rows["local"]["found"]) == ("1", "3")
     federation = Federation.simulate(
