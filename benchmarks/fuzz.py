@@ -58,12 +58,12 @@ from securecluster.protocols import (
     Settings,
     Signature,
 )
-from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.common.deployment import Deployment
-from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.encrypted_replies import AUTHORITY_METHODS
 from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint
 from securecluster.runtime.key_authority import AuthorityState, KeyAuthority

@@ -35,9 +35,10 @@ from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.target import Target
 from securecluster.protocols import CFL, CLoVE, ClusteringProtocol, FedAvg, Hidden, OneShot
-from securecluster.protocols.common import dry_run
-from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.privacy_options import PrivacyOptions
+from securecluster.runs import dry_run
+from securecluster.runs.dry_run import run_releases
+from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_guard import ReleaseGuard, Traces
@@ -278,15 +279,15 @@ class Watch:
             kind: class of the protocol that runs.
             part: one of `PARTS`, whose own time is taken.
         """
-        final_state = kind.final_state
+        final_state = ServerHalf.final_state
         evaluate = kind.evaluate
 
-        def timed_state(server: Any, net: Any, run: Any) -> Any:
+        def timed_state(server: ServerHalf, run: Any) -> Any:
             # what earlier runs left behind is not collected in this one
             gc.collect()
             self._running = True
             start = time.process_time()
-            state = final_state(server, net, run)
+            state = final_state(server, run)
             self.loop += time.process_time() - start
             self._running = False
             return state
@@ -298,9 +299,8 @@ class Watch:
             return scores
 
         with ExitStack() as stack:
-            stack.enter_context(
-                patch.multiple(kind, final_state=timed_state, evaluate=timed_scores)
-            )
+            stack.enter_context(patch.object(ServerHalf, "final_state", timed_state))
+            stack.enter_context(patch.object(kind, "evaluate", timed_scores))
             for owner, name in METHODS[part]:
                 timed = self._timed(getattr(owner, name))
                 stack.enter_context(patch.object(owner, name, timed))

@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOUNDATION = {"core", "errors"}
 MECHANISMS = FOUNDATION | {"messaging", "clustering", "models", "data", "privacy"}
-EVERYTHING_BELOW_PROTOCOLS = MECHANISMS | {"training", "runtime"}
+EVERYTHING_BELOW_RUNS = MECHANISMS | {"training", "runtime"}
+EVERYTHING_BELOW_PROTOCOLS = EVERYTHING_BELOW_RUNS | {"runs"}
 EVERYTHING_BELOW_ATTACKS = EVERYTHING_BELOW_PROTOCOLS | {"protocols.common", "protocols"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -26,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy": FOUNDATION | {"messaging"},
     "training": FOUNDATION | {"models", "data", "privacy", "messaging"},
     "runtime": FOUNDATION | {"training", "privacy", "data", "messaging"},
+    "runs": EVERYTHING_BELOW_RUNS,
     "protocols.common": EVERYTHING_BELOW_PROTOCOLS,
     "protocols": EVERYTHING_BELOW_PROTOCOLS | {"protocols.common"},
     "attacks": EVERYTHING_BELOW_ATTACKS,

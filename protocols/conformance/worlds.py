@@ -27,11 +27,11 @@ from securecluster.errors import PolicyError, SecureClusterWarning, UpdateError
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Event
-from securecluster.protocols.common.execution import KeySource, build_client
 from securecluster.protocols.conformance.privacy import is_equal, other_data
 from securecluster.protocols.conformance.report import NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
+from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, release_of
 

@@ -39,12 +39,10 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
-from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
-from securecluster.protocols.common.serialization import FittedState
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
 from securecluster.protocols.oneshot.client import (
     RELEVANCE,
@@ -67,6 +65,8 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
     tasks_of_labels,
 )
+from securecluster.runs.fitted import FittedRun
+from securecluster.runs.serialization import FittedState
 from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pad_client import PairRange

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import check_command, compare, execution, report_command, sweep
-from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
+from securecluster.runs.number_format import printable
 
 USAGE = """usage: securecluster COMMAND
 
@@ -175,7 +175,7 @@ def _run(argv: list[str]) -> int:
             options_class(protocol_class(name)), prog=f"securecluster run {name}", args=arguments
         )
     plans, federation = execution.prepare([options.protocol], options)
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     (plan,) = plans
     texts = {run_folder.CONFIG: plan.as_json(federation)}
@@ -232,24 +232,25 @@ def _resume(argv: list[str]) -> int:
     with output():
         options = tyro.cli(Resume, prog="securecluster resume DIR", args=arguments)
     quiet = options.quiet
-    from securecluster.app import run_folder
+    from securecluster.app import loading
+    from securecluster.runs import run_folder
 
     if run_folder.swept(folder) is not None:
         return sweep.resume(folder, quiet, options.jobs, options.together, options.retry)
-    if run_folder.compared(folder) is not None:
+    if loading.compared(folder) is not None:
         _check_no_sweep_options(
             options, f"{folder} holds a comparison, which does what failed again"
         )
         return compare.resume(folder, quiet)
     _check_no_sweep_options(options, f"{folder} holds a single run")
-    run_folder.run_config(folder)  # so that a damaged one is named before what it says is missing
+    loading.run_config(folder)  # so that a damaged one is named before what it says is missing
     if run_folder.finished(folder):
         return _show_finished(folder, quiet)
     with run_folder.locked(folder):
         # again under the lock: another process may have ended it meanwhile
         if run_folder.finished(folder):
             return _show_finished(folder, quiet)
-        plan, config = run_folder.load(folder)
+        plan, config = loading.plan_of(folder)
         federation = execution.federation_of(folder, plan, config)
         return _carry_out(plan, federation, folder, quiet)
 
@@ -275,9 +276,10 @@ def _show_finished(folder: Path, quiet: bool) -> int:
         folder: of the run.
         quiet: only check.
     """
-    from securecluster.app import finished_run, report, run_folder
+    from securecluster.app import finished_run, loading, report
+    from securecluster.runs import run_folder
 
-    plan, config = run_folder.load(folder)
+    plan, config = loading.plan_of(folder)
     run = finished_run.open_run(folder, "resume")
     run_folder.tidy(folder)
     # data from Python are gone
@@ -304,7 +306,7 @@ def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
 
     console = execution.console(quiet)
     with execution.resumable(folder):
-        content, pictures = execution.carry_out(plan, federation, folder, console)
+        content, pictures = execution.watched_run(plan, federation, folder, console)
     if not quiet:
         with output():
             report.show(content, folder)
@@ -324,15 +326,15 @@ def _replay(argv: list[str]) -> int:
     folder, arguments = report_command.folder_of(argv, "replay")
     if arguments:
         raise UsageError("replay takes a run folder and nothing else")
-    from securecluster.app import run_folder
-    from securecluster.app.replay import replay
+    from securecluster.app import loading
+    from securecluster.runs.replay import replay
 
-    names = run_folder.compared(folder)
+    names = loading.compared(folder)
     if names:
         raise UsageError(
             f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}"
         )
-    plan, config = run_folder.load(folder)
+    plan, config = loading.plan_of(folder)
     replayed = replay(plan, config, folder)
     with output():
         print(

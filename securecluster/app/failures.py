@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
+from securecluster.runs.number_format import printable
 
 LONGEST_REASON = 500  # characters
 LONGEST_TRACEBACK = 20_000

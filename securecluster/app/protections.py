@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from securecluster.app.disclosures import CLIENT, Disclosure
 from securecluster.attacks.base import ENCRYPTION, HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS, Attack
 from securecluster.messaging.parties import Party
+from securecluster.runs.disclosures import CLIENT, Disclosure
 from securecluster.runtime.endpoint import PAIRS
 
 # every client has the shared seed, and opens what is sealed and knows its own part of a pair

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 
 from securecluster.app import html_page as html
-from securecluster.app.contents import Counts, Field, Privacy, Sent, scores_of
 from securecluster.app.finished_run import (
     FinishedRun,
     command_of,
@@ -15,9 +14,10 @@ from securecluster.app.finished_run import (
     epsilon_by_round,
     epsilon_of_field,
 )
-from securecluster.app.number_format import number, printable, shown
 from securecluster.app.privacy_report import clients_saw
 from securecluster.app.report import megabytes
+from securecluster.runs.contents import Counts, Field, Privacy, Sent, scores_of
+from securecluster.runs.number_format import number, printable, shown
 from securecluster.runtime import run_secret
 
 PAGE = "report.html"

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from securecluster.app.number_format import enumerated
 from securecluster.core.serialization import typed
 from securecluster.privacy.dp.ledger import Expense, History, joint_price
+from securecluster.runs.number_format import enumerated
 
 Row = dict[str, Any]
 # of the numbers of an expense

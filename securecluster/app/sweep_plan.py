@@ -15,9 +15,9 @@ from typing import Any
 
 from securecluster.app import failures, sweep_costs
 from securecluster.app.comparison_options import given_params
-from securecluster.app.options import Simulation
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.core.serialization import typed
+from securecluster.data.simulation import Simulation
 from securecluster.errors import (
     RunFolderError,
     SecureClusterError,

@@ -11,7 +11,7 @@ from typing import Any
 import rich.console
 from rich.text import Text
 
-from securecluster.app.number_format import printable
+from securecluster.runs.number_format import printable
 
 
 class Console(rich.console.Console):

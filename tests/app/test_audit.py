@@ -41,8 +41,8 @@ from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
-from securecluster.protocols.common.serialization import read_kept
 from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runs.serialization import read_kept
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
 MASKED = ["--mask", "permutation", "--clip", "1", "--noise", "3"]

@@ -196,7 +196,7 @@ HIDING = re.compile(
     r"which are mixed"
 )
 PRINTED = (
-    "securecluster/app/disclosures.py",
+    "securecluster/runs/disclosures.py",
     "securecluster/app/privacy_report.py",
     "securecluster/app/report_page.py",
     "securecluster/privacy/masking/masks.py",

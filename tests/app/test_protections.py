@@ -10,10 +10,10 @@ import pytest
 from securecluster import Federation
 from securecluster.app import audit, protections
 from securecluster.app.audit import BROKEN, HELD, VISIBLE, Finding
-from securecluster.app.disclosures import disclosures
 from securecluster.app.registry import protocol_class
 from securecluster.attacks.registry import ATTACKS, attack_named
 from securecluster.attacks.scoring import Interval, Score
+from securecluster.runs.disclosures import disclosures
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none"}
 CLIENTS = 6

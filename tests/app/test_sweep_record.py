@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.app.options import Simulation
 from securecluster.app.sweep_plan import Cell, Plan, Row, Variant
 from securecluster.app.sweep_record import Record
+from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError
 from securecluster.runtime.settings import Settings
 

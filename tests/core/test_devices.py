@@ -54,7 +54,7 @@ from securecluster.protocols import (
     RandomClusters,
     Settings,
 )
-from securecluster.protocols.common import base, execution
+from securecluster.runs import carry_out, endpoints, server_half
 from securecluster.runtime import aggregators
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -210,7 +210,7 @@ def pretending() -> Iterator[None]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run computes on the pretended device."""
-    for module in (execution, base):
+    for module in (carry_out, endpoints, server_half):
         monkeypatch.setattr(module, "choose_device", lambda name: PRETENDED)
     monkeypatch.setitem(aggregators.CHUNK_BYTES, NAME, 1 << 20)
     with pretending():

@@ -11,7 +11,7 @@ from cases import DOUBLE, Served, run_server
 from securecluster import Federation
 from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
-from securecluster.protocols.common.deployment import Deployment
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 

@@ -17,7 +17,7 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, format_ids
 from securecluster.privacy.secure_sum.cohorts import RowSpace
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
-from securecluster.protocols.common.deployment import Deployment
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.secure_sum_client import LostMembers
 from securecluster.runtime.transport import Framed

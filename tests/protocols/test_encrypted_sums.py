@@ -34,8 +34,6 @@ from securecluster.privacy.homomorphic.client_keys import EncryptionKeys
 from securecluster.privacy.homomorphic.envelopes import padded
 from securecluster.privacy.homomorphic.parameters import default_parameters
 from securecluster.privacy.homomorphic.tags import text_bytes
-from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import (
     Example,
     check_frames,
@@ -44,6 +42,8 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime import encrypted_sum_client
 from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.endpoint import SUM

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.number_format import printable, shown
-from securecluster.app.plots.curves import bounded, labelled, legend_place
-from securecluster.app.plots.figure import Drawing, figure, save_all
 from securecluster.app.report import megabytes
+from securecluster.runs.number_format import printable, shown
+from securecluster.runs.plots.curves import bounded, labelled, legend_place
+from securecluster.runs.plots.figure import Drawing, figure, save_all
 from securecluster.runtime import run_secret
 
 Content = dict[str, Any]

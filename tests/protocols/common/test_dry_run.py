@@ -34,8 +34,8 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.authoring import ClusterOnceState, Empty, Run, ServerChannel
-from securecluster.protocols.common import dry_run
-from securecluster.protocols.common.dry_run import run_releases
+from securecluster.runs import dry_run
+from securecluster.runs.dry_run import run_releases
 from securecluster.training.local_trainer import LocalTrainer
 
 CLIENT: dict[str, Any] = {"clip": 1.0, "target_epsilon": 8.0, "model": "linear", "rounds": 5}

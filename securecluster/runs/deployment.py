@@ -27,6 +27,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
 from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts
 from securecluster.privacy.secure_sum.pads import transcript as encoded
+from securecluster.runs.method import Method
 from securecluster.runtime.encrypted_pairs import EncryptedPairs, EncryptedPairService
 from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
@@ -47,8 +48,6 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
-    from securecluster.protocols.common.base import ClusteringProtocol
-    from securecluster.protocols.common.client import TrainingClient
 
 ITEM_SIZES = {"float32": 4, "float64": 8}
 
@@ -61,7 +60,7 @@ class Deployment:
         config: what clients and server agreed on.
     """
 
-    def __init__(self, method: ClusteringProtocol, config: Mapping[str, Any]) -> None:
+    def __init__(self, method: Method, config: Mapping[str, Any]) -> None:
         self.method = method
         self.config = config
 
@@ -118,7 +117,7 @@ class Deployment:
                     f"protocol ({', '.join(sizes)}): name one of these, or add it to frame_sizes"
                 )
 
-    def client(self, cohort: LocalTrainer, pipeline: Pipeline) -> TrainingClient:
+    def client(self, cohort: LocalTrainer, pipeline: Pipeline) -> Any:
         """Return the clients' object, equipped for all options.
 
         Args:
