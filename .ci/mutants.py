@@ -30,7 +30,7 @@ from queue import Queue
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutants.toml")
 # folders of the repository that the installed package `securecluster` contains
-MAPPED = ("protocols", "attacks", "benchmarks")
+MAPPED = ("protocols", "attacks")
 # what neither the package nor a test reads
 LEFT_OUT = (
     ".git",
@@ -192,12 +192,13 @@ class Copy:
 
     def _check_imports(self) -> None:
         """Exit unless a process in this copy imports the copy's modules."""
-        modules = ["securecluster", *(f"securecluster.{name}" for name in MAPPED)]
+        modules = ["securecluster", *(f"securecluster.{name}" for name in MAPPED), "benchmarks"]
         code = f"import {', '.join(modules)}\n"
         for module in modules:
             code += f"print({module}.__file__)\n"
         printed = self._python("-c", code, limit=120).stdout.split()
-        expected = [self.folder / name / "__init__.py" for name in ("securecluster", *MAPPED)]
+        folders = ("securecluster", *MAPPED, "benchmarks")
+        expected = [self.folder / name / "__init__.py" for name in folders]
         imported = [Path(file).resolve() for file in printed]
         if imported != [file.resolve() for file in expected]:
             sys.exit(f"the tests would import {imported}, and not the copy in {self.folder}")

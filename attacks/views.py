@@ -179,7 +179,7 @@ def knowledge_of(
             raise UsageError("colluding clients give their data away: give the federation, too")
         colluding[number] = Colluder(number, federation.shards[number], secrets)
     config = learned.config
-    network = fitted._flat
+    network = fitted.network_
     pipeline = fitted.result_.method.pipeline(config)
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     return Knowledge(

@@ -1,8 +1,8 @@
 """Measure what every registered attack achieves on protocols, without and with protections.
 
-python -m securecluster.benchmarks.attacks [--data digits mnist]
+python -m benchmarks.attacks [--data digits mnist]
     [--protocols cfl …] [--minutes 60]
-python -m securecluster.benchmarks.attacks --references
+python -m benchmarks.attacks --references
 
 A cell is an attack on one run: a data set, a protocol, a protection and an adversary. Only
 combinations that a protocol runs are cells. `signature` has class blocks, and `signature-sketches`
@@ -35,6 +35,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import DONE, Cell, Row, Sheet, figure, parser_of, read_options
+from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap, Pathological
 from securecluster.app.audit import Adversary, finding_of
 from securecluster.app.registry import PROTOCOLS, protocol_class
@@ -49,16 +51,6 @@ from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Scorer, score
 from securecluster.attacks.subspaces import MeanImage, SubspaceComposition, SubspaceMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.benchmarks.papers.sheet import (
-    DONE,
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    parser_of,
-    read_options,
-)
-from securecluster.benchmarks.table import RESULTS
 from securecluster.clustering.metrics import agreement
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError

@@ -1,7 +1,7 @@
 """DP-SGD of many clients beside plain training and beside opacus, one client after the other,
 taking turns in one run.
 
-python -m securecluster.benchmarks.dpsgd [--rounds 3] [--models mlp-200 …]
+python -m benchmarks.dpsgd [--rounds 3] [--models mlp-200 …]
 
 A round is 10 mini-batches of every client, 10 of its samples each on average, the same for all
 variants of DP-SGD. "by hand" takes norms from the layers' tensors, "examples as clients" makes each
@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.recurrent import CASES, Outputs, timed
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.recurrent import CASES, Outputs, timed
-from securecluster.benchmarks.table import write
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.dropout import SeededDropout

@@ -1,7 +1,7 @@
 """Measure the eigen step of one-shot clustering: p leading eigenvectors by scipy's ARPACK beside a
 full decomposition of the Gram matrix.
 
-python -m securecluster.benchmarks.eigen [--repeats 3]
+python -m benchmarks.eigen [--repeats 3]
 
 Features are the pixels of Fashion-MNIST (D = 784) and of CIFAR-10 (D = 3,072). Both ways start from
 Φ (n, D) in float32, so the full one also forms the Gram matrix. They take turns in one run, and the
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from securecluster.benchmarks.table import write
+from benchmarks.table import write
 from securecluster.clustering.eigenvectors import top
 from securecluster.data.datasets import source
 

@@ -1,7 +1,7 @@
 """Fill the tables of the evidence pages from the measurements, so that both always agree.
 
-python -m securecluster.benchmarks.evidence            write the tables of all pages
-python -m securecluster.benchmarks.evidence --check    return 1 where a table is out of date
+python -m benchmarks.evidence            write the tables of all pages
+python -m benchmarks.evidence --check    return 1 where a table is out of date
 
 Pages are README.md and those under docs/evidence. Each table stands between two comments; the first
 says what the table holds:
@@ -23,7 +23,7 @@ min, max, median or sum of a column's numbers, `share` or `count` of its "True",
 number of runs, `first` for a text. `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
 `by` makes one set of columns for each value of another column, in ascending order if they are
 numbers. Every cell has one number. Below a table of timings stands which of the code that it times
-has changed since (`securecluster.benchmarks.timed_code`).
+has changed since (`benchmarks.timed_code`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from securecluster.benchmarks import timed_code
-from securecluster.benchmarks.table import RESULTS
+from benchmarks import timed_code
+from benchmarks.table import RESULTS
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 

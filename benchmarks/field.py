@@ -1,7 +1,7 @@
 """Compare private clustering with the field at equal ε of whole runs: ARI, accuracy, bytes.
 
-python -m securecluster.benchmarks.field --tune [--minutes 15]      settings, on seeds 100 and 101
-python -m securecluster.benchmarks.field [--seeds 5] [--minutes 10] the comparison, on seeds 0 to 4
+python -m benchmarks.field --tune [--minutes 15]      settings, on seeds 100 and 101
+python -m benchmarks.field [--seeds 5] [--minutes 10] the comparison, on seeds 0 to 4
     [--methods signature ifca ...] some methods only
 
 21 clients with 300 MNIST images each, in four clusters of 3, 6, 6 and 6 clients whose labels are
@@ -36,17 +36,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, parser_of, read_options, summarise
+from benchmarks.table import SEEDED, write
 from securecluster import Federation, Iid, LabelSwap, Rotation
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    parser_of,
-    read_options,
-    summarise,
-)
-from securecluster.benchmarks.table import SEEDED, write
 from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.accounting import find_noise

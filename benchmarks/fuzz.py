@@ -1,7 +1,7 @@
 """Forge and damage frames of every protocol, at clients, at the server and at the key authority,
 and count what comes of them.
 
-python -m securecluster.benchmarks.fuzz [--frames 200000] [--side all] [--seed 0]
+python -m benchmarks.fuzz [--frames 200000] [--side all] [--seed 0]
 
 A short run of each protocol over real frames is recorded, plain, with secure sums and with
 encryption. Then its frames are changed in one to three places (a field of the header, a scalar, a
@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.table import write
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError

@@ -1,6 +1,6 @@
 """Count how often FL+HC's default threshold finds the true clusters.
 
-python -m securecluster.benchmarks.gaps [--seeds 10] [--rounds 10]
+python -m benchmarks.gaps [--seeds 10] [--rounds 10]
 
 Every metric and linkage is measured on IID clients, which are one cluster, and on clients with
 known clusters. The updates are those of one clustering round after `--rounds` rounds of FedAvg,
@@ -17,8 +17,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.table import write
 from securecluster.clustering.agglomerative import (
     EUCLIDEAN,
     LINKAGES,

@@ -1,8 +1,8 @@
 """Record small runs of every protocol under every protection, and compare them with earlier ones.
 
-python -m securecluster.benchmarks.golden --out FILE        before a change of structure
-python -m securecluster.benchmarks.golden --compare FILE    after it, on the same machine
-python -m securecluster.benchmarks.golden --reference       on any machine
+python -m benchmarks.golden --out FILE        before a change of structure
+python -m benchmarks.golden --compare FILE    after it, on the same machine
+python -m benchmarks.golden --reference       on any machine
 
 A case is a protocol with one way to protect it. Its record has the labels, a digest of the models,
 the scores, ε, frame bytes by message, and the tensor bytes of every call; or the sentence by which
@@ -41,8 +41,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.table import RESULTS
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.table import RESULTS
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError

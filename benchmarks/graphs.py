@@ -1,6 +1,6 @@
 """Count how often SR-FCA finds the true clusters without the number of clusters and without λ.
 
-python -m securecluster.benchmarks.graphs [--seeds 20]
+python -m benchmarks.graphs [--seeds 20]
 
 Clusters are compared with the true ones right after ONE_SHOT (`graph`) and at the end (`refined`).
 There are 20 clients of scikit-learn's digits (label swap, and one distribution for all), and of
@@ -17,8 +17,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.table import SEEDED, write
 from securecluster import Federation, Iid, LabelSwap, Rotation
-from securecluster.benchmarks.table import SEEDED, write
 from securecluster.clustering.metrics import agreement
 from securecluster.data import Scenario
 from securecluster.protocols import SRFCA

@@ -1,7 +1,7 @@
 """Measure what noise on a grid costs beside floating-point noise, and how float32 sums of gradients
 are rounded.
 
-python -m securecluster.benchmarks.grid_noise [--rounds 7]
+python -m benchmarks.grid_noise [--rounds 7]
 
 There are three measurements. Each runs on one thread and times its variants in turn.
 
@@ -27,8 +27,8 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.table import write
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows

@@ -1,6 +1,6 @@
 """Measure what the bookkeeping of privacy costs: receipts, notes of reads, relays and targets.
 
-python -m securecluster.benchmarks.guards [--clients 200] [--rounds 3] [--pairs 7] [--cases …]
+python -m benchmarks.guards [--clients 200] [--rounds 3] [--pairs 7] [--cases …]
 
 Clients have few images and a linear model, so that bookkeeping shows. "bytes" compares each reply's
 frame with the same frame without receipts. "seconds" takes processor seconds of the server's loop
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.table import SEEDED, write
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.table import SEEDED, write
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Response, reply_header

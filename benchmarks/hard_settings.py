@@ -1,6 +1,6 @@
 """Run the protocols on settings where earlier defaults overlooked clusters or found false ones.
 
-python -m securecluster.benchmarks.hard_settings [--seeds 2] [--minutes 600]
+python -m benchmarks.hard_settings [--seeds 2] [--minutes 600]
     [--settings mnist-swap-4x5-sizes fashion-dirichlet-3x7] [--name hard_settings]
 
 Network and training are each protocol's defaults unless a setting has others. Data are read from
@@ -23,11 +23,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, spread
+from benchmarks.robust import Setting, clients_of
+from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelPermutation, LabelSwap, Rotation
 from securecluster.app.registry import protocol_class
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
-from securecluster.benchmarks.robust import Setting, clients_of
-from securecluster.benchmarks.table import RESULTS
 from securecluster.clustering.metrics import mean
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import Settings

@@ -1,6 +1,6 @@
 """Measure how well clients assign themselves by noisy sums, over ε of the clustering.
 
-python -m securecluster.benchmarks.hidden [--seeds 3] [--minutes 10]
+python -m benchmarks.hidden [--seeds 3] [--minutes 10]
 
 Four clusters of clients with 300 images each, of equal sizes, or the first one with 15 % of the
 clients. ε is that of the four sums of clustering alone, for a whole client that is added or
@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
 from securecluster import Dirichlet, Federation, Iid, LabelSwap, Rotation
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
 from securecluster.clustering.metrics import agreement

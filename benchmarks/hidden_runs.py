@@ -1,6 +1,6 @@
 """Compare whole runs of hidden assignment with DP-FedAvg, at one ε for clusters and training.
 
-python -m securecluster.benchmarks.hidden_runs [--seeds 3] [--minutes 12]
+python -m benchmarks.hidden_runs [--seeds 3] [--minutes 12]
 
 1000 clients with 100 MNIST images each, four clusters with swapped labels or turned images, a
 linear model, 10 rounds. ε is at most 4 for the whole run and a whole client that is added or
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation, Iid, LabelSwap, Rotation
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, options, summarise
-from securecluster.benchmarks.table import SEEDED
 from securecluster.protocols import FedAvg, FineTune, Hidden
 
 CLIENTS = 1000

@@ -1,8 +1,8 @@
 """Pads, BFV and CKKS side by side: bytes up, processor time and error.
 
-python -m securecluster.benchmarks.homomorphic relevance [clients, 20 and 100]
-python -m securecluster.benchmarks.homomorphic sums [numbers, 10000 100000 1000000]
-python -m securecluster.benchmarks.homomorphic runs [clients, 10 and 100]
+python -m benchmarks.homomorphic relevance [clients, 20 and 100]
+python -m benchmarks.homomorphic sums [numbers, 10000 100000 1000000]
+python -m benchmarks.homomorphic runs [clients, 10 and 100]
 
 Relevance is R of m clients: one row of a client, as pads or as ciphertexts of its part of all
 pairs. Sums are of updates of d numbers: one row of a client, as plain float32, as masked int32 of
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from securecluster.benchmarks.table import machine
+from benchmarks.table import machine
 from securecluster.data import Federation
 from securecluster.privacy.homomorphic.ciphers import CiphertextSum, PublicCipher, SecretCipher
 from securecluster.privacy.homomorphic.envelopes import (

@@ -1,7 +1,7 @@
 """Stop runs of every protocol at random moments, resume them, and compare them with undisturbed
 runs.
 
-python -m securecluster.benchmarks.kills [--kills 4] [--protocols cfl flhc ...]
+python -m benchmarks.kills [--kills 4] [--protocols cfl flhc ...]
 
 Half of the runs are killed (`kill -9`), and a quarter each get SIGTERM and Ctrl-C. The files of a
 resumed run must be, byte for byte, those of the undisturbed run, except for clocks.
@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.table import write
 from securecluster.app.registry import PROTOCOLS
-from securecluster.benchmarks.table import write
 
 SAME = (
     "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors",

@@ -1,6 +1,6 @@
 """Measure how well a server reads clients' label distributions from masked updates.
 
-python -m securecluster.benchmarks.label_attack [--seeds 3] [--minutes 10]
+python -m benchmarks.label_attack [--seeds 3] [--minutes 10]
 
 40 clients of the digits run one round of FedAvg, and the server runs the attack
 `securecluster.attacks.label_distributions` on their updates. It cannot name the labels, so the
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, Pathological
 from securecluster.attacks.label_distributions import GROUPS, guess_shares, matched_correlation
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import RESULTS
 from securecluster.data.scenarios import Scenario
 from securecluster.messaging.parties import SERVER
 from securecluster.protocols import ClusteringProtocol, FedAvg, Settings

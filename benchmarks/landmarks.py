@@ -1,6 +1,6 @@
 """Measure what comparing a sample of the clients costs in accuracy of the clusters.
 
-python -m securecluster.benchmarks.landmarks [--seeds 3] [--minutes 8]
+python -m benchmarks.landmarks [--seeds 3] [--minutes 8]
 
 100 clients of MNIST with 100 samples each: four groups with swapped labels, or, for `oneshot`, two
 tasks. Every protocol compares all pairs, and then 25 and 12 landmarks.
@@ -13,10 +13,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.private_runs import PROTOCOLS
+from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.private_runs import PROTOCOLS
-from securecluster.benchmarks.table import RESULTS, SEEDED
 
 CLIENTS = 100
 SAMPLES = 100

@@ -1,6 +1,6 @@
 """Estimate the security of the encryption's parameters: the primal attack on Ring-LWE.
 
-python -m securecluster.benchmarks.lattice
+python -m benchmarks.lattice
 
 The lattice estimator (Albrecht, Player and Scott 2015, github.com/malb/lattice-estimator) needs
 Sage. This computes anew, in a few lines, what it computes for the attack that is cheapest on
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from securecluster.benchmarks.table import write
+from benchmarks.table import write
 from securecluster.privacy.homomorphic.parameters import (
     BFV,
     CKKS,

@@ -1,6 +1,6 @@
 """What malicious clients do to clusters and to honest clients' models, by protocol.
 
-python -m securecluster.benchmarks.malicious_clients [--seeds 3] [--minutes 20] [--data digits]
+python -m benchmarks.malicious_clients [--seeds 3] [--minutes 20] [--data digits]
 
 20 clients of digits in two true clusters, which permute the labels differently, 40 samples each,
 and `mlp-32`. One-shot clustering cannot see labels, and is measured on two tasks of five labels
@@ -24,9 +24,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from securecluster import Federation
-from securecluster.attacks.malicious_clients import BEHAVIOURS, choose_clients, impact, run_with
-from securecluster.benchmarks.papers.sheet import (
+from benchmarks.papers.sheet import (
     Cell,
     Row,
     Sheet,
@@ -36,7 +34,9 @@ from securecluster.benchmarks.papers.sheet import (
     spread,
     summarise,
 )
-from securecluster.benchmarks.table import RESULTS
+from benchmarks.table import RESULTS
+from securecluster import Federation
+from securecluster.attacks.malicious_clients import BEHAVIOURS, choose_clients, impact, run_with
 from securecluster.core.client_names import at
 from securecluster.data.scenarios import LabelPermutation, Tasks
 from securecluster.errors import SecureClusterWarning, UpdateError

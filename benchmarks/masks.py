@@ -1,6 +1,6 @@
 """Measure what a mask costs beside a client's training, in seconds and in bytes.
 
-python -m securecluster.benchmarks.masks [repetitions, 7]
+python -m benchmarks.masks [repetitions, 7]
 
 Three steps of a mask are timed: making a call's map, masking one update, and undoing the mask of
 one average. Training is on random images with batches of 10. Ten steps are timed; the round of
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from securecluster.benchmarks.speed import cohort, train
-from securecluster.benchmarks.table import write
+from benchmarks.speed import cohort, train
+from benchmarks.table import write
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
 from securecluster.models.validation import build as build_model

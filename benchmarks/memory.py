@@ -1,7 +1,7 @@
 """Measure the peak memory of one round of a thousand clients of the CNN with 1.66 million
 parameters.
 
-python -m securecluster.benchmarks.memory [--clients 1000] [--model cnn-briggs] [--cases …]
+python -m benchmarks.memory [--clients 1000] [--model cnn-briggs] [--cases …]
 
 Some protocols sum the updates, and others gather every update. Each case runs in a process of its
 own. A round is one mini-batch of 10 samples per client, so that memory is all it measures.
@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.table import write
 from securecluster.core.client_names import at
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local
 from securecluster.runtime.settings import Settings
@@ -109,7 +109,7 @@ def main() -> None:
     rows = []
     # the largest resident set of a process never falls, so each case needs a process of its own
     for case in options.cases:
-        command = [sys.executable, "-m", "securecluster.benchmarks.memory", "--one", case]
+        command = [sys.executable, "-m", "benchmarks.memory", "--one", case]
         command += ["--model", options.model, "--clients", str(options.clients)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         last_line = done.stdout.splitlines()[-1]

@@ -1,6 +1,6 @@
 """Count how many clients that join a finished run are sent to their true cluster, plain and masked.
 
-python -m securecluster.benchmarks.newcomers [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.newcomers [--seeds 3] [--full] [--minutes 10]
 
 20 clients run, and 20 others of the same clusters join (MNIST: 100 training samples each, with
 `--full` 1500). A newcomer counts as right if its true cluster is that of most clients with its
@@ -16,9 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation, LabelSwap, Rotation, Tasks
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import SEEDED
 from securecluster.core.client_names import at
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, OneShot
 

@@ -1,7 +1,7 @@
 """How much noise until the clusters are lost, at which ε, and at how many bytes: σ* and ε* of
 protocols and mechanisms, ARI and accuracy over noise, ε and bytes.
 
-python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART …]
+python -m benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART …]
 
 `--grid digits` (about seven minutes on two cores) has four parts, each a `securecluster sweep`:
 
@@ -32,11 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.table import RESULTS, write
 from securecluster.app.cli import main as command_line
 from securecluster.app.pareto import efficient
 from securecluster.app.plots.sweep import looks
 from securecluster.app.sweep_tables import HOLDS
-from securecluster.benchmarks.table import RESULTS, write
 from securecluster.core import atomic_files
 from securecluster.data import locations
 from securecluster.data.locations import FOLDER

@@ -1,6 +1,6 @@
 """What hiding single replies costs: bytes and processor time of each aggregator and stage.
 
-python -m securecluster.benchmarks.privacy [--quick]
+python -m benchmarks.privacy [--quick]
 
 `privacy_stages.csv` has one client's and the server's work on one sum, by stage, for rows of
 d = 10^4 … 10^7 numbers and m = 20, 100 and 1,000 members, without dropouts. A client's work is done
@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.homomorphic import codec_of_sums, encrypted
+from benchmarks.table import write
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.homomorphic import codec_of_sums, encrypted
-from securecluster.benchmarks.table import write
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids
 from securecluster.privacy.homomorphic.parameters import BFV, CKKS

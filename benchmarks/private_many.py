@@ -1,6 +1,6 @@
 """Measure clusters and accuracy under DP-SGD at a meaningful ε, with a thousand samples a client.
 
-python -m securecluster.benchmarks.private_many [--seeds 3] [--minutes 20]
+python -m benchmarks.private_many [--seeds 3] [--minutes 20]
 
 12 clients of Fashion-MNIST with four swapped labels have 1000 samples each, and train for 20 rounds
 of one epoch in batches of 50 (`oneshot`: 10 clients in three tasks, T given, 16 public
@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.private_runs import DELTA, PROTOCOLS
+from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.private_runs import DELTA, PROTOCOLS
-from securecluster.benchmarks.table import RESULTS, SEEDED
 from securecluster.data.scenarios import Tasks
 
 # multipliers z, the same for every mechanism of a run

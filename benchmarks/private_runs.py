@@ -1,7 +1,7 @@
 """What noise does to each protocol: ε, ARI, accuracy and bytes without noise and at two levels and
 more, for clients and for examples.
 
-python -m securecluster.benchmarks.private_runs [--seeds 3] [--minutes 20]
+python -m benchmarks.private_runs [--seeds 3] [--minutes 20]
 
 20 clients of digits with four swapped labels, 20 rounds (`oneshot`: 10 clients in two tasks, T
 given; `nsim`: 20 persons of Monaco, 10 rounds, 40 synthetic users, no grid search). Clip norms were
@@ -22,17 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
-from securecluster.benchmarks.table import RESULTS, SEEDED
 from securecluster.data.scenarios import Tasks
 from securecluster.protocols import (
     CFL,

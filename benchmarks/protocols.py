@@ -1,6 +1,6 @@
 """Run every protocol on five scenarios of MNIST.
 
-python -m securecluster.benchmarks.protocols [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.protocols [--seeds 3] [--full] [--minutes 10]
 
 The table has agreement with the true clusters, accuracy before and after clusters, bytes and
 seconds. There are 20 clients with 200 training samples each (`--full`: all, 3000). All protocols
@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation, Tasks
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import SEEDED
 from securecluster.protocols import (
     CFL,
     FLHC,

@@ -1,6 +1,6 @@
 """Measure learning rates at which FedAvg and local training work on every data set.
 
-python -m securecluster.benchmarks.rates [--seeds 1] [--minutes 10] [--full]
+python -m benchmarks.rates [--seeds 1] [--minutes 10] [--full]
 
 The default rates of `securecluster.models.architectures` were chosen from this table. Eight clients
 with 100 training samples each (images) train for 20 rounds at the default epochs and batch size,
@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import RESULTS, SEEDED
 from securecluster.errors import UpdateError
 from securecluster.protocols import FedAvg, Local
 

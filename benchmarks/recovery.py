@@ -1,6 +1,6 @@
 """Count how often CFL's defaults recover the clusters of swapped labels, over data sets and seeds.
 
-python -m securecluster.benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10]
+python -m benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10]
     [--samples N]
 
 IID clients of the digits are measured too; they must stay one cluster. Image sets other than digits
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.table import SEEDED, write
 from securecluster import Federation, Iid, LabelSwap
-from securecluster.benchmarks.table import SEEDED, write
 from securecluster.data import Scenario
 from securecluster.protocols import CFL
 

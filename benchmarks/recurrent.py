@@ -1,7 +1,7 @@
 """One local epoch of many clients' LSTMs, batched, beside the same clients one after the other
 through nn.LSTM, taking turns in one run.
 
-python -m securecluster.benchmarks.recurrent [--rounds 5] [--networks lstm-trajectory …]
+python -m benchmarks.recurrent [--rounds 5] [--networks lstm-trajectory …]
 
 "one by one" trains in the same cohort, each of torch's threads one client at a time; "plain loop"
 is the loop everyone writes, with nn.Dropout, at one and at all threads. In float64 without dropout
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.table import write
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows

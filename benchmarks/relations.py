@@ -1,7 +1,7 @@
 """Neighbouring data sets, literally: what each release tells of one example, or of one client, that
 is blanked, replaced, or really added or removed.
 
-python -m securecluster.benchmarks.relations [--draws 1000] [--only losses] [--confidence 0.9999]
+python -m benchmarks.relations [--draws 1000] [--only losses] [--confidence 0.9999]
 
 Each mechanism that clients release by, as protocols call it, draws many releases of a client, or of
 a sum, in two worlds. In one there is a canary among n examples (or clients); in the other it is
@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.benchmarks.table import write
-from securecluster.benchmarks.worlds import (
+from benchmarks.table import write
+from benchmarks.worlds import (
     DELTA,
     FULL,
     LINEAR,

@@ -1,6 +1,6 @@
 """Every protocol at its defaults on twenty settings that no default was chosen on.
 
-python -m securecluster.benchmarks.robust [--seeds 3] [--half first|second] [--protocols cfl,ifca]
+python -m benchmarks.robust [--seeds 3] [--half first|second] [--protocols cfl,ifca]
     [--settings digits-tasks-2x7] [--minutes 600] [--name robust] [--markdown]
 
 The settings come in two halves that each cover permuted and swapped labels, shares of labels,
@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, spread
+from benchmarks.table import RESULTS
 from securecluster import (
     Dirichlet,
     Federation,
@@ -43,8 +45,6 @@ from securecluster import (
     Tasks,
 )
 from securecluster.app.registry import protocol_class
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
-from securecluster.benchmarks.table import RESULTS
 from securecluster.clustering.metrics import mean
 from securecluster.core.client_names import at
 from securecluster.data import Scenario, Shard, Topics

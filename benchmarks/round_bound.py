@@ -1,6 +1,6 @@
 """Measure what bounds a round: its products and convolutions, and bytes beside a memory copy.
 
-python -m securecluster.benchmarks.round_bound [--model mlp|cnn] [--clients 100] [--repeats 9]
+python -m benchmarks.round_bound [--model mlp|cnn] [--clients 100] [--repeats 9]
 
 One thread, and 10 steps of 10 samples for every client. Of `mlp`, 784-200-10, the first layer; of
 `cnn`, the network of Briggs et al. (2020), both convolutions with pooling and ReLU, and the wide
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from securecluster.benchmarks.table import write
+from benchmarks.table import write
 from securecluster.core.devices import cpu_threads
 
 INPUTS = 784

@@ -1,6 +1,6 @@
 """Measure the accuracy of FedAvg at several scales of the features.
 
-python -m securecluster.benchmarks.scales [--rounds 20] [--seeds 3]
+python -m benchmarks.scales [--rounds 20] [--seeds 3]
 
 The scales from which users are warned about their own data were set from this table. Six clients
 share scikit-learn's digits, wine or breast cancer data. In "all values" the standardised features
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
+from benchmarks.table import SEEDED, write
 from securecluster import Federation
-from securecluster.benchmarks.table import SEEDED, write
 from securecluster.errors import SecureClusterWarning, UpdateError
 from securecluster.protocols import FedAvg
 

@@ -1,6 +1,6 @@
 """What the primitives of secure sums cost beside a copy of the row, in processor time.
 
-python -m securecluster.benchmarks.secure_sum_primitives [numbers, 1000000] [repetitions, 9]
+python -m benchmarks.secure_sum_primitives [numbers, 1000000] [repetitions, 9]
 
 Every time is the median of processor seconds of this process, on one thread, and every ratio is to
 a copy of the int32 row with numpy in the same process. Shares and keys do not depend on the row.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from securecluster.benchmarks.table import machine
+from benchmarks.table import machine
 from securecluster.core.randomness import Randomness
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids

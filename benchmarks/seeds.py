@@ -1,6 +1,6 @@
 """Run CFL's defaults on the digits with several seeds.
 
-python -m securecluster.benchmarks.seeds [number of seeds, 10]
+python -m benchmarks.seeds [number of seeds, 10]
 
 Each seed gives one row: whether the true clusters were recovered, the accuracy before the first
 split and at the end, the accuracy of FedAvg and of local training on the same clients, and bytes.
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.table import SEEDED, write
 from securecluster import Federation, Iid
-from securecluster.benchmarks.table import SEEDED, write
 from securecluster.messaging import wire
 from securecluster.messaging.messages import reply_header
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local, Settings

@@ -1,8 +1,8 @@
 """Measure seconds and peak memory of clustering many clients, beside scipy and scikit-learn.
 
-python -m securecluster.benchmarks.server_scale sketches [--clients 100 1000 …]
-python -m securecluster.benchmarks.server_scale protocols [--clients 1000 …] [--cases …]
-python -m securecluster.benchmarks.server_scale calls [--clients 10000 100000] [--cases …]
+python -m benchmarks.server_scale sketches [--clients 100 1000 …]
+python -m benchmarks.server_scale protocols [--clients 1000 …] [--cases …]
+python -m benchmarks.server_scale calls [--clients 10000 100000] [--cases …]
 
 "sketches" clusters rows of 64 numbers: four directions in equal parts, with noise in every row.
 "protocols" runs whole protocols, clients and server in one process, with a linear model of four
@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.memory import GIB, peak
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.memory import GIB, peak
-from securecluster.benchmarks.table import write
 from securecluster.clustering.landmarks import sketch_clusters
 from securecluster.clustering.metrics import agreement
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, ClusteringProtocol, FedAvg, OneShot
@@ -271,7 +271,7 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
     elif part == "protocols" and case in COMPARING and clients > MOST_PAIRED:
         return skipped | {"status": "not run: all pairs"}
     # A process's largest resident set never falls, so each case needs a process of its own.
-    command = [sys.executable, "-m", "securecluster.benchmarks.server_scale", part]
+    command = [sys.executable, "-m", "benchmarks.server_scale", part]
     command += ["--one", case, "--clients", str(clients)]
     limit = CALLS_LIMIT_S if part == "calls" else LIMIT_S
     try:

@@ -1,6 +1,6 @@
 """Compare FL+HC and CFL by gradient signatures with themselves by full updates, at equal ε.
 
-python -m securecluster.benchmarks.signature_methods [--seeds 20 21 22]
+python -m benchmarks.signature_methods [--seeds 20 21 22]
 
 Whole runs: 21 clients of 300 MNIST images in four clusters with swapped labels, of which one has 3
 clients; softmax regression, 20 rounds of DP-SGD, and ε of everything that a client releases, for
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, truth_of
+from benchmarks.table import RESULTS, SEEDED, machine
 from securecluster import Federation
-from securecluster.benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, truth_of
-from securecluster.benchmarks.table import RESULTS, SEEDED, machine
 from securecluster.protocols import CFL, FLHC
 
 DATA = "mnist"

@@ -1,7 +1,7 @@
 """Measure how well signatures of gradients cluster clients, over ε.
 
-python -m securecluster.benchmarks.signatures [--seeds 20 21 22] [--draws 3] [--one-release]
-python -m securecluster.benchmarks.signatures --limits
+python -m benchmarks.signatures [--seeds 20 21 22] [--draws 3] [--one-release]
+python -m benchmarks.signatures --limits
 
 Clustering alone, without training: 21 clients in four clusters, of which one has 3 clients, or in
 one cluster; MNIST, Fashion-MNIST and FEMNIST with swapped labels or rotations; and the first two
@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.table import RESULTS, machine, write
 from securecluster import Federation
-from securecluster.benchmarks.table import RESULTS, machine, write
 from securecluster.clustering.metrics import agreement
 from securecluster.clustering.noisy_rows import NoisyRows, leading_directions
 from securecluster.core.lazy_torch import torch

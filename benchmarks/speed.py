@@ -1,6 +1,6 @@
 """Measure batched local training beside a plain PyTorch loop, and profile it.
 
-python -m securecluster.benchmarks.speed [--clients 100] [--models mlp-200 cnn-briggs] [--rounds 9]
+python -m benchmarks.speed [--clients 100] [--models mlp-200 cnn-briggs] [--rounds 9]
 
 The plain loop runs on one thread and on all threads, and all variants take turns in one run. A
 round is 10 mini-batches of 10 images of 28×28 for every client, the same ones in every variant; in
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.table import write
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows

@@ -1,7 +1,7 @@
 """Measure what CFL's split test costs and finds where it draws a sample of the clients.
 
-python -m securecluster.benchmarks.split_test cost
-python -m securecluster.benchmarks.split_test decisions [--minutes 60]
+python -m benchmarks.split_test cost
+python -m benchmarks.split_test decisions [--minutes 60]
 
 "cost" is the server's processor time for one cluster in one round, from the updates to the halves:
 norms, cosines, bipartition, test, and with landmarks the halves of all others. The clients are two
@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from securecluster.benchmarks.papers.sheet import Cell, Sheet
-from securecluster.benchmarks.table import RESULTS, write
+from benchmarks.papers.sheet import Cell, Sheet
+from benchmarks.table import RESULTS, write
 from securecluster.clustering.bipartition import separated, separation_scores
 from securecluster.clustering.noise_robust import (
     SplitEvidence,

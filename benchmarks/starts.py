@@ -1,6 +1,6 @@
 """Count how often IFCA finds the clusters from one start, and from the best of several short ones.
 
-python -m securecluster.benchmarks.starts [--seeds 20] [--full] [--minutes 10]
+python -m benchmarks.starts [--seeds 20] [--full] [--minutes 10]
 
 The data are digits with labels swapped in four clusters; 20 clients train for 20 rounds with k = 4.
 `--full` is the same at 40 rounds.
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import SEEDED
 from securecluster.protocols import IFCA
 
 # IFCA restarts from random models (the paper); that starts are short is not in it. 10 starts of 5

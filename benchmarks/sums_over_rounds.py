@@ -1,6 +1,6 @@
 """What an honest server solves for by the sums of a run, by protocol, participation and cohorts.
 
-python -m securecluster.benchmarks.sums_over_rounds [--seeds 5] [--minutes 60]
+python -m benchmarks.sums_over_rounds [--seeds 5] [--minutes 60]
     [--cohorts without with] [--subjects hidden ifca …]
 
 20 clients of digits, a softmax regression, secure sums. A cell is one of the attacks
@@ -24,6 +24,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
+from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap
 from securecluster.app.registry import protocol_class
 from securecluster.attacks.experiments import tapped
@@ -31,8 +33,6 @@ from securecluster.attacks.registry import attack_named
 from securecluster.attacks.scoring import BETTER, evaluate
 from securecluster.attacks.sums_over_rounds import SumsOverRounds
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
-from securecluster.benchmarks.table import RESULTS
 from securecluster.protocols import Settings
 
 CLIENTS = 20

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from securecluster.benchmarks import timed_code
+from benchmarks import timed_code
 from securecluster.runtime.settings import Settings
 
 RESULTS = Path("benchmarks/results")

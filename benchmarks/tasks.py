@@ -1,6 +1,6 @@
 """Count how often one-shot clustering finds the number of tasks by itself.
 
-python -m securecluster.benchmarks.tasks [--seeds 3]
+python -m benchmarks.tasks [--seeds 3]
 
 Clients are IID (one cluster), have tasks, or have rotated images. `possible` says whether the
 merges contain the true clusters, so that the right height would give them. `ANGLE` in
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.papers.oneshot_runs import judged, mapped, matrices
+from benchmarks.table import write
 from securecluster import Federation
-from securecluster.benchmarks.papers.oneshot_runs import judged, mapped, matrices
-from securecluster.benchmarks.table import write
 from securecluster.data.datasets import Source, source
 from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import scenario

@@ -2,7 +2,7 @@
 
 A time belongs to the code that it was taken of. Beside a table of timings, its benchmark writes a
 digest of each file of `TIMED` (`results/timed_code.json`). A page with a table that is older than
-these files says so, until its benchmark has been run again (`securecluster.benchmarks.evidence`).
+these files says so, until its benchmark has been run again (`benchmarks.evidence`).
 """
 
 from __future__ import annotations

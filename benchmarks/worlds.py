@@ -1,7 +1,7 @@
 """Two worlds that differ in one example, or one client: what releases show of it, against the ε
 that their ledgers claim.
 
-python -m securecluster.benchmarks.worlds [--clients 400] [--only srfca cfl] [--confidence 0.95]
+python -m benchmarks.worlds [--clients 400] [--only srfca cfl] [--confidence 0.95]
 
 Many clients take part in one run, and each draws noise of its own. Every other one holds a canary,
 so that half of what leaves is of either world. A statistic of each client's reply gives μ, the
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.table import SEEDED, write
 from securecluster import Federation
-from securecluster.benchmarks.table import SEEDED, write
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import SecureClusterWarning

@@ -16,7 +16,14 @@ from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.validation import check_choice, check_number, check_whole
+from securecluster.core.validation import (
+    AtLeast,
+    Number,
+    OneOf,
+    check_choice,
+    check_number,
+    check_whole,
+)
 from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
@@ -73,6 +80,7 @@ __all__ = [
     "AssignEachRoundState",
     "AssignedModel",
     "AssignedModelClient",
+    "AtLeast",
     "AverageDeltas",
     "AveragingState",
     "CallContext",
@@ -91,7 +99,9 @@ __all__ = [
     "ModelSetClient",
     "ModelSetProtocol",
     "ModelSetState",
+    "Number",
     "OfferedModels",
+    "OneOf",
     "Pairs",
     "PendingUpdates",
     "Picks",

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.k_means import kmeans
 from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
-from securecluster.core.validation import check_whole
+from securecluster.core.validation import AtLeast
 from securecluster.data import Federation
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
@@ -137,11 +137,11 @@ class CLoVE(AssignEachRound):
     """
     k: int = 4
     """number of models and of clusters"""
-    stable_rounds: int = 3
+    stable_rounds: Annotated[int, AtLeast(1)] = 3
     """rounds in a row in which all clients of a round have had the same model, after which clusters
     are kept
     """
-    cluster_rounds: int | None = None
+    cluster_rounds: Annotated[int | None, AtLeast(1)] = None
     """first rounds, in which clients may be clustered; None is all. Losses cost ε in these rounds,
     as long as clusters change (not in the paper)
     """
@@ -251,9 +251,6 @@ class CLoVE(AssignEachRound):
             UsageError: a hyper-parameter is out of range.
         """
         super().check(clients)
-        check_whole(self, stable_rounds=1)
-        if self.cluster_rounds is not None:
-            check_whole(self, cluster_rounds=1)
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return a run whose clusters are never stable, so that losses are asked to the end."""

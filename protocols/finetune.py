@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.validation import check_whole
+from securecluster.core.validation import AtLeast
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, select
 from securecluster.privacy.pipeline import Pipeline
@@ -103,7 +103,7 @@ class FineTuneClient(SumClient):
 class FineTune(ClusteringProtocol):
     """FedAvg, then every client trains the model alone for some rounds."""
 
-    tune_rounds: int = 3
+    tune_rounds: Annotated[int, AtLeast(0)] = 3
     """rounds at the end, at most all but one, in which every client trains the model alone; 3 of 3
     epochs each are about the 10 epochs of fine-tuning after FedAvg that Collins et al. 2021
     (FedRep) compare with, 0 is FedAvg
@@ -145,11 +145,6 @@ class FineTune(ClusteringProtocol):
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return cluster 0 for every newcomer, which starts from FedAvg's model."""
         return [0] * len(to)
-
-    def check(self, clients: int) -> None:
-        """Check the rounds of fine-tuning, too."""
-        super().check(clients)
-        check_whole(self, tune_rounds=0)
 
     def shared_models(self, client: Any) -> Any:
         """Return FedAvg's model, (1, d), once clients have fine-tuned it.

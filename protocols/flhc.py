@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from securecluster.clustering.landmarks import extended_labels
 from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.validation import check_choice
+from securecluster.core.validation import OneOf
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Picks, Rows
 from securecluster.messaging.replies import Replies
@@ -152,7 +152,7 @@ class FLHC(ClusteringProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    metric: str = "chord"
+    metric: Annotated[str, OneOf(*METRICS)] = "chord"
     """distance of updates: l1, l2, cosine, or chord, which is l2 of updates scaled to unit norm, so
     that clients with more samples and larger updates form no cluster (not in the paper); l1 needs a
     mask that preserves it: none, permutation or signed-permutation
@@ -418,7 +418,6 @@ class FLHC(ClusteringProtocol):
     def check(self, clients: int) -> None:
         """Check the options of the clustering, too."""
         super().check(clients)
-        check_choice(self, metric=METRICS)
         check_linkage(self.metric, self.linkage)
         if self.metric == "l1" and self.mask not in ENTRYWISE:
             raise UsageError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from securecluster.clustering.distances import to_others
 from securecluster.clustering.k_means import kmeans
@@ -22,7 +22,7 @@ from securecluster.clustering.labels import check_number
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.similarity import gram, mean_row
 from securecluster.core.lazy_torch import torch
-from securecluster.core.validation import check_whole
+from securecluster.core.validation import AtLeast
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.protocols.common.averaging import (
@@ -81,7 +81,7 @@ class LocalKMeans(ClusteringProtocol):
     """
     k: int = 4
     """number of clusters"""
-    local_rounds: int = 10
+    local_rounds: Annotated[int, AtLeast(1)] = 10
     """rounds, at most all, in which clients train alone before they are clustered; no averaging is
     done where none remain
     """
@@ -200,7 +200,6 @@ class LocalKMeans(ClusteringProtocol):
         """Check the number of clusters and the local rounds, too."""
         super().check(clients)
         check_number(self.k, clients)
-        check_whole(self, local_rounds=1)
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""

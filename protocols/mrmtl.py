@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.validation import check_number
+from securecluster.core.validation import Number
 from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Whole
@@ -191,7 +191,7 @@ class MeanOverClients(SumsOverAll):
 class MRMTL(ClusteringProtocol):
     """One model per client, regularized towards the mean of all models; no clusters."""
 
-    regularization: float = 0.1
+    regularization: Annotated[float, Number(0, 1e9, high_in=True)] = 0.1
     """λ of λ/2 ‖w − w̄‖², from 0, with which every client trains alone, to 1/lr, with which each
     step of SGD ends a gradient's step from the mean
     """
@@ -253,18 +253,6 @@ class MRMTL(ClusteringProtocol):
                 f"mean: give at most 1/lr = {1 / lr:g}"
             )
         return resolved
-
-    def check(self, clients: int) -> None:
-        """Check λ, too.
-
-        Args:
-            clients: m.
-
-        Raises:
-            UsageError: a hyper-parameter is out of range.
-        """
-        super().check(clients)
-        check_number(self, "regularization", 0, 1e9, high_in=True)
 
     def shared_models(self, client: Any) -> Any:
         """Return the mean of the clients' models, (1, d).

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.agglomerative import linkage_clusters, nearest
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
-from securecluster.core.validation import check_choice, check_number
+from securecluster.core.validation import Number, OneOf
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification
@@ -104,18 +104,18 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
     """map of singular vectors and updates that the server does not know; it keeps angles"""
     vectors: int = 3
     """p, singular vectors of each subspace"""
-    subspaces: str = "classes"
+    subspaces: Annotated[str, OneOf(*SUBSPACES)] = "classes"
     """classes: one subspace for each class of a client's samples, as the authors' programs have;
     samples: one for all samples, as Algorithm 1 has
     """
-    angle: str = "sum"
+    angle: Annotated[str, OneOf(*ANGLES)] = "sum"
     """A_ij: smallest principal angle (equation 2); sum of the angles of paired vectors (equation
     3), which sees what label a sample has; or vectors, the smallest angle of any two vectors, as
     the authors' programs take it
     """
-    linkage: str = "average"
+    linkage: Annotated[str, OneOf("average", "single", "complete")] = "average"
     """distance of two clusters: average, single or complete"""
-    threshold: float | None = None
+    threshold: Annotated[float | None, Number(0)] = None
     """β, largest A_ij at which clusters merge, in degrees; None takes k, or the largest gap"""
     k: int | None = None
     """number of clusters; None takes the threshold, or the largest gap"""
@@ -223,13 +223,8 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
             UsageError: an option is out of range, or the cut is given twice.
         """
         super().check(clients)
-        check_choice(
-            self, subspaces=SUBSPACES, angle=ANGLES, linkage=("average", "single", "complete")
-        )
         if self.threshold is not None and self.k is not None:
             raise UsageError("threshold and k are two ways to cut: give one of them")
-        if self.threshold is not None:
-            check_number(self, "threshold", 0)
         if self.k is not None:
             check_clusters(self.k, clients)
 

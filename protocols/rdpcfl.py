@@ -28,14 +28,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.validation import check_number, check_whole
+from securecluster.core.validation import Number
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
@@ -240,10 +240,10 @@ class RDPCFL(AssignEachRound):
     """
     k: int | None = None
     """number of clusters; None takes the number from 2 to 6 whose components are most separate"""
-    selection_share: float = 0.1
+    selection_share: Annotated[float, Number(0, 1, low_in=False)] = 0.1
     """share of the rounds, in (0, 1), in which clients choose a model; afterwards clusters are kept
     """
-    selection_noise: float = 10.0
+    selection_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 10.0
     """noise multiplier of a choice over that of training, where there is noise"""
 
     sums: SumOptions = group(SumsOfDrawnClusters)
@@ -364,20 +364,6 @@ class RDPCFL(AssignEachRound):
         client.selection_ratio = float(config["selection_noise"])
         client.largest_loss = float(config["loss_clip"])
         return client
-
-    def check(self, clients: int) -> None:
-        """Check the options of choices, too.
-
-        Args:
-            clients: m.
-
-        Raises:
-            UsageError: a hyper-parameter is out of range, or fewer than two clients.
-        """
-        super().check(clients)
-        check_number(self, "selection_share", 0, 1, low_in=False)
-        check_number(self, "selection_noise", SMALLEST_RATIO, 1e6, high_in=True)
-        check_whole(self, rounds=1)
 
     def trainings(
         self, usual: LocalTraining, config: Mapping[str, Any]

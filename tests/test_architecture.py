@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "benchmarks": EVERYTHING_BELOW_ATTACKS | {"attacks", "app"},
 }
 FOLDERS = ("securecluster", "protocols", "attacks", "benchmarks")
+INSTALLED_IN_PACKAGE = ("protocols", "attacks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FRONT_DOORS = ("securecluster", "securecluster.__main__")
 
@@ -42,7 +43,7 @@ FRONT_DOORS = ("securecluster", "securecluster.__main__")
 def name_of(path: Path) -> str:
     """Return the module that a file is imported as."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    package = parts if parts[0] == "securecluster" else ("securecluster", *parts)
+    package = ("securecluster", *parts) if parts[0] in INSTALLED_IN_PACKAGE else parts
     return ".".join(part for part in package if part != "__init__")
 
 
@@ -54,6 +55,8 @@ def room_of(module: str) -> str | None:
     if module in FRONT_DOORS:
         return None
     parts = module.split(".")
+    if parts[0] == "benchmarks":
+        return "benchmarks"
     if parts[1] == "protocols" and parts[2:3] == ["common"]:
         return "protocols.common"
     return parts[1]

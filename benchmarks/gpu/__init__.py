@@ -1,6 +1,6 @@
 """Checks that a GPU computes what a CPU does, and timings of local training, within a given time.
 
-python -m securecluster.benchmarks.gpu --minutes 9 --out DIR [--device auto|cuda|cpu]
+python -m benchmarks.gpu --minutes 9 --out DIR [--device auto|cuda|cpu]
 
 A check computes something on the device and compares it with the CPU, or with a plain PyTorch loop
 on the CPU; its bound and the reason for it stand beside its error. A small noise grid is run, too.

@@ -1,4 +1,4 @@
-"""The command: `python -m securecluster.benchmarks.gpu --minutes 9 --out DIR`."""
+"""The command: `python -m benchmarks.gpu --minutes 9 --out DIR`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from securecluster.benchmarks import gpu
-from securecluster.benchmarks.gpu.report import Results
-from securecluster.benchmarks.gpu.watchdog import watch
+from benchmarks import gpu
+from benchmarks.gpu.report import Results
+from benchmarks.gpu.watchdog import watch
 from securecluster.errors import SecureClusterError, UsageError
 
-WORKER = [sys.executable, "-m", "securecluster.benchmarks.gpu.worker"]
+WORKER = [sys.executable, "-m", "benchmarks.gpu.worker"]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -26,7 +26,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         UsageError: minutes that are none, or a folder with something in it.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m securecluster.benchmarks.gpu",
+        prog="python -m benchmarks.gpu",
         description=gpu.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

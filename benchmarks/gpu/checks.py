@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from securecluster.benchmarks.gpu import oracles, runs
-from securecluster.benchmarks.gpu.data import CPU, SECRET, SIZES, apart, cohort, differing
-from securecluster.benchmarks.gpu.pieces import Check
+from benchmarks.gpu import oracles, runs
+from benchmarks.gpu.data import CPU, SECRET, SIZES, apart, cohort, differing
+from benchmarks.gpu.pieces import Check
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.architectures import names

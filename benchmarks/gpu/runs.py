@@ -16,8 +16,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from securecluster.benchmarks.gpu.data import apart, differing, digits
-from securecluster.benchmarks.gpu.pieces import Check
+from benchmarks.gpu.data import apart, differing, digits
+from benchmarks.gpu.pieces import Check
 from securecluster.protocols import (
     CFL,
     FLHC,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.data import apart
+from benchmarks.gpu.pieces import Budget, Check, Skipped, Timing
+from benchmarks.gpu.timings import PLAN, Way, build_cohort, synchronise, take_turns
 from securecluster.app.sweep_plan import NOISE, Plan, Row, Variant, batches, run_cells
-from securecluster.benchmarks.gpu.data import apart
-from securecluster.benchmarks.gpu.pieces import Budget, Check, Skipped, Timing
-from securecluster.benchmarks.gpu.timings import PLAN, Way, build_cohort, synchronise, take_turns
 from securecluster.data.simulation import Simulation
 from securecluster.messaging.messages import Rows
 from securecluster.runtime.settings import Settings

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
+from benchmarks.recurrent import CASES, load, optimizer_of, plain, plain_module
 from securecluster import Federation
-from securecluster.benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
-from securecluster.benchmarks.recurrent import CASES, load, optimizer_of, plain, plain_module
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.validation import build

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from securecluster.benchmarks.gpu.report import ENDS_PIECE, Results
+from benchmarks.gpu.report import ENDS_PIECE, Results
 from securecluster.errors import UsageError
 
 # seconds before the end at which a worker is ended, so that the files are written in time

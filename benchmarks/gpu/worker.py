@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from securecluster.benchmarks.gpu.pieces import Budget, Check, Piece, Skipped
+from benchmarks.gpu.pieces import Budget, Check, Piece, Skipped
 from securecluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def machine(device: torch.device) -> dict[str, str]:
     """Return the device, the processor and the software that results come from, by name."""
     import torch
 
-    from securecluster.benchmarks.table import machine as processor
+    from benchmarks.table import machine as processor
 
     facts = {"device": str(device), "processor": processor()}
     if device.type == "cuda":
@@ -129,9 +129,9 @@ def _driver() -> str:
 
 def every_piece() -> list[Piece]:
     """Return all checks and timings, in the order in which they are done."""
-    from securecluster.benchmarks.gpu.checks import every_check
-    from securecluster.benchmarks.gpu.sweeps import sweep_checks, sweep_timings
-    from securecluster.benchmarks.gpu.timings import every_timing
+    from benchmarks.gpu.checks import every_check
+    from benchmarks.gpu.sweeps import sweep_checks, sweep_timings
+    from benchmarks.gpu.timings import every_timing
 
     return [*every_check(), *sweep_checks(), *sweep_timings(), *every_timing()]
 

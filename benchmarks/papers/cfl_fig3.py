@@ -1,6 +1,6 @@
 """Measure P[g > 0] for random vectors over k and γ (Sattler et al. 2019, Fig. 3).
 
-python -m securecluster.benchmarks.papers.cfl_fig3 [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.cfl_fig3 [--seeds 3] [--full] [--minutes 10]
 
 The region that Theorem 1 guarantees is drawn beside the measurements.
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
 from securecluster.clustering.bipartition import bipartition
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.cfl.separation import guaranteed_noise, is_correct, separation_gap

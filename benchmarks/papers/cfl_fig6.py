@@ -1,6 +1,6 @@
 """Measure the separation gap over communication rounds (Sattler et al. 2019, Fig. 6).
 
-python -m securecluster.benchmarks.papers.cfl_fig6 [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.cfl_fig6 [--seeds 3] [--full] [--minutes 10]
 
 The gap g is computed from updates and from full gradients.
 
@@ -17,16 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from securecluster.benchmarks.papers.cfl_runs import watched
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
+from benchmarks.papers.cfl_runs import watched
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 
 # learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A

@@ -1,6 +1,6 @@
 """Measure both norms of the split test over rounds (Sattler et al. 2019, Fig. 7; eq. 32 and 33).
 
-python -m securecluster.benchmarks.papers.cfl_fig7 [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.cfl_fig7 [--seeds 3] [--full] [--minutes 10]
 
 There are two cases, of congruent and of incongruent clients.
 
@@ -24,18 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.cfl_runs import NEVER, training
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.papers.cfl_runs import NEVER, training
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
-from securecluster.benchmarks.table import SEEDED
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.protocols import CFL

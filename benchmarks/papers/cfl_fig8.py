@@ -2,7 +2,7 @@
 
 This is Fig. 8 of Sattler et al. 2019.
 
-python -m securecluster.benchmarks.papers.cfl_fig8 [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.cfl_fig8 [--seeds 3] [--full] [--minutes 10]
 
 The paper: the training data are split evenly among 20 clients in 4 clusters, each with one random
 permutation of the labels (test labels too); a 5-layer convolutional network trains for 3 local
@@ -30,18 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.cfl_runs import training
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation, LabelPermutation
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
-from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.similarity import cosine
 from securecluster.protocols import CFL
 from securecluster.protocols.cfl.separation import separation_gap

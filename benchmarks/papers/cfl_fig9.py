@@ -2,7 +2,7 @@
 
 This is Fig. 9 of Sattler et al. 2019.
 
-python -m securecluster.benchmarks.papers.cfl_fig9 [--seeds 3] [--full] [--minutes 25]
+python -m benchmarks.papers.cfl_fig9 [--seeds 3] [--full] [--minutes 25]
 
 The paper: 120,000 articles in 20 corpora of one size, each of one of four topics; a two-layer LSTM
 predicts the next word; 100 rounds of 3 local epochs at batch 100. Clients are separated in rounds
@@ -29,20 +29,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers import cfl_fig8
+from benchmarks.papers.cfl_fig8 import curve, mark_splits
+from benchmarks.papers.cfl_runs import training
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers import cfl_fig8
-from securecluster.benchmarks.papers.cfl_fig8 import curve, mark_splits
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
-from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.similarity import cosine
 from securecluster.data import Topics

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.sheet import Cell
+from benchmarks.table import SEEDED
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.papers.sheet import Cell
-from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.similarity import cosine, gram
 from securecluster.protocols import CFL

@@ -2,7 +2,7 @@
 
 This is in Sections III-A and III-B of Briggs et al. 2020.
 
-python -m securecluster.benchmarks.papers.flhc_iid [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.flhc_iid [--seeds 3] [--full] [--minutes 10]
 
 Clusters are counted over cf and n, and over metric and linkage.
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from securecluster.benchmarks.papers.flhc_runs import BEFORE, PAIRS, SHARES, grid, pairs, table
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
+from benchmarks.papers.flhc_runs import BEFORE, PAIRS, SHARES, grid, pairs, table
+from benchmarks.papers.sheet import Cell, Sheet, options
 
 PAPER: dict[tuple[float, int], str] = {}
 # III-A: clusters at n = 1 alone, whatever the client fraction

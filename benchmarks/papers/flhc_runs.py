@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.cfl_runs import training
+from benchmarks.papers.sheet import Cell, Row, Sheet, numbers, spread
 from securecluster import Federation
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, numbers, spread
 from securecluster.clustering.agglomerative import cut, gap_of, threshold
 from securecluster.clustering.metrics import agreement
 from securecluster.data.scenarios import scenario

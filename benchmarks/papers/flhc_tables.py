@@ -1,6 +1,6 @@
 """Measure the tables of Briggs et al. 2020.
 
-python -m securecluster.benchmarks.papers.flhc_tables --table 2 [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.flhc_tables --table 2 [--seeds 3] [--full] [--minutes 10]
 
 They have FL+HC over client fraction and rounds before the clustering (Tables I to III), and over
 metric and linkage (Tables IV to VI). Tables I and IV are of pathological MNIST (each client holds
@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from securecluster.benchmarks.papers.flhc_runs import grid, pairs, table
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
+from benchmarks.papers.flhc_runs import grid, pairs, table
+from benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
 
 
 @dataclass(frozen=True)

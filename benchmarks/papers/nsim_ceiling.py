@@ -1,6 +1,6 @@
 """Measure how well the similarity of real users could be predicted at all, beside NSIM.
 
-python -m securecluster.benchmarks.papers.nsim_ceiling [--seeds 3] [--full] [--minutes 15]
+python -m benchmarks.papers.nsim_ceiling [--seeds 3] [--full] [--minutes 15]
 
 This experiment is not in the paper (Pacheco et al. 2021); its settings are those of Figures 1 to 3.
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from securecluster.benchmarks.papers.nsim_runs import (
+from benchmarks.papers.nsim_runs import (
     SCALES,
     TRAINED,
     Users,
@@ -30,15 +30,7 @@ from securecluster.benchmarks.papers.nsim_runs import (
     synthetic_users,
     trained_models,
 )
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 from securecluster.clustering.metrics import pearson
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer

@@ -2,7 +2,7 @@
 
 This is Fig. 4 of Pacheco et al. 2021.
 
-python -m securecluster.benchmarks.papers.nsim_fig4 [--seeds 2] [--full] [--minutes 20]
+python -m benchmarks.papers.nsim_fig4 [--seeds 2] [--full] [--minutes 20]
 
 They are compared with FedAvg and with training alone.
 
@@ -29,18 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.nsim_runs import federation
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from benchmarks.table import SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers.nsim_runs import federation
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
-from securecluster.benchmarks.table import SEEDED
 from securecluster.protocols import NSIM, FedAvg, Local
 from securecluster.runtime.run import Line
 

@@ -2,7 +2,7 @@
 
 The server has one layer in the clear, and synthetic models from the same start.
 
-python -m securecluster.benchmarks.papers.nsim_masks [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.nsim_masks [--seeds 3] [--full] [--minutes 10]
 
 After training alone each client sends its layer as it is, and then n_i·P(θ_i − θ_0) and n_i for its
 cluster's first average; a server that adds replies up itself reads each of them. The server knows
@@ -36,16 +36,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from securecluster.benchmarks.papers.nsim_runs import TRAINED, federation, network, trained_models
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    options,
-    spread,
-    summarise,
-)
+from benchmarks.papers.nsim_runs import TRAINED, federation, network, trained_models
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS, find_layer, initial_models
 from securecluster.training.local_trainer import LocalTrainer

@@ -2,7 +2,7 @@
 
 These are Figures 1 to 3 of Pacheco et al. 2021.
 
-python -m securecluster.benchmarks.papers.nsim_pearson [--seeds 3] [--full] [--minutes 10]
+python -m benchmarks.papers.nsim_pearson [--seeds 3] [--full] [--minutes 10]
 
 NSIM, CCA and CKA are compared with LCSS.
 
@@ -26,16 +26,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, layer_correlations
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
+from benchmarks.papers.nsim_runs import SCALES, TRAINED, layer_correlations
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS
 
 VALUES = (

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.papers.sheet import Cell
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import Cell
 from securecluster.core.randomness import Randomness
 from securecluster.models.validation import FlatModel, build
 from securecluster.protocols.nsim.client import find_layer

@@ -1,6 +1,6 @@
 """Measure what each step of NSIM costs in one run (Pacheco et al. 2021, Section 3.1).
 
-python -m securecluster.benchmarks.papers.nsim_time [--seeds 1] [--full] [--minutes 10]
+python -m benchmarks.papers.nsim_time [--seeds 1] [--full] [--minutes 10]
 
 The paper: its score "is achieved with significantly less computing cost than directly comparing
 user datasets with the LCSS algorithm"; it prints no times.
@@ -21,16 +21,8 @@ from typing import Any
 
 import torch
 
-from securecluster.benchmarks.papers.nsim_runs import (
-    RADIUS,
-    STRIDE,
-    TRAINED,
-    federation,
-    models,
-    network,
-    timed,
-)
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
+from benchmarks.papers.nsim_runs import RADIUS, STRIDE, TRAINED, federation, models, network, timed
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer

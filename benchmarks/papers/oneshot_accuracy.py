@@ -2,7 +2,7 @@
 
 These are Figures 2 and 3 of Ali & Arafa 2024.
 
-python -m securecluster.benchmarks.papers.oneshot_accuracy --figure 2 [--seeds 6] [--full]
+python -m benchmarks.papers.oneshot_accuracy --figure 2 [--seeds 6] [--full]
     [--minutes 10]
 
 Figure 2: CIFAR-10 with two tasks. The paper: five users with vehicles and five with animals, 10 %
@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.benchmarks.papers.oneshot_runs import CLUSTERS, compared, curves, trained
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
+from benchmarks.papers.oneshot_runs import CLUSTERS, compared, curves, trained
+from benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Measure relevance over the number of shared eigenvectors (Ali & Arafa 2024, Fig. 4).
 
-python -m securecluster.benchmarks.papers.oneshot_fig4 [--seeds 6] [--full] [--minutes 10]
+python -m benchmarks.papers.oneshot_fig4 [--seeds 6] [--full] [--minutes 10]
 
 The data are Fashion-MNIST with three tasks, and pixels are the features.
 
@@ -22,17 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.papers.oneshot_runs import by_task, matrices, parts
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 from securecluster import Federation
-from securecluster.benchmarks.papers.oneshot_runs import by_task, matrices, parts
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    summarise,
-)
 from securecluster.data.scenarios import Tasks
 
 # not in the paper

@@ -1,6 +1,6 @@
 """Measure one-shot clusters from noisy Gram matrices over ε, which Ali & Arafa 2024 leave open.
 
-python -m securecluster.benchmarks.papers.oneshot_noise [--seeds 5] [--full] [--minutes 30]
+python -m benchmarks.papers.oneshot_noise [--seeds 5] [--full] [--minutes 30]
 
 The data are digits (two tasks) and Fashion-MNIST (three). Ten clients (`--full` 100) have 100, 300
 or 1000 samples, 10 % of them of other tasks. Of the digits there are 700 in place of 1000, which is
@@ -34,16 +34,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    options,
-    spread,
-    summarise,
-)
 from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
 from securecluster.clustering.metrics import agreement
 from securecluster.clustering.noise_robust import CLUSTERERS

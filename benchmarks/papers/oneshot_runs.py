@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.papers.cfl_runs import training
+from benchmarks.papers.sheet import Cell, Row, figure, numbers
+from benchmarks.table import SEEDED
 from securecluster import Federation
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import Cell, Row, figure, numbers
-from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.eigenvectors import projected, relevance, top
 from securecluster.clustering.metrics import agreement
 from securecluster.core.randomness import Randomness

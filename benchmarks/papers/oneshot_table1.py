@@ -2,7 +2,7 @@
 
 This is Table I of Ali & Arafa 2024.
 
-python -m securecluster.benchmarks.papers.oneshot_table1 [--seeds 6] [--full] [--minutes 10]
+python -m benchmarks.papers.oneshot_table1 [--seeds 6] [--full] [--minutes 10]
 
 The paper: users 1 and 2 have vehicles, users 3 to 5 animals; Φ is an ImageNet ResNet-18 up to its
 average pool; R is 0.97 to 0.98 within a task and 0.31 to 0.32 across. It prints neither the number
@@ -20,16 +20,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from benchmarks.papers.oneshot_runs import by_task, dealt, judged, mapped, matrices, usable
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster import Federation
-from securecluster.benchmarks.papers.oneshot_runs import (
-    by_task,
-    dealt,
-    judged,
-    mapped,
-    matrices,
-    usable,
-)
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.data.scenarios import Tasks
 
 SAMPLES = {"cpu": 1000, "full": 5000}  # not in the paper

@@ -1,6 +1,6 @@
 """Measure R between users of two data sets (Ali & Arafa 2024, Table II).
 
-python -m securecluster.benchmarks.papers.oneshot_table2 [--seeds 6] [--full] [--minutes 10]
+python -m benchmarks.papers.oneshot_table2 [--seeds 6] [--full] [--minutes 10]
 
 The users have vehicles of CIFAR-10, vehicles of CIFAR-100, and the other classes of CIFAR-100.
 
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.benchmarks.papers.oneshot_runs import mapped, matrices, usable
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from benchmarks.papers.oneshot_runs import mapped, matrices, usable
+from benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.errors import UsageError

@@ -1,6 +1,6 @@
 """Measure one-shot clusters from noisy Gram matrices over ε and the number of eigenvectors.
 
-python -m securecluster.benchmarks.papers.oneshot_vectors [--seeds 4] [--minutes 30]
+python -m benchmarks.papers.oneshot_vectors [--seeds 4] [--minutes 30]
 
 Rotations: 21 clients in four clusters of 3, 6, 6 and 6, whose images are turned by 0, 90, 180 and
 270 degrees. Tasks: ten clients in three tasks, 10 % of the samples of other tasks. The unit of
@@ -22,17 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
 from securecluster import Federation
-from securecluster.benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    options,
-    spread,
-    summarise,
-)
 from securecluster.clustering.eigenvectors import relevance, span_relevance
 from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks

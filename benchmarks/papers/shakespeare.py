@@ -1,6 +1,6 @@
 """Measure perplexity of the next character with Shakespeare's roles as clients.
 
-python -m securecluster.benchmarks.papers.shakespeare [--seeds 3] [--full] [--minutes 25]
+python -m benchmarks.papers.shakespeare [--seeds 3] [--full] [--minutes 25]
 
 The methods are CFL, FL+HC and SR-FCA, one shared model, and local ones.
 
@@ -27,17 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, spread, summarise
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    spread,
-    summarise,
-)
 from securecluster.data import Natural
 from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Settings
 

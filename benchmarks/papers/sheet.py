@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from securecluster.benchmarks import timed_code
-from securecluster.benchmarks.table import RESULTS, machine
+from benchmarks import timed_code
+from benchmarks.table import RESULTS, machine
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 

@@ -1,6 +1,6 @@
 """Measure how noise, sketches and compression affect the clusters of CFL and FL+HC on digits.
 
-python -m securecluster.benchmarks.papers.sketches [--seeds 3] [--minutes 10]
+python -m benchmarks.papers.sketches [--seeds 3] [--minutes 10]
 
 Clusters are computed from whole updates and from sketches of them. There are 20 clients in 4
 clusters of swapped labels.
@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.papers.cfl_runs import NEVER
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.papers.cfl_runs import NEVER
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
 from securecluster.clustering.agglomerative import cut, gap_of, merges
 from securecluster.clustering.distances import alike, distances
 from securecluster.clustering.labels import members

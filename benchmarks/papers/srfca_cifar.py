@@ -1,6 +1,6 @@
 """Measure SR-FCA on rotated and label-split CIFAR-10 (Vardhan et al. 2024).
 
-python -m securecluster.benchmarks.papers.srfca_cifar [--seeds 3] [--full] [--minutes 20]
+python -m benchmarks.papers.srfca_cifar [--seeds 3] [--full] [--minutes 20]
 
 It is compared with IFCA, one global and local models. There are 32 clients in two clusters, half of
 them in each round: images and images turned by 180 degrees, or the first and the last seven labels,
@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
-from securecluster.benchmarks.papers.srfca_runs import cells as all_cells
-from securecluster.benchmarks.papers.srfca_runs import table
+from benchmarks.papers.sheet import Cell, Sheet, options
+from benchmarks.papers.srfca_runs import cells as all_cells
+from benchmarks.papers.srfca_runs import table
 
 METHODS = ("global", "local", "ifca", "srfca")
 COMMON = {"data": "cifar10", "clients": 32, "clusters": 2, "participation": 0.5}

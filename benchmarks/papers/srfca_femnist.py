@@ -1,6 +1,6 @@
 """Measure SR-FCA and its baselines on FEMNIST by writers (Vardhan et al. 2024, real data).
 
-python -m securecluster.benchmarks.papers.srfca_femnist [--seeds 3] [--full] [--minutes 20]
+python -m benchmarks.papers.srfca_femnist [--seeds 3] [--full] [--minutes 20]
 
 The paper trains a CNN for 1000 iterations with one REFINE step and t = 2, tunes λ, β and the
 baselines' number of clusters in {2, 3, 4, 5}, and says that SR-FCA outperforms all baselines. The
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
-from securecluster.benchmarks.papers.srfca_runs import MADE, OWN, table
+from benchmarks.papers.sheet import Cell, Sheet, options
+from benchmarks.papers.srfca_runs import MADE, OWN, table
 
 TOLD = ("ifca", "local-kmeans")  # methods that receive the number of clusters
 KS = (2, 3, 4, 5)  # among which the paper tunes K of the clustered baselines

@@ -1,6 +1,6 @@
 """Measure SR-FCA and its baselines on rotated and inverted MNIST (Vardhan et al. 2024).
 
-python -m securecluster.benchmarks.papers.srfca_mnist [--seeds 3] [--full] [--minutes 20]
+python -m benchmarks.papers.srfca_mnist [--seeds 3] [--full] [--minutes 20]
 
 SR-FCA does not receive the number of clusters. There are 100 clients, all of them in every round,
 in four clusters of images turned by 0, 90, 180 and 270 degrees, or in two of images and negatives.
@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
-from securecluster.benchmarks.papers.srfca_runs import MADE, table
-from securecluster.benchmarks.papers.srfca_runs import cells as all_cells
+from benchmarks.papers.sheet import Cell, Sheet, options
+from benchmarks.papers.srfca_runs import MADE, table
+from benchmarks.papers.srfca_runs import cells as all_cells
 
 COMMON = {
     "data": "mnist",

@@ -21,16 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, spread, summarise
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    numbers,
-    spread,
-    summarise,
-)
 from securecluster.clustering.metrics import mean
 from securecluster.data.scenarios import scenario
 from securecluster.protocols import (

@@ -1,8 +1,8 @@
-"""`python -m securecluster.benchmarks.peers`."""
+"""`python -m benchmarks.peers`."""
 
 import sys
 
-from securecluster.benchmarks.peers.run import main
+from benchmarks.peers.run import main
 
 if __name__ == "__main__":
     sys.exit(main())

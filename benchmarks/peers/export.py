@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.benchmarks.peers.work import NAMES, Work, save
+from benchmarks.peers.work import NAMES, Work, save
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import FOLDER, source
 from securecluster.data.pools import Pool as SourcePool

@@ -1,6 +1,6 @@
 """Make the environments of the peers, one virtual environment each.
 
-python -m securecluster.benchmarks.peers.make [--where FOLDER] [--only NAME …]
+python -m benchmarks.peers.make [--where FOLDER] [--only NAME …]
 
 What is complete already is left alone, so that a second call costs nothing.
 """
@@ -47,7 +47,7 @@ def python(name: str, where: Path = WHERE) -> Path:
     if not _complete(name, where):
         raise UsageError(
             f"the environment of {name} is missing in {where}: make it with `python -m "
-            "securecluster.benchmarks.peers.make`"
+            "benchmarks.peers.make`"
         )
     return where / name / "bin" / "python"
 
@@ -128,9 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 1 where one failed.
     """
-    parser = argparse.ArgumentParser(
-        prog="securecluster.benchmarks.peers.make", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="benchmarks.peers.make", description=__doc__)
     parser.add_argument("--where", type=Path, default=WHERE, help="folder of the environments")
     usual = [name for name in NEEDS if name != "before"]
     parser.add_argument("--only", nargs="+", default=usual, help="which ones")

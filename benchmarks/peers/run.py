@@ -1,6 +1,6 @@
 """Measure seconds per round of this project, Apple's pfl, Flower's simulation and two baselines.
 
-python -m securecluster.benchmarks.peers [--clients 20 100 1000] [--models mlp cnn] [--rounds N]
+python -m benchmarks.peers [--clients 20 100 1000] [--models mlp cnn] [--rounds N]
 [--peers …] [--device cpu|cuda]
 
 The baselines are a plain PyTorch loop and one centralised model.
@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from securecluster.benchmarks.peers.export import SAMPLES, data
-from securecluster.benchmarks.peers.make import WHERE, python, versions
-from securecluster.benchmarks.peers.turns import Measured, Plan, measure, trials
-from securecluster.benchmarks.peers.work import NAMES
-from securecluster.benchmarks.table import write
+from benchmarks.peers.export import SAMPLES, data
+from benchmarks.peers.make import WHERE, python, versions
+from benchmarks.peers.turns import Measured, Plan, measure, trials
+from benchmarks.peers.work import NAMES
+from benchmarks.table import write
 from securecluster.core.devices import choose_device
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
@@ -195,7 +195,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         arguments: the command line; None takes the process's own.
     """
     parser = argparse.ArgumentParser(
-        prog="securecluster.benchmarks.peers", description=(__doc__ or "").split("\n")[0]
+        prog="benchmarks.peers", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100, 1000])
     parser.add_argument("--models", nargs="+", default=list(NAMES))

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.benchmarks.peers.export import export
-from securecluster.benchmarks.peers.process import PeerError, Worker
-from securecluster.benchmarks.peers.work import CORES
+from benchmarks.peers.export import export
+from benchmarks.peers.process import PeerError, Worker
+from benchmarks.peers.work import CORES
 
 # this project takes all cores in one process; Flower and pfl_mp have a process a core
 THREADS = {

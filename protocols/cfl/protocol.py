@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.progress import told_while_slow
-from securecluster.core.validation import check_choice, check_number, check_whole
+from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.replies import Replies, Sums
@@ -147,7 +147,7 @@ class FittedCFL(FittedRun):
         """
         displacement = self.tree_.nodes[node].model
         theta = opened(self.method, self.kept_, displacement)
-        return self._flat.state_dict(theta)
+        return self.network_.state_dict(theta)
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
         """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
@@ -159,7 +159,7 @@ class FittedCFL(FittedRun):
         Returns:
             Probabilities of the classes, (n, classes).
         """
-        flat = self._flat
+        flat = self.network_
         predictions = []
         leaf = self.tree_.leaf(cluster)
         for v in self.tree_.path(leaf):
@@ -181,27 +181,27 @@ class CFL(ClusteringProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    criterion: str = "relative"
+    criterion: Annotated[str, OneOf("relative", "absolute")] = "relative"
     """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute
     (norms; the authors' need keep_momentum)
     """
-    eps1: float = 0.5
+    eps1: Annotated[float, Number(0, low_in=False)] = 0.5
     """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
-    eps2: float = 0.25
+    eps2: Annotated[float, Number(0, low_in=False)] = 0.25
     """and its clients still have large updates when max ‖Δ‖ is above this; relative: above this
     share of the largest max ‖Δ‖ of any round
     """
-    evidence: float = 0.25
+    evidence: Annotated[float, Number(0, low_in=False)] = 0.25
     """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest))
     above this
     """
-    level: float = 0.001
+    level: Annotated[float, Number(0, 1, low_in=False)] = 0.001
     """relative criterion: and clients without clusters would be as separated with at most this
     probability, in (0, 1)
     """
-    gamma_max: float = 0.5
+    gamma_max: Annotated[float, Number(0, 1)] = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
-    min_size: int = 3
+    min_size: Annotated[int, AtLeast(2)] = 3
     """clusters with fewer members are not split (not in the paper, whose examples of two clients
     need 2)
     """
@@ -210,17 +210,17 @@ class CFL(ClusteringProtocol):
     join the half with the most similar one (not in the paper), so time and memory are linear in the
     clients; None compares all pairs
     """
-    similarity: str = "update"
+    similarity: Annotated[str, OneOf("update", "gradient")] = "update"
     """what α compares: update, or gradient (the full one, which members of a stationary cluster
     compute in addition)
     """
-    average: str = "uniform"
+    average: Annotated[str, OneOf("uniform", "weighted")] = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
     tree: bool = True
     """store models and updates of splits at the server (at each level as much as a round's
     updates): newcomers and the fallback need them
     """
-    fallback: float = 0.0
+    fallback: Annotated[float, Number(0, 1)] = 0.0
     """share of each client's training samples held out to evaluate at the end whether splits
     helped, in [0, 1); 0 evaluates nothing
     """
@@ -593,19 +593,7 @@ class CFL(ClusteringProtocol):
     def check(self, clients: int) -> None:
         """Check the options of the split test, too."""
         super().check(clients)
-        check_choice(
-            self,
-            criterion=("relative", "absolute"),
-            average=("uniform", "weighted"),
-            similarity=("update", "gradient"),
-        )
-        check_whole(self, min_size=2)
         check_landmarks(self.landmarks)
-        for name in ("eps1", "eps2", "evidence"):
-            check_number(self, name, 0, math.inf, low_in=False)
-        for name in ("gamma_max", "fallback"):
-            check_number(self, name, 0, 1, low_in=True)
-        check_number(self, "level", 0, 1, low_in=False)
         if self.signatures.by_gradients:
             self._check_signatures()
         if self.fallback and not self.tree:

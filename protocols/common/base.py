@@ -10,17 +10,19 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, is_group
 from securecluster.core.randomness import Randomness
-from securecluster.core.validation import check_number, check_whole
+from securecluster.core.serialization import pack
+from securecluster.core.validation import AtLeast, Number, check_ranges
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
+from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.masks import build
@@ -39,6 +41,7 @@ from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.serialization import saved_protocol
+from securecluster.runs.server_half import replayed
 from securecluster.runtime.endpoint import Endpoint, hidden_message_types, message_types
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
@@ -96,7 +99,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 )
         return super().__new__(cls)
 
-    rounds: int = 40
+    rounds: Annotated[int, AtLeast(1)] = 40
     """communication rounds in all"""
     model: Any = "auto"
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar,
@@ -121,7 +124,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
     """momentum buffers persist between rounds, one per client; takes memory for two more models per
     client
     """
-    participation: float = 1.0
+    participation: Annotated[float, Number(0, 1, low_in=False, high_in=True)] = 1.0
     """share of clients that take part in a round, in (0, 1]"""
     mask: str = "none"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
@@ -145,7 +148,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
         for options in self.option_groups:
+            check_ranges(options)
             options.check(self, clients)
+        check_ranges(self)
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
         privacy = self.privacy
         config = {
@@ -160,8 +165,6 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "theirs: leave keep_momentum out"
             )
         build(self.mask)
-        check_whole(self, rounds=1)
-        check_number(self, "participation", 0, 1, low_in=False, high_in=True)
         self._check_choices()
         if clients < 2:
             raise UsageError(
@@ -267,6 +270,31 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         protocol = saved_protocol(cls, Path(folder), model, objects)
         protocol.result_ = cls.fitted_class.of_folder(protocol, Path(folder))
         return protocol
+
+    def replay(
+        self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
+    ) -> bytes:
+        """Run the server alone against a recorded transcript, and return its final state, packed.
+
+        The state must equal the recorded one. What the server draws in secret follows from the
+        secret of the run that this protocol was fitted in, or was loaded from; a protocol that is
+        not fitted derives it from the seed, as runs with `keys_from_seed` do.
+
+        Args:
+            transcript: the recorded frames.
+            config: what clients and server agreed on.
+            threads: those of the run's settings, since sums round differently with another number.
+            device: that of the run's settings, since sums round differently on another device.
+
+        Raises:
+            ReplayError: a request differs from the recorded one by a bit, so the server used
+                information that it received from no verb.
+            UsageError: the server asks for an attribute that a new object does not have.
+        """
+        secrets = None
+        if "result_" in vars(self):
+            secrets = self.result_.kept_.secrets()
+        return pack(replayed(self, transcript, config, threads, device, secrets=secrets)[0])
 
     # Type checkers see the members of a result by `_Result`.
     if not TYPE_CHECKING:

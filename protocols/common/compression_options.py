@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from securecluster.clustering.noise_robust import CLUSTERERS
-from securecluster.errors import UsageError, unknown
+from securecluster.core.validation import OneOf
+from securecluster.errors import UsageError
 from securecluster.privacy.compression import codecs
 from securecluster.privacy.compression.sketches import check_size
 from securecluster.privacy.pipeline import Pipeline
@@ -31,7 +32,7 @@ class CompressionOptions(OptionGroup):
     """cluster by compressed updates: none, 8bit, 4bit, 1bit or topk:SHARE (the largest
     numbers); full updates leave in sums only
     """
-    clusterer: str = "paper"
+    clusterer: Annotated[str, OneOf(*CLUSTERERS)] = "paper"
     """how clusters are found: paper, or average, spectral or kmeans, which tolerate more noise"""
 
     @property
@@ -60,8 +61,6 @@ class CompressionOptions(OptionGroup):
         if self.sketch is not None:
             check_size(self.sketch)
         codecs.check(self.compress, method.mask, self.sketch)
-        if self.clusterer not in CLUSTERERS:
-            raise unknown("clusterer", self.clusterer, CLUSTERERS)
         if self.used:
             self._check_compared(method)
         if getattr(method, "metric", "l2") == "l1" and self.sketch is not None:

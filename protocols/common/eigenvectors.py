@@ -15,7 +15,7 @@ import numpy as np
 from securecluster.clustering.eigenvectors import top
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, grouped
-from securecluster.core.validation import check_noise, check_whole
+from securecluster.core.validation import AtLeast, NoiseMultiplier
 from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real
@@ -266,7 +266,7 @@ def _joined(
 class GramOptions(OptionGroup):
     """Options of the noise of Gram matrices."""
 
-    gram_noise: float = 0.0
+    gram_noise: Annotated[float, NoiseMultiplier()] = 0.0
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
     dp_unit
     """
@@ -281,7 +281,6 @@ class GramOptions(OptionGroup):
         Raises:
             UsageError: the noise is out of range, or given twice.
         """
-        check_noise(self, "gram_noise")
         if self.gram_noise and method.privacy.target_epsilon is not None:
             raise UsageError(
                 "gram_noise and target_epsilon both say how much noise there is: give one of them"
@@ -331,7 +330,7 @@ class GramOptions(OptionGroup):
 class EigenvectorProtocol(ClusteringProtocol):
     """Options of the methods whose clients share eigenvectors, with noise in Gram matrices."""
 
-    vectors: int = 5
+    vectors: Annotated[int, AtLeast(1)] = 5
     """p, eigenvectors that each client shares"""
     dp_unit: str = "example"
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
@@ -441,7 +440,6 @@ class EigenvectorProtocol(ClusteringProtocol):
             UsageError: an option is out of range, or the noise is given twice.
         """
         super().check(clients)
-        check_whole(self, vectors=1)
 
 
 def check_objective(federation: Federation) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import check_choice
+from securecluster.core.validation import OneOf
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.homomorphic.ciphers import tenseal
@@ -30,11 +30,11 @@ RELEVANCES = (PLAIN, PADS, CKKS)
 class PairOptions(OptionGroup):
     """Options of R_ij = (r_ij + r_ji)/2 of pairs of clients."""
 
-    relevance: str = PLAIN
+    relevance: Annotated[str, OneOf(*RELEVANCES)] = PLAIN
     """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every
     r_ij), pads (it reads R_ij only) or ckks (a key authority decrypts R; see relevance_release)
     """
-    relevance_release: str | None = None
+    relevance_release: Annotated[str | None, OneOf(*RELEASES)] = None
     """relevance ckks only: what the key authority tells the server of R: labels (the clusters
     alone) or matrix (R of numbers that clients round to 2^-14); None is labels where the method
     clusters R itself (oneshot), and else matrix
@@ -101,7 +101,6 @@ class PairOptions(OptionGroup):
         Raises:
             UsageError: an unknown option, or one that does not work with the method.
         """
-        check_choice(self, relevance=RELEVANCES)
         reason = self.refusal(method) if self.hide_rows else None
         if reason is not None:
             raise UsageError(reason)
@@ -112,7 +111,6 @@ class PairOptions(OptionGroup):
 
     def _check_release(self, method: ProtocolHooks) -> None:
         """Raise UsageError unless the key authority can release what is asked for."""
-        check_choice(self, relevance_release=RELEASES)
         if not self.by_authority:
             raise UsageError(
                 "relevance_release is of the key authority: take relevance ckks, or leave "

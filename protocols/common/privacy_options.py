@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from securecluster.core.validation import check_choice, check_noise, check_number
+from securecluster.core.validation import NoiseMultiplier, Number, OneOf
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import Step
@@ -53,30 +53,30 @@ class RowNoise:
 class PrivacyOptions(OptionGroup):
     """Options of differential privacy."""
 
-    clip: float | None = None
+    clip: Annotated[float | None, Number(*BOUNDS, high_in=True)] = None
     """clip norm S of each update that leaves its client, or, with dp_unit example, of each
     example's gradient
     """
-    noise: float = 0.0
+    noise: Annotated[float, NoiseMultiplier()] = 0.0
     """noise multiplier Z = σ/S of the Gaussian noise on all releases; needs a clip"""
-    placement: str = "local"
+    placement: Annotated[str, OneOf("local", "central", DISTRIBUTED)] = "local"
     """party that adds the noise of updates: local (each client), central (a trusted server, before
     its protocol sees anything) or distributed (each client a share of it, in secure sums)
     """
-    dp_unit: str = "client"
+    dp_unit: Annotated[str, OneOf("client", "example")] = "client"
     """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
     in local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
     while numbers of samples and who takes part are public
     """
-    loss_clip: float | None = None
+    loss_clip: Annotated[float | None, Number(*BOUNDS, high_in=True)] = None
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
     nats, of positions 0.25
     """
-    target_epsilon: float | None = None
+    target_epsilon: Annotated[float | None, Number(0, low_in=False)] = None
     """before the run starts, find the smallest noise with which the whole run costs at most this ε
     for a blanked dp_unit; for a replaced one it costs more, which the report states
     """
-    delta: float = 1e-5
+    delta: Annotated[float, Number(0, 1, low_in=False)] = 1e-5
     """δ of (ε, δ)"""
 
     stand_ins: ClassVar[bool] = False
@@ -92,17 +92,6 @@ class PrivacyOptions(OptionGroup):
         Raises:
             UsageError: options that are out of range, or that do not go together.
         """
-        check_choice(
-            self, placement=("local", "central", DISTRIBUTED), dp_unit=("client", "example")
-        )
-        if self.clip is not None:
-            check_number(self, "clip", *BOUNDS, high_in=True)
-        if self.loss_clip is not None:
-            check_number(self, "loss_clip", *BOUNDS, high_in=True)
-        if self.target_epsilon is not None:
-            check_number(self, "target_epsilon", 0, low_in=False)
-        check_noise(self, "noise")
-        check_number(self, "delta", 0, 1, low_in=False)
         self._check_combinations(getattr(method, "average", "uniform"))
 
     def _check_combinations(self, average: str) -> None:

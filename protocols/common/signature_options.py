@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import check_choice, check_noise, check_number, check_whole
+from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_choice
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import build
@@ -56,20 +56,20 @@ class GradientSignatureOptions(OptionGroup):
     """what clients are clustered by: update (of the model, as in the paper) or gradient (a private
     signature of about a kilobyte that each client sends once)
     """
-    signature_noise: float = 0.0
+    signature_noise: Annotated[float, NoiseMultiplier()] = 0.0
     """noise multiplier of a client's gradient signature, all releases together, for its dp_unit"""
-    signature_blocks: str = "auto"
+    signature_blocks: Annotated[str, OneOf(*BLOCK_CHOICES)] = "auto"
     """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, in which
     clients with other shares of classes are no further apart, so that clusters of these shares are
     not found), or auto (blocks where the noise is small beside n/C)
     """
-    signature_size: int | None = None
+    signature_size: Annotated[int | None, AtLeast(1)] = None
     """numbers of a sketch, or projections of a class block; None is 64, or 12"""
-    signature_releases: int = 2
+    signature_releases: Annotated[int, AtLeast(1), Number(1, 2, high_in=True)] = 2
     """2 asks sketches with noise again, in the directions in which they differ, with half of the
     noise budget; 1 does not
     """
-    signature_centre: float = 0.13
+    signature_centre: Annotated[float, Number(-1e6, 1e6, high_in=True)] = 0.13
     """public constant that gradient signatures subtract from each number of a sample"""
 
     choices: ClassVar[tuple[str, ...]] = (UPDATE, GRADIENT)
@@ -253,13 +253,6 @@ class GradientSignatureOptions(OptionGroup):
         if not self.by_gradients:
             self._check_unused()
             return
-        check_choice(self, signature_blocks=BLOCK_CHOICES)
-        check_noise(self, "signature_noise")
-        check_whole(self, signature_releases=1)
-        check_number(self, "signature_releases", 1, 2, high_in=True)
-        check_number(self, "signature_centre", -1e6, 1e6, high_in=True)
-        if self.signature_size is not None:
-            check_whole(self, signature_size=1)
         if self.signature_noise and method.privacy.target_epsilon is not None:
             raise UsageError(
                 "signature_noise and target_epsilon both say how much noise there is: give one of "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import check_choice, check_number, check_whole
+from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.homomorphic.ciphers import tenseal
@@ -37,18 +37,18 @@ ROUNDING = 1.01
 class SumOptions(OptionGroup):
     """Options of sums over clients."""
 
-    aggregation: str = PLAIN
+    aggregation: Annotated[str, OneOf(PLAIN, SECAGG, *ENCRYPTED)] = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them), secagg
     (clients mask their replies, so that the server reads sums over two or more of them only), or
     bfv or ckks (clients encrypt their replies, the server adds ciphertexts, and a key authority
     decrypts the sums that clients' tags bind; neither it nor a client may work together with the
     server; both sum integers exactly, to which clients round their numbers, less finely under ckks)
     """
-    sum_bound: float | None = None
+    sum_bound: Annotated[float | None, Number(SMALLEST_BOUND, LARGEST_BOUND, high_in=True)] = None
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
     None is the clip norm with room for its noise, or 8 without a clip
     """
-    cohort_size: int | None = None
+    cohort_size: Annotated[int | None, AtLeast(0)] = None
     """secure sums only: number of clients of a cohort. Clients are divided into fixed cohorts, each
     of which is in a sum as a whole or not at all, since sums over ever other clients can be solved
     for each of them. None is the number of clients that a round asks, or a third of them where it
@@ -79,11 +79,8 @@ class SumOptions(OptionGroup):
         Raises:
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
-        check_choice(self, aggregation=(PLAIN, SECAGG, *ENCRYPTED))
         if method.privacy.placement == DISTRIBUTED:
             self._check_distributed(method)
-        if self.sum_bound is not None:
-            check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
         # of the methods that have it
         if getattr(method, "exact_weights", False) and not self.hide_replies:
             raise UsageError(
@@ -109,10 +106,7 @@ class SumOptions(OptionGroup):
 
     def _check_cohorts(self, clients: int) -> None:
         """Raise UsageError for cohorts without secure sums, or of a size that cannot be."""
-        if self.cohort_size is None:
-            return
-        check_whole(self, cohort_size=0)
-        if self.cohort_size == 0:
+        if not self.cohort_size:
             return
         if self.cohort_size < MINIMUM:
             raise UsageError(

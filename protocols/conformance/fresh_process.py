@@ -16,6 +16,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError, told
 from securecluster.protocols.conformance.runs import Example
 from securecluster.protocols.conformance.simulation import FULL
+from securecluster.runs import server_half
 
 ADVICE = (
     "run_server and what it calls may use the messages, the configuration and the hyper-parameters "
@@ -119,7 +120,7 @@ def replayed(job: Mapping[str, Any]) -> str:
         made = kind(**_with_tuples(kind, job["params"]))
         frames = folder / "run" / "transcript"
         transcript = Transcript.read("full", frames, made.message_types)
-        state, _ = made.replayed(transcript, job["config"])
+        state, _ = server_half.replayed(made, transcript, job["config"])
     except SecureClusterError as error:
         return f"makes another run ({told(error)})"
     except Exception as error:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array, check_number
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.validation import check_number as check_range
-from securecluster.core.validation import check_whole
+from securecluster.core.validation import AtLeast, Number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty, Rows, Shared
@@ -181,7 +180,7 @@ class Hidden(ClusteringProtocol):
     """number of clusters"""
     signature_size: int | None = None
     """numbers of a client's point; None is five times the number of clusters"""
-    cluster_share: float = 0.2
+    cluster_share: Annotated[float, Number(0, 1, low_in=False)] = 0.2
     """share of the run's privacy budget, as the sum of 1/z² over its releases, for the four sums
     that find the clusters
     """
@@ -189,7 +188,7 @@ class Hidden(ClusteringProtocol):
     """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
     the server then reads; by default every client counts the same
     """
-    minimum_size: int = 2
+    minimum_size: Annotated[int, AtLeast(1)] = 2
     """clusters that are surely smaller are dissolved; without noise, a sum over one client would be
     its update
     """
@@ -507,8 +506,7 @@ class Hidden(ClusteringProtocol):
         """
         super().check(clients)
         check_number(self.k, clients)
-        check_whole(self, k=2, minimum_size=1)
-        check_range(self, "cluster_share", 0, 1, low_in=False)
+        check_whole(self, k=2)
         if self.signature_size is not None:
             check_whole(self, signature_size=max(1, self._subspace))
         if self.privacy.per_example and self.privacy.noisy:

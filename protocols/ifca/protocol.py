@@ -29,13 +29,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
-from securecluster.core.validation import check_whole
+from securecluster.core.validation import AtLeast
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
@@ -158,17 +158,17 @@ class IFCA(ModelSetProtocol):
     """
     k: int = 4
     """number of models"""
-    starts: int = 10
+    starts: Annotated[int, AtLeast(1)] = 10
     """short starts from different initial models, of which the best is continued (not in the
     paper); 1 is a single start
     """
-    start_rounds: int = 5
+    start_rounds: Annotated[int, AtLeast(1)] = 5
     """rounds of a short start, at most all; those of the best start count towards rounds"""
     exact_weights: bool = False
     """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
     the server then reads; by default every client counts the same
     """
-    rebalance: int = 0
+    rebalance: Annotated[int, AtLeast(0)] = 0
     """least number B of clients that train each model in a round: the server moves random clients
     of other models there (RR-Cluster); 0 leaves all clients with their choices
     """
@@ -409,7 +409,6 @@ class IFCA(ModelSetProtocol):
         """
         super().check(clients)
         check_number(self.k, clients)
-        check_whole(self, starts=1, start_rounds=1, rebalance=0)
         self._check_rebalance(clients)
 
     def _check_rebalance(self, clients: int) -> None:

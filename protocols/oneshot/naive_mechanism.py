@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from securecluster.core.validation import check_choice
 from securecluster.errors import UsageError
 
 
@@ -22,7 +21,6 @@ def check(options: Any) -> None:
     Raises:
         UsageError: an unknown mechanism, or one that does not fit the noise.
     """
-    check_choice(options, gram_mechanism=("gram", "naive"))
     naive = options.gram_mechanism == "naive"
     if naive and options.target_epsilon is not None:
         raise UsageError(

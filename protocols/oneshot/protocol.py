@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
+from securecluster.clustering.noise_robust import CLUSTERERS
 from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
+from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.data import Federation
 from securecluster.errors import UpdateError
 from securecluster.messaging.messages import Empty
@@ -106,7 +108,7 @@ class OneShot(EigenvectorProtocol):
     """
     tasks: int | None = None
     """T, the number of clusters; None determines it from the data, or from the height"""
-    height: float | None = None
+    height: Annotated[float | None, Number(0, 1, high_in=True)] = None
     """merges are made up to this value of 1 - R; None makes them until `tasks` are left, or to the
     largest gap
     """
@@ -118,19 +120,19 @@ class OneShot(EigenvectorProtocol):
     """data set whose samples are public, for pca"""
     components: int | None = None
     """numbers a sample has after pca (64), dct (16) or conv (512)"""
-    floor: float = 0.0
+    floor: Annotated[float, Number(0, 1)] = 0.0
     """a client leaves out its own eigenvalues below this share of its largest, in [0, 1)"""
     common: str = "auto"
     """first layers that all clusters share: their names, joined by commas; none; or auto, all up to
     the last convolution, else the first
     """
-    gps_every: int = 1
+    gps_every: Annotated[int, AtLeast(1)] = 1
     """rounds of the LPSs between two averages of the common layers at the GPS"""
     sealed: bool = True
     """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the
     mask
     """
-    clusterer: str = "paper"
+    clusterer: Annotated[str, OneOf(*CLUSTERERS)] = "paper"
     """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
     without T into as many clusters as the paper's has
     """
@@ -142,7 +144,7 @@ class OneShot(EigenvectorProtocol):
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
     dp_unit; relevance then compares spans
     """
-    gram_mechanism: str = "gram"
+    gram_mechanism: Annotated[str, OneOf("gram", "naive")] = "gram"
     """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;
     relevance is exact, and ε infinite
     """

@@ -8,10 +8,9 @@ from typing import Any
 
 from securecluster.clustering.agglomerative import between, cut, into, merges, tasks_of
 from securecluster.clustering.labels import check_number as check_count
-from securecluster.clustering.noise_robust import CLUSTERERS, contrasted, partition
+from securecluster.clustering.noise_robust import contrasted, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Picks
 from securecluster.protocols.oneshot import naive_mechanism
@@ -204,14 +203,9 @@ def check_options(options: Any, clients: int) -> None:
         raise UsageError("tasks and height both say where merging stops: give one of them")
     if options.tasks is not None:
         check_count(options.tasks, clients, "tasks")
-    if options.height is not None:
-        check_number(options, "height", 0, 1, high_in=True)
-    check_choice(options, clusterer=CLUSTERERS)
     if options.height is not None and options.clusterer != "paper":
         raise UsageError(
             f"a height cuts merges, and the clusterer {options.clusterer} makes none of its own: "
             "give tasks, or neither"
         )
-    check_whole(options, gps_every=1)
-    check_number(options, "floor", 0, 1)
     naive_mechanism.check(options)

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.core.option_groups import group
-from securecluster.core.validation import check_choice, check_number, check_whole
+from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.masking.masks import ENTRYWISE, build
@@ -123,7 +123,7 @@ class SRFCA(ClusteringProtocol):
     """rounds of each refinement, besides local_rounds and retrain; each refinement begins from the
     initial weights
     """
-    distance: str = "loss"
+    distance: Annotated[str, OneOf("loss", "l2")] = "loss"
     """of models: loss (cross-cluster loss; every model is sent to every client once) or l2 (of the
     weights, which the server compares)
     """
@@ -143,27 +143,27 @@ class SRFCA(ClusteringProtocol):
     """
     size: int = 2
     """t: the fewest clients of a cluster, at least 2"""
-    trim: float = 0.0
+    trim: Annotated[float, Number(0, 0.5)] = 0.0
     """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3
     trims; the default 0 does not (not in the paper): a plain mean needs no more than a secure sum,
     while for trimming the server reads every update
     """
-    average: str = "auto"
+    average: Annotated[str, OneOf("auto", "uniform", "weighted")] = "auto"
     """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (not in the paper),
     or auto: weighted unless updates are trimmed or clipped, which are averaged uniformly
     """
-    refine: int = 1
+    refine: Annotated[int, AtLeast(1)] = 1
     """R: refinements; the paper's experiments use at most 2, and 1 on real data"""
-    local_rounds: int = 20
+    local_rounds: Annotated[int, AtLeast(1)] = 20
     """rounds in which clients train alone before they are clustered"""
-    variant: str = "fedavg"
+    variant: Annotated[str, OneOf("fedavg", "gradient")] = "fedavg"
     """what is averaged: fedavg (updates after local epochs) or gradient (full gradients: one step
     of lr a round)
     """
-    radius: float = 0.0
+    radius: Annotated[float, Number(0)] = 0.0
     """of the ball around the initial weights that models are projected onto; 0 means no projection
     """
-    retrain: int = 0
+    retrain: Annotated[int, AtLeast(0)] = 0
     """rounds of averaging after the last merge"""
     sealed: bool = False
     """loss only: the models that clients trained alone can be read by the run's clients only;
@@ -437,15 +437,6 @@ class SRFCA(ClusteringProtocol):
         """
         super().check(clients)
         check_clustering(self.size, clients, self.threshold, self.quantile)
-        check_choice(
-            self,
-            distance=("loss", "l2"),
-            variant=("fedavg", "gradient"),
-            average=("auto", "uniform", "weighted"),
-        )
-        check_whole(self, refine=1, local_rounds=1, retrain=0)
-        check_number(self, "trim", 0, 0.5)
-        check_number(self, "radius", 0)
         check_landmarks(self.landmarks)
         self._check_average()
         self._check_sealed()

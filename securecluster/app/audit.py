@@ -455,15 +455,15 @@ def finished(run: FinishedRun | ClusteringProtocol | Path | str) -> FinishedRun:
             f"an audit takes the folder of a run, or the object that was fitted in it, and not "
             f"{type(run).__name__}"
         )
-    record = getattr(run, "newcomers_record", None)
-    if record is None:
+    folder = getattr(run, "folder", None)
+    if folder is None:
         raise UsageError(
             f"this {type(run).__name__} was fitted in no folder: an audit reads what a run left in "
             'its folder, so fit it with folder="..."'
         )
     # the folder does not hold objects of the user's own, such as a module
     own = type(run)(**run.get_params())
-    return open_run(record.path.parent, "audit", own)
+    return open_run(folder, "audit", own)
 
 
 def _check_secret(run: FinishedRun) -> None:

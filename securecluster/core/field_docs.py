@@ -109,4 +109,8 @@ def _type_name(annotation: Any) -> str:
     """Return a type as it is written in annotations."""
     if isinstance(annotation, type) and not get_args(annotation):
         return annotation.__name__
-    return str(annotation)
+    text = str(annotation)
+    # ranges are for checks
+    if text.startswith("Annotated["):
+        text = ast.unparse(ast.parse(text, mode="eval").body.slice.elts[0])  # type: ignore[attr-defined]
+    return text

@@ -1,11 +1,18 @@
-"""Checks of hyper-parameters, with one sentence for each kind of mistake."""
+"""Checks of hyper-parameters, with one sentence for each kind of mistake.
+
+A range stands on the field, once, as `Annotated[float, Number(0, 1)]`; `check_ranges` checks all
+fields of an object. None is in every range of a field that may be None.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, Protocol, get_args, get_origin
 
 from securecluster.errors import UsageError, unknown
 
@@ -13,6 +20,112 @@ from securecluster.errors import UsageError, unknown
 # range of single precision.
 SMALLEST = 1e-9
 GREATEST = 1e6
+
+
+class Range(Protocol):
+    """Values that a field can have."""
+
+    def check(self, options: Any, name: str) -> None:
+        """Raise UsageError if an attribute of `options` is not in this range.
+
+        Args:
+            options: the object whose attribute is checked.
+            name: of the attribute.
+        """
+
+
+class OneOf:
+    """Names of choices.
+
+    Args:
+        names: the valid ones.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def check(self, options: Any, name: str) -> None:
+        """Raise UsageError if an attribute is none of the names."""
+        check_choice(options, **{name: self.names})
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Whole numbers from a minimum on.
+
+    Args:
+        minimum: the smallest one.
+    """
+
+    minimum: int
+
+    def check(self, options: Any, name: str) -> None:
+        """Raise UsageError if an attribute is no such number."""
+        check_whole(options, **{name: self.minimum})
+
+
+@dataclass(frozen=True)
+class Number:
+    """Finite numbers in an interval.
+
+    Args:
+        low: its lower end.
+        high: its upper end.
+        low_in: whether `low` belongs to it.
+        high_in: whether `high` belongs to it.
+    """
+
+    low: float
+    high: float = math.inf
+    low_in: bool = True
+    high_in: bool = False
+
+    def check(self, options: Any, name: str) -> None:
+        """Raise UsageError if an attribute is no such number."""
+        check_number(options, name, self.low, self.high, self.low_in, self.high_in)
+
+
+@dataclass(frozen=True)
+class NoiseMultiplier:
+    """Noise multipliers: 0, or numbers from `SMALLEST` to `GREATEST`."""
+
+    def check(self, options: Any, name: str) -> None:
+        """Raise UsageError if an attribute is no noise multiplier."""
+        check_noise(options, name)
+
+
+def check_ranges(options: Any) -> None:
+    """Raise UsageError for a field of an object that is not in its range.
+
+    Args:
+        options: an object of a class with annotated fields.
+    """
+    kind: Any = type(options)
+    for name, (ranges, optional) in _ranges(kind).items():
+        if optional and getattr(options, name) is None:
+            continue
+        for valid in ranges:
+            valid.check(options, name)
+
+
+@cache
+def _ranges(declaring: Any) -> dict[str, tuple[tuple[Range, ...], bool]]:
+    """Return the ranges of each field that has any, and whether the field may be None.
+
+    Args:
+        declaring: a class; fields of its bases count, as they were declared last.
+    """
+    ranges: dict[str, tuple[tuple[Range, ...], bool]] = {}
+    for base in reversed(declaring.__mro__):
+        for name, annotation in vars(base).get("__annotations__", {}).items():
+            declared = annotation
+            # a string under postponed evaluation; others may name what is not there at runtime
+            if isinstance(declared, str) and declared.startswith("Annotated["):
+                declared = eval(declared, vars(sys.modules[base.__module__]))
+            if get_origin(declared) is Annotated:
+                accepted, *found = get_args(declared)
+                ranges[name] = (tuple(found), type(None) in get_args(accepted))
+    return ranges
 
 
 def check_choice(options: Any, /, **choices: Iterable[str]) -> None:

@@ -6,7 +6,6 @@ A fitted protocol has it as `result_`, and shows its members as its own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,13 +16,12 @@ from numpy.typing import NDArray
 from securecluster.core import manifest
 from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
-from securecluster.core.serialization import pack, unpack
+from securecluster.core.serialization import unpack
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
-from securecluster.models.architectures import rate
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, describe
 from securecluster.runs.config import check_kind
@@ -33,7 +31,6 @@ from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
 from securecluster.runs.serialization import SHARED, FittedState, FittedSummary, read_kept, save
 from securecluster.runs.server_half import replayed
-from securecluster.runtime.server_channel import ChannelState
 from securecluster.training.chance_level import Chance
 
 FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
@@ -69,11 +66,14 @@ class FittedRun:
         start_: the initial weights of a module of your own; weights loaded into the module later
             have no effect here.
         joined_: after `predict`, what newcomers released in that call, and its cost.
+        network_: the network with its initial weights, as a flat vector.
+        folder: of the run; None where the run left none.
         method: the protocol with the hyper-parameters of the run.
     """
 
     scores_: NDArray[np.float64]
     warning_: str | None = None
+    folder: Path | None = None
     transcript_: Transcript
     joined_: Joined
     # names of the scores by the kind of data
@@ -94,7 +94,7 @@ class FittedRun:
         self.labels_ = np.asarray(learned.labels)
         self._client_names = ClientNames(learned.names)
         self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
-        self._flat = Deployment(self.method, learned.config).initial_model()
+        self.network_ = Deployment(self.method, learned.config).initial_model()
         self.start_ = self._module_tensors()
         clusters = max(learned.labels) + 1
         self.models_ = [self._cluster_model(c) for c in range(clusters)]
@@ -104,7 +104,7 @@ class FittedRun:
         self.bytes_ = learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
         self.scores_ = np.asarray(learned.scores, dtype=np.float64)
-        self.metric_ = self._flat.objective.metric
+        self.metric_ = self.network_.objective.metric
         setattr(self, f"{self.metric_}_", self.scores_)
         self.seconds_ = learned.seconds
         self.device_ = learned.device
@@ -115,6 +115,7 @@ class FittedRun:
             self.transcript_ = transcript
         # releases of newcomers are recorded in the folder, and those recorded there count
         self._newcomers_record: NewcomerRecord | None = None
+        self.folder = folder
         if folder is not None:
             self._newcomers_record = NewcomerRecord(folder, learned.config["clients"])
             self._newcomers_record.update(self.ledger_)
@@ -137,6 +138,8 @@ class FittedRun:
             chance: training loss of the clients' models, and that of a model without input.
             federation: the clients and their data.
         """
+        from securecluster.models.architectures import rate
+
         # A few poor clients are usual; the warning is for runs that learned nothing.
         if not chance.notable:
             return
@@ -186,7 +189,7 @@ class FittedRun:
         shared = self.kept_.clients.extra.get(SHARED)
         if shared is not None:
             theta = shared[label]
-            state: dict[str, Any] = self._flat.state_dict(theta)
+            state: dict[str, Any] = self.network_.state_dict(theta)
             return state
         members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
         # Noise is to cover the results, and models that were trained alone have none.
@@ -209,7 +212,7 @@ class FittedRun:
             UsageError: no such client, or a number that could be a name.
         """
         theta = self.client_models_.row(self._client_names.position(client))
-        state: dict[str, Any] = self._flat.state_dict(theta)
+        state: dict[str, Any] = self.network_.state_dict(theta)
         return state
 
     def secrets_of(self, client: Client) -> Secrets:
@@ -228,7 +231,7 @@ class FittedRun:
 
     def mask_info(self) -> MaskInfo:
         """Return the description of this run's mask for the result."""
-        d = self._flat.dimension
+        d = self.network_.dimension
         itemsize = self.client_models_.table.element_size()
         pipeline = self.method.pipeline(self.kept_.learned.config)
         # Some masks make rows wider than the model.
@@ -292,48 +295,6 @@ class FittedRun:
             record.update(self.ledger_)
         save(self, folder)
 
-    def replay(
-        self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
-    ) -> bytes:
-        """Run the server alone against a recorded transcript, and return its final state, packed.
-
-        The state must equal the recorded one. What the server draws in secret follows from the
-        secret of the run.
-
-        Args:
-            transcript: the recorded frames.
-            config: what clients and server agreed on.
-            threads: those of the run's settings, since sums round differently with another number.
-            device: that of the run's settings, since sums round differently on another device.
-
-        Raises:
-            ReplayError: a request differs from the recorded one by a bit, so the server used
-                information that it received from no verb.
-            UsageError: the server asks for an attribute that a new object does not have.
-        """
-        secrets = self.kept_.secrets()
-        return pack(replayed(self.method, transcript, config, threads, device, secrets=secrets)[0])
-
-    def replayed(
-        self,
-        transcript: Transcript,
-        config: dict[str, Any],
-        threads: int = 0,
-        device: str = "auto",
-        observe: Callable[[VerbOutcome], None] | None = None,
-    ) -> tuple[Any, ChannelState]:
-        """Run the server as `replay` does, and return its final state and that of its channel.
-
-        Args:
-            transcript: the recorded frames.
-            config: what clients and server agreed on.
-            threads: as for `replay`.
-            device: as for `replay`.
-            observe: called with what each verb gives its reader; None for nobody.
-        """
-        secrets = self.kept_.secrets()
-        return replayed(self.method, transcript, config, threads, device, observe, secrets)
-
     def verb_outcomes(self) -> list[VerbOutcome]:
         """Return what verbs gave their readers in the run, in order: replies, sums and R.
 
@@ -348,8 +309,14 @@ class FittedRun:
         learned = self.kept_.learned
         settings = learned.settings
         outcomes: list[VerbOutcome] = []
-        self.replayed(
-            self.transcript_, learned.config, settings.threads, settings.device, outcomes.append
+        replayed(
+            self.method,
+            self.transcript_,
+            learned.config,
+            settings.threads,
+            settings.device,
+            outcomes.append,
+            self.kept_.secrets(),
         )
         return outcomes
 

@@ -252,7 +252,8 @@ def test_a_fitted_object_and_a_folders_path_are_runs(tmp_path: Path, own_attacks
 def test_what_needs_replies_before_protection_says_so_where_there_are_none(folder: Path) -> None:
     run = open_run(folder, "audit")
     federation = audit.federation_of(run)
-    fitted = type(run.protocol)(**run.protocol.get_params()).restore_from(folder)
+    fitted = type(run.protocol)(**run.protocol.get_params())
+    fitted.result_ = fitted.fitted_class.of_folder(fitted, folder)
     server = audit.adversary_of(run.names, "server")
     finding = audit.finding_of(registry.attack_named("differencing"), fitted, federation, server)
     assert finding.reason.startswith(f"not applicable: it needs {TAPS}")

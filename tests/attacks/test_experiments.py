@@ -25,6 +25,7 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, Rows
 from securecluster.protocols import CFL, FedAvg, Hidden, OneShot, Settings, Signature
 from securecluster.protocols.common.messages import AverageDeltas
+from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.endpoint import config_hash
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
@@ -107,7 +108,7 @@ def test_poisoned_data_are_those_of_the_chosen_clients(federation: Federation) -
 
 def test_an_experiment_leaves_no_run_folder(federation: Federation, tmp_path: Path) -> None:
     protocol = FedAvg(**SMALL)
-    vars(protocol)["_before_pipeline"] = lambda call, reply: reply
+    vars(protocol)[ATTRIBUTE] = Experiment(before_pipeline=lambda call, reply: reply)
     with pytest.raises(UsageError, match="leave out folder"):
         protocol.fit(federation, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -17,6 +17,7 @@ from securecluster import Federation
 from securecluster.messaging.messages import Call, Picks, Response
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.messages import AverageDeltas
+from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 
@@ -70,10 +71,11 @@ def test_a_server_that_sends_other_models_reads_one_update_in_a_secure_sum(
 
     monkeypatch.setattr(InProcess, "exchange", lying)
     monkeypatch.setattr(ServerChannel, "sum", kept)
-    monkeypatch.setattr(FedAvg, "before_pipeline", property(lambda self: before), raising=False)
     federation = Federation.simulate("digits", clients=6, samples=20, seed=0)
     options: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "mlp", "mask": "none"}
-    FedAvg(**options, aggregation="secagg").fit(federation, Settings(threads=1))
+    protocol = FedAvg(**options, aggregation="secagg")
+    vars(protocol)[ATTRIBUTE] = Experiment(before_pipeline=before)
+    protocol.fit(federation, Settings(threads=1))
     own = updates[TARGET][:-CLASSES]
     read = sums[-1][: len(own)]
     assert float((read - own).norm() / own.norm()) < 1e-4

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import attacks
+from benchmarks.papers.sheet import Sheet
 from securecluster.attacks.registry import attack_names
-from securecluster.benchmarks import attacks
-from securecluster.benchmarks.papers.sheet import Sheet
 
 
 def test_every_registered_attack_is_a_cell_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:

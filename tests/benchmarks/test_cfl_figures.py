@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.papers import cfl_fig3, cfl_fig5, cfl_fig6, cfl_fig7, cfl_fig8
+from benchmarks.papers.cfl_runs import Watched
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.papers import cfl_fig3, cfl_fig5, cfl_fig6, cfl_fig7, cfl_fig8
-from securecluster.benchmarks.papers.cfl_runs import Watched
 from securecluster.runtime.settings import Settings
 from securecluster.training.config import FULL_GRADIENT
 

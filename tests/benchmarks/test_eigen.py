@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from securecluster.benchmarks import eigen, tasks
-from securecluster.benchmarks.eigen import differences, full, measure
+from benchmarks import eigen, tasks
+from benchmarks.eigen import differences, full, measure
 
 
 def test_both_ways_take_turns_and_agree() -> None:

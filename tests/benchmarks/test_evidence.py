@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.benchmarks import evidence
-from securecluster.benchmarks.evidence import EvidenceError, filled, main
+from benchmarks import evidence
+from benchmarks.evidence import EvidenceError, filled, main
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "evidence"
@@ -43,7 +43,7 @@ def table(text: str) -> list[list[str]]:
 def test_no_table_of_a_page_is_out_of_date() -> None:
     for path in [ROOT / "README.md", *sorted(PAGES.glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        assert filled(text, RESULTS) == text, f"{path.name}: run securecluster.benchmarks.evidence"
+        assert filled(text, RESULTS) == text, f"{path.name}: run benchmarks.evidence"
 
 
 def test_every_page_is_listed_and_has_what_it_links_to() -> None:
@@ -62,7 +62,7 @@ def test_every_page_has_a_claim_or_a_description_and_a_command() -> None:
         text = path.read_text(encoding="utf-8")
         assert text.startswith("# ") and "**Here.**" in text, path.name
         command = text.partition("**Command.**")[2]
-        scripts = re.findall(r"python -m securecluster\.benchmarks\.([\w.]+)", command)
+        scripts = re.findall(r"python -m benchmarks\.([\w.]+)", command)
         assert scripts, path.name
         for script in scripts:
             module = ROOT / "benchmarks" / script.replace(".", "/")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks import field, table
 from securecluster import Federation
-from securecluster.benchmarks import field, table
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 
 

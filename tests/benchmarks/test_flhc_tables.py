@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.papers import flhc_iid, flhc_runs, flhc_tables
+from benchmarks.papers.sheet import numbers
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.papers import flhc_iid, flhc_runs, flhc_tables
-from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import FLHC, FedAvg, Settings
 
 GRIDS = [flhc_tables.TABLES[number] for number in (1, 2, 3)]

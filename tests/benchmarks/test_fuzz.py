@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 import torch
 
+from benchmarks import fuzz
 from securecluster.app.registry import PROTOCOLS
-from securecluster.benchmarks import fuzz
 from securecluster.errors import FrameError, UnforeseenError
 from securecluster.messaging import wire
 from securecluster.protocols.common.pair_options import RELEVANCES

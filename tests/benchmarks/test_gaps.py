@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from benchmarks.gaps import PAIRS, judge, measure, updates
 from securecluster import Federation
-from securecluster.benchmarks.gaps import PAIRS, judge, measure, updates
 from securecluster.protocols import FLHC
 
 

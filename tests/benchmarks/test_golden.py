@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import golden
 from securecluster.app.compatibility import OPTIONS
 from securecluster.app.registry import PROTOCOLS
-from securecluster.benchmarks import golden
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / golden.REFERENCE
@@ -31,7 +31,7 @@ LINE = golden.facts("one, plain", RECORD)
 
 def run(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
     """Run the benchmark in a process of its own, since it changes how runs draw."""
-    command = [sys.executable, "-m", "securecluster.benchmarks.golden", *arguments]
+    command = [sys.executable, "-m", "benchmarks.golden", *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
 

@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 import torch
 
-from securecluster.benchmarks.gpu import checks, runs, timings, worker
-from securecluster.benchmarks.gpu.__main__ import main
-from securecluster.benchmarks.gpu.data import apart, differing
-from securecluster.benchmarks.gpu.pieces import Budget, Check, Piece, Skipped, Timing
-from securecluster.benchmarks.gpu.report import Results
-from securecluster.benchmarks.gpu.watchdog import watch
-from securecluster.benchmarks.gpu.worker import work
+from benchmarks.gpu import checks, runs, timings, worker
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.data import apart, differing
+from benchmarks.gpu.pieces import Budget, Check, Piece, Skipped, Timing
+from benchmarks.gpu.report import Results
+from benchmarks.gpu.watchdog import watch
+from benchmarks.gpu.worker import work
 from securecluster.models.architectures import names
 from securecluster.privacy.masking.masks import MASKS
 
 CPU = torch.device("cpu")
-COMMAND = [sys.executable, "-m", "securecluster.benchmarks.gpu"]
+COMMAND = [sys.executable, "-m", "benchmarks.gpu"]
 
 
 class Clock:
@@ -138,7 +138,7 @@ def test_an_error_in_one_piece_is_recorded_and_the_rest_goes_on() -> None:
 
 WORKER = """
 import json, os, sys, time
-from securecluster.benchmarks.gpu.pieces import Check
+from benchmarks.gpu.pieces import Check
 task = json.loads(sys.stdin.readline())
 def tell(**event): print(json.dumps(event), flush=True)
 def result(name, result):
@@ -200,13 +200,10 @@ def test_a_failed_check_makes_the_exit_code_1(
         WORKER.replace('"hangs", "dies", ', "").replace("sleep(60)", "sleep(0)")
         + "\ntell(event='end')"
     )
-    monkeypatch.setattr(
-        "securecluster.benchmarks.gpu.__main__.WORKER", [sys.executable, "-c", worker]
-    )
+    monkeypatch.setattr("benchmarks.gpu.__main__.WORKER", [sys.executable, "-c", worker])
     assert main(["--minutes", "0.1", "--out", str(tmp_path / "out")]) == 1
     monkeypatch.setattr(
-        "securecluster.benchmarks.gpu.__main__.WORKER",
-        [sys.executable, "-c", worker.replace('"bad", ', "")],
+        "benchmarks.gpu.__main__.WORKER", [sys.executable, "-c", worker.replace('"bad", ', "")]
     )
     assert main(["--minutes", "0.1", "--out", str(tmp_path / "other")]) == 0
 

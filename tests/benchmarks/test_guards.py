@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from securecluster.benchmarks import guards
-from securecluster.benchmarks.evidence import read
-from securecluster.benchmarks.table import SEEDED
+from benchmarks import guards
+from benchmarks.evidence import read
+from benchmarks.table import SEEDED
 from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.messaging.receipts import GAUSSIAN, Receipt
 from securecluster.privacy.dp.target import Target

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import hard_settings
+from benchmarks.hard_settings import SETTINGS, Hard
+from benchmarks.robust import Setting
 from securecluster import LabelSwap
 from securecluster.app.registry import protocol_class
-from securecluster.benchmarks import hard_settings
-from securecluster.benchmarks.hard_settings import SETTINGS, Hard
-from securecluster.benchmarks.robust import Setting
 
 TINY = Hard(
     Setting("", "", "digits", LabelSwap(2), (2, 2), (20,), 20),

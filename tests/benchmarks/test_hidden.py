@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from securecluster.benchmarks import hidden, hidden_runs
+from benchmarks import hidden, hidden_runs
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.label_attack import attack, label_shares, observed_updates
 from securecluster import Federation, Pathological
 from securecluster.attacks.label_distributions import guess_shares, matched_correlation
-from securecluster.benchmarks.label_attack import attack, label_shares, observed_updates
 from securecluster.privacy.masking.masks import INFO, LABELS
 from securecluster.protocols import FedAvg, Settings
 

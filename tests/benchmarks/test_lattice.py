@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.benchmarks import lattice
+from benchmarks import lattice
 from securecluster.privacy.homomorphic.parameters import BFV, CKKS, MOST_BITS, default_parameters
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securecluster.benchmarks import malicious_clients
-from securecluster.benchmarks.malicious_clients import NONE, PROTOCOLS, cells, draw, measure
-from securecluster.benchmarks.papers.sheet import Sheet
+from benchmarks import malicious_clients
+from benchmarks.malicious_clients import NONE, PROTOCOLS, cells, draw, measure
+from benchmarks.papers.sheet import Sheet
 from securecluster.errors import UpdateError
 
 RESULTS = Path("benchmarks/results/malicious_clients.csv")

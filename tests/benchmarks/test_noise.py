@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks import noise, table
 from securecluster.app import worker_pool
 from securecluster.app.plots import sweep as plots
 from securecluster.app.sweep_plan import names_of, variants_of
-from securecluster.benchmarks import noise, table
 
 TINY = noise.Part(
     ("fedavg", "local"),

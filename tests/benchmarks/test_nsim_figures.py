@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.papers import nsim_ceiling, nsim_fig4, nsim_pearson, nsim_runs, nsim_time
+from benchmarks.papers.sheet import numbers
 from securecluster import Federation
-from securecluster.benchmarks.papers import (
-    nsim_ceiling,
-    nsim_fig4,
-    nsim_pearson,
-    nsim_runs,
-    nsim_time,
-)
-from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import Local
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk

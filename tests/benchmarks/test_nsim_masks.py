@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster.benchmarks.papers import nsim_masks, nsim_runs
+from benchmarks.papers import nsim_masks, nsim_runs
 from securecluster.protocols.nsim.random_walks import Format
 
 SMALL = {

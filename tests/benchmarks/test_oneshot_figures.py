@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from securecluster import Federation
-from securecluster.benchmarks import tasks
-from securecluster.benchmarks.papers import (
+from benchmarks import tasks
+from benchmarks.papers import (
     oneshot_accuracy,
     oneshot_fig4,
     oneshot_noise,
@@ -23,7 +22,7 @@ from securecluster.benchmarks.papers import (
     oneshot_table2,
     oneshot_vectors,
 )
-from securecluster.benchmarks.papers.oneshot_runs import (
+from benchmarks.papers.oneshot_runs import (
     CLUSTERS,
     RandomTasks,
     dealt,
@@ -33,7 +32,8 @@ from securecluster.benchmarks.papers.oneshot_runs import (
     trained,
     usable,
 )
-from securecluster.benchmarks.papers.sheet import figure, numbers
+from benchmarks.papers.sheet import figure, numbers
+from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from securecluster.benchmarks.peers import export, make, net
-from securecluster.benchmarks.peers.process import PeerError, Worker, tagged, wait_until
-from securecluster.benchmarks.peers.run import ENVIRONMENTS, chosen, parsed, rows
-from securecluster.benchmarks.peers.turns import Measured
-from securecluster.benchmarks.peers.work import cpu, load, peak
+from benchmarks.peers import export, make, net
+from benchmarks.peers.process import PeerError, Worker, tagged, wait_until
+from benchmarks.peers.run import ENVIRONMENTS, chosen, parsed, rows
+from benchmarks.peers.turns import Measured
+from benchmarks.peers.work import cpu, load, peak
 from securecluster.errors import UsageError
 
 HERE = Path(sys.executable)

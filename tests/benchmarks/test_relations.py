@@ -13,9 +13,9 @@ import cases
 import pytest
 from cases import NOISE, WAYS
 
+from benchmarks import relations
+from benchmarks.relations import BLANKED, MECHANISMS, REMOVED, REPLACED
 from securecluster.app.registry import PROTOCOLS
-from securecluster.benchmarks import relations
-from securecluster.benchmarks.relations import BLANKED, MECHANISMS, REMOVED, REPLACED
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import robust
+from benchmarks.robust import SETTINGS, Setting
 from securecluster import LabelPermutation
-from securecluster.benchmarks import robust
-from securecluster.benchmarks.robust import SETTINGS, Setting
 from securecluster.data import Source
 from securecluster.data.datasets import CIFAR10, FASHION, digits
 from securecluster.data.pools import ArrayPool

@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Sheet,
-    figure,
-    numbers,
-    options,
-    spread,
-    summarise,
-)
+from benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, spread, summarise
 from securecluster.errors import UsageError
 
 CELLS = [
@@ -101,7 +93,7 @@ def test_a_stopped_sheet_goes_on_with_what_is_missing(tmp_path: Path) -> None:
 def test_a_killed_sheet_is_whole(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib
-from securecluster.benchmarks.papers.sheet import Sheet
+from benchmarks.papers.sheet import Sheet
 def measure(cell):
     if cell["seed"] == 2: os._exit(7)
     return {{"gap": cell["seed"]}}
@@ -154,7 +146,7 @@ def test_scales_and_changed_parameters_have_rows_of_their_own(tmp_path: Path) ->
 
 def test_two_machines_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for k, name in enumerate(["one torch", "two torch", "two torch"]):
-        monkeypatch.setattr("securecluster.benchmarks.papers.sheet.machine", lambda name=name: name)
+        monkeypatch.setattr("benchmarks.papers.sheet.machine", lambda name=name: name)
         Sheet("s", tmp_path).fill(CELLS[: k + 1], Measure())
     assert (tmp_path / "s.csv").read_text().startswith("# one torch | two torch\n")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster.benchmarks import signatures
+from benchmarks import signatures
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from securecluster.benchmarks.papers import sketches
+from benchmarks.papers import sketches
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.compression.sketches import Sketch
 from securecluster.protocols import FLHC

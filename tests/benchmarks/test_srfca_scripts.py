@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.papers import srfca_cifar, srfca_femnist, srfca_mnist, srfca_runs
 from securecluster import Federation, Rotation
-from securecluster.benchmarks.papers import srfca_cifar, srfca_femnist, srfca_mnist, srfca_runs
 from securecluster.data import Source
 from securecluster.data.datasets import digits
 from securecluster.data.pools import ArrayPool

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import sums_over_rounds as benchmark
+from benchmarks.papers.sheet import Sheet
 from securecluster.attacks import scoring
-from securecluster.benchmarks import sums_over_rounds as benchmark
-from securecluster.benchmarks.papers.sheet import Sheet
 
 
 @pytest.fixture

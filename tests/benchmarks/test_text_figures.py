@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.papers import cfl_fig9, shakespeare
 from securecluster import Federation
-from securecluster.benchmarks.papers import cfl_fig9, shakespeare
 from securecluster.data import Natural
 from securecluster.data.datasets import FOLDER
 from securecluster.protocols import FedAvg

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.benchmarks import timed_code
-from securecluster.benchmarks.evidence import BLOCK, Table, filled
-from securecluster.benchmarks.timed_code import TIMED, changed, code_digest, record
+from benchmarks import timed_code
+from benchmarks.evidence import BLOCK, Table, filled
+from benchmarks.timed_code import TIMED, changed, code_digest, record
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from securecluster.benchmarks import worlds
-from securecluster.benchmarks.worlds import Finding
+from benchmarks import worlds
+from benchmarks.worlds import Finding
 from securecluster.core.option_groups import group, grouped
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise

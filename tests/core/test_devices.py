@@ -5,7 +5,7 @@ Its tensors are computed in main memory. As on CUDA, it is an error to combine t
 tensor, to turn them into numpy, or to index a CPU tensor by them; and their products and sums
 differ from the CPU's in the last places, so numbers are equal bit for bit only if they were
 computed in the same place. This does not show that CUDA has a kernel for an operation, or that the
-kernel is deterministic or right: `securecluster.benchmarks.gpu` does, where there is a GPU.
+kernel is deterministic or right: `benchmarks.gpu` does, where there is a GPU.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ def test_the_environment_is_set_where_the_user_has_not(monkeypatch: pytest.Monke
 
 def test_benchmarks_set_it_before_torch_is_loaded() -> None:
     code = (
-        "import sys, os, securecluster.benchmarks; "
-        "print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+        "import sys, os, benchmarks; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
     )
     clean = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
     done = subprocess.run(

@@ -182,7 +182,7 @@ def test_own_models_are_in_no_file_but_their_owners(
     transcript = fitted.transcript_
     places = [k for k, entry in enumerate(transcript.entries) if entry.method == "contribute"]
     sent = torch.cat([transcript.content(k)[1].reply.delta.values for k in places])
-    moved = own - fitted._flat.initial()
+    moved = own - fitted.network_.initial()
     apart = torch.cdist(sent.double(), moved.double()).amin(0)
     # without noise the update is sent as it is, which shows that this would find it
     if noise:

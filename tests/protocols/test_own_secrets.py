@@ -90,7 +90,7 @@ def test_the_server_replays_with_the_secret_of_its_run(name: str, clients: Feder
     config = run.kept_.learned.config
     assert run.replay(run.transcript_, config, threads=1) == run.server_state_
     if name == "noise of a server":
-        run.kept_ = dataclasses.replace(run.kept_, secret=bytes(16))
+        run.result_.kept_ = dataclasses.replace(run.kept_, secret=bytes(16))
         with pytest.raises(ReplayError):
             run.replay(run.transcript_, config, threads=1)
 

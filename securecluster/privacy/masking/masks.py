@@ -60,7 +60,7 @@ def _label_leakage(name: str, hidden: str) -> str:
     return (
         f"{hidden}: from the updates of 40 clients in one round their label distributions were "
         f"read, up to the labels' names, with a correlation of {skewed} and {two} (chance 0.3; "
-        "python -m securecluster.benchmarks.label_attack)"
+        "python -m benchmarks.label_attack in the repository)"
     )
 
 

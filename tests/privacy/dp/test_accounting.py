@@ -381,7 +381,7 @@ def test_targets_that_cannot_be_met_say_so() -> None:
 
 def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> None:
     code = (
-        "import importlib.util as u, securecluster.benchmarks as b\n"
+        "import importlib.util as u, benchmarks as b\n"
         "assert u.find_spec('opacus')\n"
         "print(b.__file__, *[p for n in ('benchmarks', 'examples') if u.find_spec(n) for p in "
         "u.find_spec(n).submodule_search_locations])"

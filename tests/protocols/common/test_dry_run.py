@@ -11,8 +11,8 @@ import pytest
 from fesem import FeSEM
 from flexcfl import FirstUpdateClient, FlexCFL
 
+from benchmarks.golden import walks
 from securecluster import Federation
-from securecluster.benchmarks.golden import walks
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.ledger import COSTLESS
 from securecluster.protocols import (

@@ -214,7 +214,7 @@ def test_a_module_that_was_trained_on_still_lets_newcomers_in(
 ) -> None:
     net = module()
     fitted = CFL(model=net, rounds=2).fit(small)
-    found, start = list(fitted.predict(later)), fitted._flat.initial()
+    found, start = list(fitted.predict(later)), fitted.network_.initial()
     net.load_state_dict(fitted.models_[0])  # as the README does
     assert list(fitted.predict(later)) == found
     assert torch.equal(fitted.result_.method.flat_model(small).initial(), start)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from cases import DOUBLE, FULL, serve, serve_nodes, two_clusters
 
+from benchmarks.hidden import assigned
 from securecluster import Federation
 from securecluster.app.cli import main
-from securecluster.benchmarks.hidden import assigned
 from securecluster.clustering.noisy_centres import SHARES, unit
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError

@@ -1,0 +1,61 @@
+"""Ranges stand on fields, and values outside them are refused with one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+
+from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_ranges
+from securecluster.errors import UsageError
+
+
+@dataclass
+class Options:
+    rounds: Annotated[int, AtLeast(1)] = 3
+    share: Annotated[float | None, Number(0, 1, low_in=False, high_in=True)] = None
+    noise: Annotated[float, NoiseMultiplier()] = 0.0
+    kind: Annotated[str, OneOf("plain", "blocks")] = "plain"
+    releases: Annotated[int, AtLeast(1), Number(1, 2, high_in=True)] = 1
+    free: Any = None
+
+
+@dataclass
+class Narrower(Options):
+    rounds: Annotated[int, AtLeast(5)] = 5
+    kind: str = "blocks"  # another default, in the same range
+
+
+REFUSED = [
+    ({"rounds": 0}, "rounds = 0 is not possible: it is a whole number from 1"),
+    ({"rounds": True}, "rounds = True is not possible: it is a whole number from 1"),
+    ({"rounds": 2.5}, "rounds = 2.5 is not possible: it is a whole number from 1"),
+    ({"share": 0}, "share = 0 is not possible: it is a number above 0, at most 1"),
+    ({"share": "all"}, "share = 'all' is not possible: it is a number above 0, at most 1"),
+    ({"noise": 1e-12}, "noise = 1e-12 is not possible: it is 0, for none, or a number from 1e-09"),
+    ({"noise": None}, "noise = None is not possible"),
+    ({"kind": "other"}, "unknown kind 'other': choose one of blocks, plain"),
+    ({"kind": None}, "unknown kind None"),
+    ({"releases": 3}, "releases = 3 is not possible: it is a number from 1, at most 2"),
+    ({"releases": 1.5}, "releases = 1.5 is not possible: it is a whole number from 1"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), REFUSED)
+def test_a_value_outside_its_range_is_refused(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_ranges(Options(**values))
+    assert str(refused.value).startswith(sentence)
+
+
+def test_values_within_their_ranges_pass_and_none_where_a_field_may_be_none() -> None:
+    check_ranges(Options())
+    check_ranges(Options(share=1, noise=2.0, kind="blocks", releases=2))
+
+
+def test_a_subclass_narrows_a_range_and_keeps_those_that_it_does_not_name() -> None:
+    with pytest.raises(UsageError, match=r"rounds = 4 .* from 5"):
+        check_ranges(Narrower(rounds=4))
+    with pytest.raises(UsageError, match="unknown kind"):
+        check_ranges(Narrower(kind="other"))
