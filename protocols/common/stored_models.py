@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.method import Method
 from securecluster.runs.serialization import FittedState
 
-if TYPE_CHECKING:
-    from securecluster.protocols.common.base import ClusteringProtocol
 
-
-def opened(protocol: ClusteringProtocol, kept: FittedState, posted: ModelDelta) -> torch.Tensor:
+def opened(method: Method, kept: FittedState, posted: ModelDelta) -> torch.Tensor:
     """Return the model θ, (d,), of a displacement that the server stores.
 
     It needs the clients' keys, which only the owner of a fitted protocol has.
 
     Args:
-        protocol: with the hyper-parameters of the run.
+        method: with the hyper-parameters of the run.
         kept: the state at the end of the run.
         posted: the displacement, masked where updates are.
 
@@ -29,7 +25,7 @@ def opened(protocol: ClusteringProtocol, kept: FittedState, posted: ModelDelta) 
     """
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
-    deployment = Deployment(protocol, kept.learned.config)
+    deployment = Deployment(method, kept.learned.config)
     pipeline = deployment.pipeline()
     # All clients share one mask seed.
     for seed in list(kept.clients.secrets.seed.values())[:1]:

@@ -137,7 +137,8 @@ class Deployment:
         Args:
             draws: the clients' streams of noise.
         """
-        return self.method.privacy.client_noise(self.config, draws)
+        noise: ClientNoise = self.method.privacy.client_noise(self.config, draws)
+        return noise
 
     def row_noise_in_shares(self, draws: NoiseStreams | None = None) -> dict[str, SkellamMechanism]:
         """Return the noise of `row_noises` that clients add to secure sums in shares, by field.

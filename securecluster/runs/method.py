@@ -7,7 +7,7 @@ what stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +46,9 @@ class Method(Protocol):
         pairs: options of pairs of clients.
     """
 
-    name: Any
-    client: Any
-    fitted_class: Any
+    name: ClassVar[str]
+    client: ClassVar[Any]
+    fitted_class: ClassVar[Any]
     rounds: int
     model: Any
     epochs: int
@@ -57,6 +57,10 @@ class Method(Protocol):
     privacy: Any
     sums: Any
     pairs: Any
+
+    @property
+    def total_rounds(self) -> int:
+        """Return the number of rounds, each of which has a line in the history."""
 
     # what both sides agree on
 

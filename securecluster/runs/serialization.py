@@ -243,7 +243,8 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
             f"{folder} holds the protocol {learned.protocol!r}, not {cls.name!r}: load it with "
             "that protocol's class"
         )
-    names = {f.name for f in dataclasses.fields(cls)}
+    options: Any = cls
+    names = {f.name for f in dataclasses.fields(options)}
     if set(learned.params) != names:
         raise RunFolderError(
             f"{folder} was saved with other hyper-parameters than {cls.__name__} has: use the "

@@ -125,7 +125,7 @@ class ServerHalf:
                 its state is of another class than it declares, or has no label for each client.
         """
         method = self.method
-        state_type = method.state_class()
+        state_type: Any = method.state_class()
         with without_clients(method):
             state = method.run_server(self.net, run)
         loop = f"{type(method).__name__}.run_server"
