@@ -145,7 +145,7 @@ def silenced(endpoint: Endpoint[Any]) -> Endpoint[Any]:
     endpoint.guard = None
     endpoint.reservations.clear()
     cohort = endpoint.client.cohort
-    context_of, trained = endpoint.context, cohort._trained
+    context_of, trained = endpoint.context, cohort.train
 
     def silent_context(*args: Any, **options: Any) -> CallContext:
         known = context_of(*args, **options)
@@ -155,13 +155,15 @@ def silenced(endpoint: Endpoint[Any]) -> Endpoint[Any]:
         rows: torch.Tensor = options["row"] if "row" in options else args[3]
         return torch.zeros_like(rows)
 
-    def silent_training(start: Rows, clients: Sequence[int], plan: Any, *rest: Any) -> torch.Tensor:
-        updates: torch.Tensor = trained(start, clients, plan, *rest)
+    def silent_training(
+        start: Rows, clients: Sequence[int], plan: Any, *rest: Any, **options: Any
+    ) -> torch.Tensor:
+        updates: torch.Tensor = trained(start, clients, plan, *rest, **options)
         return torch.zeros_like(updates) if plan.noise else updates
 
     # one object is behind every draw of an endpoint's clients
     vars(cohort.secret).update(noised=silent_noise)
-    vars(cohort).update(_trained=silent_training)
+    vars(cohort).update(train=silent_training)
     vars(endpoint).update(context=silent_context)
     return endpoint
 

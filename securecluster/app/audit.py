@@ -551,7 +551,7 @@ def _claims(
         attacks: to be run.
         fitted: the run.
     """
-    disclosed = disclosures(fitted)
+    disclosed = disclosures(fitted.result_)
     adversary = target.adversary
     clients = len(target.federation)
     claims = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         141 where nobody reads the output any more.
     """
     try:
-        return _dispatch(list(argv))
+        return _command(list(argv))()
     except SecureClusterError as error:
         print(f"securecluster: {printable(as_typed(str(error)))}", file=sys.stderr)
         return 2
@@ -110,8 +111,8 @@ def _no_memory() -> int:
     return 2
 
 
-def _dispatch(argv: list[str]) -> int:
-    """Run the command that the first argument names, and return its exit code.
+def _command(argv: list[str]) -> Callable[[], int]:
+    """Return the command that the first argument names, which returns its exit code.
 
     Args:
         argv: the command and its arguments.
@@ -128,19 +129,23 @@ def _dispatch(argv: list[str]) -> int:
         "list": _list,
     }
     if _asks_for_usage(argv):
-        return _print_usage(argv)
+        return partial(_print_usage, argv)
     name, *arguments = argv
     if name == "--version":
-        import securecluster
-
-        with output():
-            print(securecluster.__version__)
-        return 0
+        return _print_version
     if name not in commands:
         raise unknown("command", name, commands)
     if name in ("report", "audit") and _asks_for_usage(arguments):
-        return _print_usage(arguments)
-    return commands[name](arguments)
+        return partial(_print_usage, arguments)
+    return partial(commands[name], arguments)
+
+
+def _print_version() -> int:
+    import securecluster
+
+    with output():
+        print(securecluster.__version__)
+    return 0
 
 
 def _asks_for_usage(argv: list[str]) -> bool:
@@ -181,8 +186,11 @@ def _run(argv: list[str]) -> int:
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     default_name = f"{plan.protocol.name}-{federation.data}"
     out = options.output.out
+    console = execution.console(options.output.quiet)
     with run_folder.claimed(out, options.output.force, default_name, texts) as folder:
-        return _carry_out(plan, federation, folder, options.output.quiet)
+        with execution.resumable(folder):
+            content, pictures = execution.watched_run(plan, federation, folder, console)
+        return _show(content, pictures, folder, console)
 
 
 def _compare(argv: list[str]) -> int:
@@ -252,7 +260,10 @@ def _resume(argv: list[str]) -> int:
             return _show_finished(folder, quiet)
         plan, config = loading.plan_of(folder)
         federation = execution.federation_of(folder, plan, config)
-        return _carry_out(plan, federation, folder, quiet)
+        console = execution.console(quiet)
+        with execution.resumable(folder):
+            content, pictures = execution.watched_run(plan, federation, folder, console)
+        return _show(content, pictures, folder, console)
 
 
 def _check_no_sweep_options(options: Resume, what: str) -> None:
@@ -293,21 +304,18 @@ def _show_finished(folder: Path, quiet: bool) -> int:
     return 0
 
 
-def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
-    """Run or resume in a folder, then show the report.
+def _show(content: Any, pictures: Sequence[Path], folder: Path, console: Any) -> int:
+    """Show the report of a run that has just ended.
 
     Args:
-        plan: of the run.
-        federation: its clients.
-        folder: of the run, whose lock this process holds.
-        quiet: print nothing but errors.
+        content: of result.json.
+        pictures: their paths.
+        folder: of the run.
+        console: quiet where nothing but errors is printed.
     """
     from securecluster.app import report
 
-    console = execution.console(quiet)
-    with execution.resumable(folder):
-        content, pictures = execution.watched_run(plan, federation, folder, console)
-    if not quiet:
+    if not console.quiet:
         with output():
             report.show(content, folder)
             names = ", ".join(picture.name for picture in pictures)

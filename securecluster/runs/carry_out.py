@@ -42,6 +42,7 @@ def carry_out(
         folder: the run folder, whose lock this process holds; None stores everything in memory.
         report: called with the history line of each round.
     """
+    from securecluster.runs.server_half import without_clients
     from securecluster.runs.simulated_run import SimulatedRun
 
     if folder is not None:  # of a run that was killed
@@ -51,10 +52,13 @@ def carry_out(
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         simulated = SimulatedRun(method, federation, settings, folder)
         run = simulated.start(report)
+        server = simulated.server
         with named_in_errors(federation.names):
-            state = simulated.server.final_state(run)
+            with without_clients(server.method):
+                state = server.method.run_server(server.net, run)
+            server.check(state)
             kept, chance = simulated.fitted(run, state)
-        fitted: FittedRun = method.fitted_class(method, kept, simulated.server.transcript, folder)
+        fitted: FittedRun = method.fitted_class(method, kept, server.transcript, folder)
     if chance is not None:
         fitted.warn_of_chance(chance, federation)
     return fitted

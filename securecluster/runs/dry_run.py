@@ -44,7 +44,7 @@ from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.run import Run
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess
-from securecluster.training.local_trainer import LocalTrainer
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
 
 # stand-ins for clients, and clusters that their updates form
 CLIENTS = 12
@@ -128,19 +128,21 @@ class _NoiseOfZeros(ReleaseAccounting):
 class StandInTrainer(LocalTrainer):
     """Trainer whose updates are made up: those of a cluster of clients are alike."""
 
-    def _trained(
+    def train(
         self,
         start: Rows,
         clients: Sequence[int],
-        plan: Any,
+        plan: LocalTraining,
         step: int,
-        row_width: int,
-        scale: Sequence[float] | None,
-        regularizer: Any,
+        row_width: int = 0,
+        scale: Sequence[float] | None = None,
+        regularizer: MeanRegularizer | None = None,
     ) -> torch.Tensor:
+        """Return the clients' updates, after the checks of a training."""
         d = self.model.dimension
-        rows = self.start.new_zeros(len(clients), max(row_width, d))
-        rows[:, :d] = self._updates[list(clients)]
+        with self.permitted(plan, clients, step):
+            rows = self.start.new_zeros(len(clients), max(row_width, d))
+            rows[:, :d] = self._updates[list(clients)]
         return rows
 
     @cached_property

@@ -124,10 +124,20 @@ class ServerHalf:
             UsageError: the loop asks for what only an object that met clients' data can have, or
                 its state is of another class than it declares, or has no label for each client.
         """
+        with without_clients(self.method):
+            state = self.method.run_server(self.net, run)
+        self.check(state)
+        return state
+
+    def check(self, state: Any) -> None:
+        """Check what the server's loop returned.
+
+        Raises:
+            UsageError: a state of another class than the loop declares, or one without a label for
+                each client.
+        """
         method = self.method
         state_type: Any = method.state_class()
-        with without_clients(method):
-            state = method.run_server(self.net, run)
         loop = f"{type(method).__name__}.run_server"
         if not isinstance(state, state_type):
             returned = "nothing" if state is None else type(state).__name__
@@ -136,7 +146,6 @@ class ServerHalf:
                 "`return state`"
             )
         checked_labels(f"the state of {loop}", state.labels, len(self.net.clients))
-        return state
 
     def begin_round(self, number: int) -> None:
         """Let calls from here on be of a round.

@@ -209,7 +209,7 @@ CLAIMS = (
     ),
     Claim(
         "pads hide rows of pairs from a server that has no client on its side",
-        "securecluster/app/privacy_report.py",
+        "securecluster/runs/privacy_section.py",
         "relevance-oracle",
         {"relevance": "pads"},
         protocol="oneshot",
@@ -230,7 +230,7 @@ CLAIMS = (
     ),
     Claim(
         "and no single reply is private",
-        "securecluster/app/privacy_report.py",
+        "securecluster/runs/privacy_section.py",
         "label-counts",
         {"aggregation": "secagg", "clip": 1.0, "noise": 1.0, "placement": "distributed"},
         protocol="fedavg",

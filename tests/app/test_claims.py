@@ -197,7 +197,7 @@ HIDING = re.compile(
 )
 PRINTED = (
     "securecluster/runs/disclosures.py",
-    "securecluster/app/privacy_report.py",
+    "securecluster/runs/privacy_section.py",
     "securecluster/app/report_page.py",
     "securecluster/privacy/masking/masks.py",
 )

@@ -126,7 +126,7 @@ def disclosed(run: str) -> Any:
     """Return the disclosures of a small run."""
     name, options = RUNS[run]
     federation = Federation.simulate("digits", clients=CLIENTS, samples=20, seed=0)
-    return disclosures(protocol_class(name)(**{**SMALL, **options}).fit(federation))
+    return disclosures(protocol_class(name)(**{**SMALL, **options}).fit(federation).result_)
 
 
 def standing_of(name: str, run: str, parties: tuple[Any, ...], value: float = 0.9) -> str:
