@@ -21,6 +21,7 @@ from sixth import Client, Found, Mean, Sixth, State
 from securecluster import Federation, Rotation, protocols
 from securecluster.app import registry
 from securecluster.app.cli import main
+from securecluster.app.privacy_report import show
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
@@ -29,7 +30,7 @@ from securecluster.protocols.common.averaging import AveragingState, average_clu
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.privacy_section import section, show
+from securecluster.runs.privacy_section import section
 from securecluster.runtime import endpoint
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
