@@ -42,7 +42,6 @@ from securecluster.benchmarks.papers.sheet import (
     summarise,
 )
 from securecluster.benchmarks.table import SEEDED
-from securecluster.clustering.similarity import cosine
 from securecluster.protocols import CFL
 from securecluster.protocols.cfl.separation import separation_gap
 from securecluster.protocols.cfl.split_test import SplitStatistics
@@ -125,8 +124,8 @@ class Watched(CFL):
         assert truth is not None
         gaps = []
         for statistics in self.split_tests:
-            alpha = cosine(statistics.inner).cpu().numpy()
-            clusters = [truth[i] for i in statistics.replied]
+            alpha = statistics.evidence.similarities()
+            clusters = [truth[i] for i in statistics.evidence.ids]
             # eq. 28 needs the true clusters, so only an observer can compute g
             gap = separation_gap(alpha, clusters)
             gaps.append((statistics.cluster, gap))

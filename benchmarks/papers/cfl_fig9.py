@@ -44,7 +44,6 @@ from securecluster.benchmarks.papers.sheet import (
 )
 from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.bipartition import bipartition
-from securecluster.clustering.similarity import cosine
 from securecluster.data import Topics
 from securecluster.protocols import FedAvg
 from securecluster.protocols.cfl.split_test import SplitStatistics
@@ -108,7 +107,7 @@ def alike(statistics: SplitStatistics) -> float:
     Args:
         statistics: of the cluster's split test.
     """
-    alpha = cosine(statistics.inner).cpu().numpy()
+    alpha = statistics.evidence.similarities()
     return bipartition(alpha).cross_max
 
 
