@@ -103,6 +103,8 @@ MISTAKES = [
     ('    """number of clusters; None cuts at the largest gap"""\n', "", "k has no description"),
     ("    k: int | None = None\n", "    labels_: int | None = None\n", "as results of fit do"),
     ("    k: int | None = None\n", "    fit: int | None = None\n", "has the name of a method of"),
+    ("    k: int | None = None\n", "    save: int | None = None\n", "has the name of a method of"),
+    ("    k: int | None = None\n", "    privacy: int | None = None\n", "of a group of options"),
     ("    k: int | None = None\n", "    k: list[int] = []\n", "mutable default"),
     ("@protocol\n", "", "declares k and lacks @protocol"),
     ("    def cluster(self,", "    def clusters(self,", "lacks cluster: define cluster(self, sig"),

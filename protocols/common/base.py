@@ -59,7 +59,7 @@ else:
 class NotFittedError(UsageError, AttributeError):
     """A member of a result is asked for, and there is none yet."""
 
-    def __init__(self, message: str, name: str, obj: Any) -> None:
+    def __init__(self, message: str, name: str = "", obj: Any = None) -> None:
         AttributeError.__init__(self, message, name=name, obj=obj)
 
 

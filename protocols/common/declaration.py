@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from securecluster.core.field_docs import field_descriptions, has_source, with_parameters
-from securecluster.core.option_groups import grouped
+from securecluster.core.option_groups import grouped, groups_of, is_group
 from securecluster.errors import UsageError
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.runtime.endpoint import refuse_unbounded_messages, refuse_unpriced_fields
@@ -70,12 +70,7 @@ def _check_hyper_parameters(declared: type) -> None:
                 f"{label} ends in an underscore, as results of fit do: give the hyper-parameter "
                 "another name"
             )
-        for base in declared.__mro__[1:]:
-            if callable(vars(base).get(name)) or isinstance(vars(base).get(name), property):
-                raise UsageError(
-                    f"{label} has the name of a method of {base.__name__}: give the "
-                    "hyper-parameter another name"
-                )
+        _check_name_is_free(declared, name)
         if name not in vars(declared):
             raise UsageError(f"{label} has no default: give the hyper-parameter one")
         if isinstance(vars(declared)[name], NOT_A_VALUE):
@@ -83,6 +78,28 @@ def _check_hyper_parameters(declared: type) -> None:
                 f"{label} is no hyper-parameter: annotate it as ClassVar, or leave the annotation "
                 "out"
             )
+
+
+def _check_name_is_free(declared: type, name: str) -> None:
+    """Raise UsageError for a hyper-parameter with the name of something else.
+
+    Args:
+        declared: the class, before it is a dataclass.
+        name: of the field.
+    """
+    label = f"{declared.__name__}.{name}"
+    # a protocol shows the members of its results as its own
+    results = getattr(declared, "fitted_class", object).__mro__
+    for base in (*declared.__mro__[1:], *results):
+        if callable(vars(base).get(name)) or isinstance(vars(base).get(name), property):
+            raise UsageError(
+                f"{label} has the name of a method of {base.__name__}: give the "
+                "hyper-parameter another name"
+            )
+    if name in groups_of(declared) and not is_group(vars(declared).get(name)):
+        raise UsageError(
+            f"{label} has the name of a group of options: give the hyper-parameter another name"
+        )
 
 
 def _check_parts(declared: type) -> None:

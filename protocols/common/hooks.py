@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, mean
-from securecluster.core.option_groups import Grouped
+from securecluster.core.option_groups import Grouped, groups_of
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
@@ -158,7 +158,7 @@ class ProtocolHooks(Grouped, ABC):
     @property
     def option_groups(self) -> list[OptionGroup]:
         """Return the groups of options, such as `privacy`."""
-        return [vars(self)[name] for name in self.option_groups_]
+        return [vars(self)[name] for name in groups_of(type(self))]
 
     @property
     def opened_verbs(self) -> frozenset[str]:

@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
+from securecluster.core.option_groups import groups_of
+
 INDENT = "        "
 WIDTH = 88  # columns of a class's documentation
 
@@ -28,7 +30,7 @@ def field_descriptions(declaring: type) -> dict[str, str]:
         By field, the text below it on one line; fields without a text are left out.
     """
     descriptions: dict[str, str] = {}
-    for options in getattr(declaring, "option_groups_", {}).values():
+    for options in groups_of(declaring).values():
         descriptions |= field_descriptions(options)
     # A subclass comes after its bases, so its own text counts.
     for base in reversed(declaring.__mro__):

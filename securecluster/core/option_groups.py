@@ -45,6 +45,12 @@ def is_group(value: Any) -> TypeGuard[_Declared]:
     return isinstance(value, _Declared)
 
 
+def groups_of(declaring: type) -> dict[str, type]:
+    """Return the classes of the groups of a class, by attribute; empty for one without groups."""
+    groups: dict[str, type] = getattr(declaring, "_option_groups", {})
+    return groups
+
+
 class Grouped:
     """Base of classes whose options are in groups.
 
@@ -52,17 +58,17 @@ class Grouped:
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-    own_groups_: ClassVar[dict[str, type]] = {}
+    _own_groups: ClassVar[dict[str, type]] = {}
     """Classes of the groups that the class itself declares, by attribute."""
-    option_groups_: ClassVar[dict[str, type]] = {}
+    _option_groups: ClassVar[dict[str, type]] = {}
     """Classes of all groups, by attribute."""
-    group_of_: ClassVar[dict[str, str]] = {}
+    _group_of: ClassVar[dict[str, str]] = {}
     """The attribute of the group that each of their options is in."""
 
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
         """Return an object whose groups have their defaults."""
         made = super().__new__(cls)
-        for attribute, kind in cls.option_groups_.items():
+        for attribute, kind in cls._option_groups.items():
             vars(made)[attribute] = kind()
         return made
 
@@ -71,7 +77,7 @@ class Grouped:
 
         def __getattr__(self, name: str) -> Any:
             """Return an option of a group by its flat name."""
-            attribute = type(self).group_of_.get(name)
+            attribute = type(self)._group_of.get(name)
             if attribute not in vars(self):
                 message = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(message, name=name, obj=self)
@@ -79,7 +85,7 @@ class Grouped:
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Set an attribute, or an option of a group by its flat name."""
-            attribute = type(self).group_of_.get(name)
+            attribute = type(self)._group_of.get(name)
             if attribute is not None:
                 value = dataclasses.replace(vars(self)[attribute], **{name: value})
                 name = attribute
@@ -91,19 +97,25 @@ def grouped(declared: C) -> C:
 
     Args:
         declared: a subclass of `Grouped`, which is changed.
+
+    Raises:
+        TypeError: two groups have an option of one name.
     """
     inherited: dict[str, type] = {}
     for base in reversed(declared.__mro__[1:]):
-        inherited |= vars(base).get("own_groups_", {})
-    declared.own_groups_ = _flatten(declared)
-    declared.option_groups_ = inherited | declared.own_groups_
-    declared.group_of_ = {}
-    for name, kind in declared.option_groups_.items():
+        inherited |= vars(base).get("_own_groups", {})
+    declared._own_groups = _flatten(declared)
+    declared._option_groups = inherited | declared._own_groups
+    declared._group_of = {}
+    for name, kind in declared._option_groups.items():
         for option in dataclasses.fields(kind):
-            declared.group_of_[option.name] = name
+            if option.name in declared._group_of:
+                other = declared._group_of[option.name]
+                raise TypeError(f"{option.name} is an option of {other} and of {name}: rename one")
+            declared._group_of[option.name] = name
     dataclasses.dataclass(kw_only=True)(declared)
     # A class attribute would hide what an object's group says.
-    for name in declared.group_of_.keys() & vars(declared).keys():
+    for name in declared._group_of.keys() & vars(declared).keys():
         delattr(declared, name)
     return declared
 

@@ -88,3 +88,11 @@ def test_an_unknown_name_is_an_attribute_error_of_the_object() -> None:
     assert missing.value.obj is made and missing.value.name == "noises"
     with pytest.raises(TypeError, match="noises"):
         Method(noises=1.0)  # type: ignore[call-arg]
+
+
+def test_an_option_of_two_groups_is_refused_and_an_undeclared_group_is_known() -> None:
+    class Twice(Method):
+        other: Privacy = group(Doubled)
+
+    with pytest.raises(TypeError, match="noise is an option of privacy and of other"):
+        grouped(Twice)

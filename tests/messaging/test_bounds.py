@@ -20,7 +20,6 @@ from securecluster.messaging.bounds import undeclared
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Empty, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
 from securecluster.protections.registry import service_methods
-from securecluster.protocols import FedAvg
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.model_sets import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
@@ -199,10 +198,8 @@ def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federat
 
 
 def test_an_unknown_verb_of_a_key_call_is_refused(small: Federation) -> None:
-    own = node(FedAvg(rounds=3, model="linear", mask="permutation"), small)
-    hello = Empty()
     own = node(protocols.FedAvg(rounds=3, model="linear", mask="permutation"), small)
-    hello = message_types(type(own.client), "key_offer")[0]()
+    hello = Empty()
     assert ask(own, "key_offer", hello)
     with pytest.raises(PolicyError, match="through gather"):
         ask(own, "key_offer", hello, "sum")

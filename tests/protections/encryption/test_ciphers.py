@@ -193,7 +193,7 @@ def test_refusals_tell_nothing_of_the_error_of_a_slot_once_it_is_flooded(flooded
     zeros = np.zeros(PLAIN.slots)
     zeros[0] = 1
     found, true = [], []
-    for _ in range(4):
+    for _ in range(16):
         data = cipher.encrypt(zeros)
         errors = (cipher.decrypt(data) - zeros) * LARGEST[CKKS]["delta"]
         for slot in (1, 5, 9):
@@ -203,8 +203,9 @@ def test_refusals_tell_nothing_of_the_error_of_a_slot_once_it_is_flooded(flooded
     if not flooded:
         assert off < 1e-3
     else:
-        # flooding has 1/64 of a step, four times what it hides at this scale
-        assert off > 2 * np.sqrt(np.mean(np.square(true)))
+        # flooding has 1/64 of a step, four times what it hides at this scale; of 48 draws of either
+        # chance leaves more than 1.5 times
+        assert off > 1.5 * np.sqrt(np.mean(np.square(true)))
 
 
 def test_with_more_members_ckks_sums_smaller_integers_and_bfv_does_not() -> None:
