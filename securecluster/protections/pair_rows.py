@@ -52,7 +52,8 @@ class PairRange:
             most: largest integer, where that is less than what fits the ring.
         """
         members = PAIR << SPARE_BITS[self.bits]
-        return FixedPoint(self.bound, members, self.bits, name, "its range in pair_fields", most)
+        remedy = "its range in the fields of PairOptions"
+        return FixedPoint(self.bound, members, self.bits, name, remedy, most)
 
     @property
     def bound(self) -> float:
@@ -113,7 +114,7 @@ def range_of(reply: type, ranges: Mapping[str, PairRange]) -> PairRange:
         listed = ", ".join(ranges) or "none"
         raise UsageError(
             f"{reply.__name__}.{name} has no range, so it cannot be padded: declare one in "
-            f"pair_fields (declared: {listed})"
+            f"the fields of your PairOptions (declared: {listed})"
         )
     return ranges[row_field(reply)]
 

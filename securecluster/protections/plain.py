@@ -5,27 +5,18 @@ from __future__ import annotations
 from securecluster.protections.protection import (
     PairFacts,
     PairProtection,
+    Protection,
     ServerKeys,
     SumProtection,
 )
 from securecluster.runtime.pair_aggregators import PlainPairs
 
 
-class PlainSumProtection(SumProtection):
-    """Sums of replies that the server reads, by the channel's own aggregator."""
+class _Plain(Protection):
+    """What no protection of sums and none of pairs have in common."""
 
     name = "plain"
-    about = "the server reads every reply and adds them"
     hides = False
-
-    def read(self, reply: str, released: str) -> str:
-        """Return that the server reads the summands as well.
-
-        Args:
-            reply: the field, with what else is to be said of it.
-            released: nothing but single replies.
-        """
-        return f"{reply} (the plain sum reads every reply)"
 
     def unseen(self, field: str, released: str) -> str:
         """Return who reads a field that the server does not.
@@ -37,12 +28,25 @@ class PlainSumProtection(SumProtection):
         return f"{field}, which only the client's local parameter server reads"
 
 
-class PlainPairProtection(PairProtection):
+class PlainSumProtection(_Plain, SumProtection):
+    """Sums of replies that the server reads, by the channel's own aggregator."""
+
+    about = "the server reads every reply and adds them"
+
+    def read(self, reply: str, released: str) -> str:
+        """Return that the server reads the summands as well.
+
+        Args:
+            reply: the field, with what else is to be said of it.
+            released: nothing but single replies.
+        """
+        return f"{reply} (the plain sum reads every reply)"
+
+
+class PlainPairProtection(_Plain, PairProtection):
     """Rows of pairs that the server reads."""
 
-    name = "plain"
     about = "the server reads every r_ij"
-    hides = False
 
     def server_half(self, facts: PairFacts, keys: ServerKeys) -> PlainPairs:
         """Return the aggregator that reads every row.
@@ -61,12 +65,3 @@ class PlainPairProtection(PairProtection):
             released: nothing but single replies.
         """
         return f"{reply} (the plain pairs read the rows)"
-
-    def unseen(self, field: str, released: str) -> str:
-        """Return who reads a field that the server does not.
-
-        Args:
-            field: its name.
-            released: nothing but single replies.
-        """
-        return f"{field}, which only the client's local parameter server reads"

@@ -81,8 +81,8 @@ class SumRanges:
         if name not in self.bounds:
             names = ", ".join(self.bounds) or "none"
             raise UsageError(
-                f"{name} has no range, so no secure sum can hold it: declare one in sum_fields "
-                f"(declared: {names})"
+                f"{name} has no range, so no secure sum can hold it: declare one in the fields of "
+                f"your SumOptions (declared: {names})"
             )
         return _fixed_point(self.bounds[name], members, bits, name, most)
 

@@ -344,7 +344,7 @@ class ServerChannel:
             query: message with one frame per recipient.
             to: ids of the recipients.
             then: name of the function of R, (r, r), whose result is all that is returned
-                (`pair_functions` of the protocol); R itself by default.
+                (`PairOptions.functions` of the protocol); R itself by default.
             tries: number of requests to a client that does not reply.
 
         Raises:

@@ -208,7 +208,7 @@ def test_a_number_beyond_its_range_is_refused_by_name_or_clamped(
     narrow = PairRange(low=-0.5, high=0.5, bits=32, itself=1.0)
     made = make("oneshot", **PADS)
     monkeypatch.setattr(type(made.pairs), "fields", {"row": narrow})
-    with pytest.raises(UpdateError, match=r"row: .* beyond its bound 0.5: .*pair_fields"):
+    with pytest.raises(UpdateError, match=r"row: .* beyond its bound 0.5: .*fields of PairOptions"):
         serve(made, federation)
     clamped = dataclasses.replace(narrow, clamped=True)
     monkeypatch.setattr(type(made.pairs), "fields", {"row": clamped})

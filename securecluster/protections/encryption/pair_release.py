@@ -137,7 +137,7 @@ def rounding(name: str, pair_range: PairRange) -> FixedPoint:
         raise UsageError(
             f"{name} is in a range up to {pair_range.bound:g}, and encrypted pairs sum numbers of "
             f"32 bits up to {math.ldexp(exact, -PAIR_BITS):g} exactly: give it 64 bits in "
-            "pair_fields, or take relevance pads"
+            "the fields of your PairOptions, or take relevance pads"
         )
     return pair_range.fixed_point(name, most)
 

@@ -30,6 +30,7 @@ from securecluster.protections.protection import (
     AuthorityFacts,
     PairFacts,
     PairProtection,
+    Protection,
     ServerKeys,
     SumFacts,
     SumProtection,
@@ -52,7 +53,35 @@ BOUND_BY_CLIENTS = (
 )
 
 
-class EncryptedSumProtection(SumProtection):
+class _Encryption(Protection):
+    """What the encryption of replies to sums and to pairs has in common."""
+
+    by_authority = True
+    methods = ENCRYPTION_METHODS
+
+    def check(self) -> None:
+        """Check that the package for encryption is installed."""
+        ciphers.tenseal()
+
+    def authority(self, facts: AuthorityFacts) -> KeyAuthority:
+        """Return the key authority of a run, for sums and pairs alike.
+
+        Args:
+            facts: of the run.
+        """
+        return key_authority(facts)
+
+    def authority_view(self, sums: str, pairs: str) -> list[str]:
+        """Return what the key authority saw, and what its part rests on.
+
+        Args:
+            sums: names of the fields whose sums it decrypted.
+            pairs: names of the fields of whose pairs it decrypted sums.
+        """
+        return authority_view(sums, pairs)
+
+
+class EncryptedSumProtection(_Encryption, SumProtection):
     """Sums of ciphertexts, which a key authority decrypts.
 
     Args:
@@ -65,16 +94,10 @@ class EncryptedSumProtection(SumProtection):
         "server; both sum integers exactly, to which clients round their numbers, less finely "
         "under ckks"
     )
-    by_authority = True
     claims = frozenset({HIDDEN_SUMS, ENCRYPTION})
-    methods = ENCRYPTION_METHODS
 
     def __init__(self, scheme: str) -> None:
         self.name = scheme
-
-    def check(self) -> None:
-        """Check that the package for encryption is installed."""
-        ciphers.tenseal()
 
     def replies(self) -> EncryptedReplies:
         """Return the messages of encrypted sums."""
@@ -114,14 +137,6 @@ class EncryptedSumProtection(SumProtection):
             roster=keys.roster,
         )
 
-    def authority(self, facts: AuthorityFacts) -> KeyAuthority:
-        """Return the key authority of a run, for sums and pairs alike.
-
-        Args:
-            facts: of the run.
-        """
-        return key_authority(facts)
-
     def read(self, reply: str, released: str) -> str:
         """Return that the server reads sums of a field.
 
@@ -140,28 +155,13 @@ class EncryptedSumProtection(SumProtection):
         """
         return f"{field} of a single client, in any one reply or sum"
 
-    def authority_view(self, sums: str, pairs: str) -> list[str]:
-        """Return what the key authority saw, and what its part rests on.
 
-        Args:
-            sums: names of the fields whose sums it decrypted.
-            pairs: names of the fields of whose pairs it decrypted sums.
-        """
-        return authority_view(sums, pairs)
-
-
-class EncryptedPairProtection(PairProtection):
+class EncryptedPairProtection(_Encryption, PairProtection):
     """Rows of pairs in ciphertexts, of whose sums a key authority tells R, or labels alone."""
 
     name = EncryptedPairs.name
     about = "a key authority decrypts R; see relevance_release"
-    by_authority = True
     claims = frozenset({HIDDEN_PAIRS, ENCRYPTION})
-    methods = ENCRYPTION_METHODS
-
-    def check(self) -> None:
-        """Check that the package for encryption is installed."""
-        ciphers.tenseal()
 
     def replies(self, ranges: Mapping[str, PairRange]) -> EncryptedPairReplies:
         """Return the messages of encrypted pairs.
@@ -205,14 +205,6 @@ class EncryptedPairProtection(PairProtection):
             labelled=facts.labelled,
         )
 
-    def authority(self, facts: AuthorityFacts) -> KeyAuthority:
-        """Return the key authority of a run, for sums and pairs alike.
-
-        Args:
-            facts: of the run.
-        """
-        return key_authority(facts)
-
     def read(self, reply: str, released: str) -> str:
         """Return what the key authority told the server of R of a field.
 
@@ -233,15 +225,6 @@ class EncryptedPairProtection(PairProtection):
         if released == LABELS:
             return f"{field}, of which it was told the clusters' labels alone"
         return f"{field} of a single client, of which it read sums of pairs"
-
-    def authority_view(self, sums: str, pairs: str) -> list[str]:
-        """Return what the key authority saw, and what its part rests on.
-
-        Args:
-            sums: names of the fields whose sums it decrypted.
-            pairs: names of the fields of whose pairs it decrypted sums.
-        """
-        return authority_view(sums, pairs)
 
 
 def key_authority(facts: AuthorityFacts) -> KeyAuthority:
