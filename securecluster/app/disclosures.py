@@ -164,7 +164,7 @@ class Disclosure:
         released = str(field.get("encrypted", ""))
         if field["summed"]:
             released = SUMS
-        elif field["paired"]:
+        elif field.get("paired"):
             released = MATRIX
         known = {name: field[name] for name in names}
         return cls(**known, released=released, by_authority=bool(field.get("encrypted")))

@@ -13,6 +13,7 @@ from typing import Any
 from securecluster.app import run_folder
 from securecluster.app.contents import Result, RunConfig, checked_lines
 from securecluster.app.options import Simulation
+from securecluster.core.validation import check_ranges
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.privacy.dp.ledger import Ledger, Release
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -99,13 +100,22 @@ def open_run(
 
 
 def _protocol(folder: Path, config: RunConfig) -> ClusteringProtocol:
-    """Return the run's protocol without objects of the user's own."""
+    """Return the run's protocol without objects of the user's own.
+
+    Raises:
+        RunFolderError: an option of config.json that no run has.
+    """
     params = {}
     for name, value in config["protocol"].items():
         # config.json has a description in place of an object
         if name != "name" and not isinstance(value, dict):
             params[name] = value
     protocol: ClusteringProtocol = run_folder.protocol_type(folder, config)(**params)
+    try:
+        for options in (*protocol.option_groups, protocol):
+            check_ranges(options)
+    except UsageError as error:
+        raise run_folder.not_written(folder, error) from None
     return protocol
 
 

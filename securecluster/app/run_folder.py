@@ -624,8 +624,18 @@ def load(folder: Path) -> tuple[RunPlan, RunConfig]:
         if protocol.model not in (AUTO, *architectures()):
             raise unknown("model", protocol.model, (AUTO, *architectures()))
     except UsageError as error:
-        raise RunFolderError(f"{folder / CONFIG} is not what a run writes there: {error}") from None
+        raise not_written(folder, error) from None
     return RunPlan(protocol, simulation, settings), config
+
+
+def not_written(folder: Path, error: UsageError) -> RunFolderError:
+    """Return the error of a config.json with an option that no run has.
+
+    Args:
+        folder: of the run.
+        error: the refusal of the option.
+    """
+    return RunFolderError(f"{folder / CONFIG} is not what a run writes there: {error}")
 
 
 def check_run(folder: Path, config: Mapping[str, Any]) -> None:

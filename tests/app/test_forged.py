@@ -194,6 +194,36 @@ def test_the_sentence_names_file_and_entry(
     assert f"{name} " in said and sentence in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("config.json", ("protocol", "relevance"), "x"),
+        ("config.json", ("protocol", "aggregation"), "x"),
+        ("config.json", ("protocol", "rounds"), -2),
+    ],
+)
+def test_a_page_is_made_of_options_that_a_run_has(
+    name: str,
+    path: tuple[Any, ...],
+    value: Any,
+    ended: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    write_json(folder, name, forged(json.loads((folder / name).read_text()), path, value))
+    assert check(folder, name, [["report", "--html"]], capsys) == [2]
+
+
+def test_a_page_is_made_of_a_run_that_knew_no_pads(ended: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    content = json.loads((folder / "result.json").read_text())
+    for field in content["privacy"]["fields"]:
+        del field["paired"]
+    write_json(folder, "result.json", content)
+    assert main(["report", str(folder), "--html"]) == 0
+
+
 JUNK = {
     "empty": b"", "bytes": b"\x00\xff junk\n" * 10, "list": b"[]\n", "object": b"{}\n",
     "deep": b"[" * 100_000 + b"]" * 100_000 + b"\n",
