@@ -26,7 +26,7 @@ from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.experiment import ATTRIBUTE, Experiment
+from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.settings import Settings
 

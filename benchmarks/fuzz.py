@@ -61,12 +61,12 @@ from securecluster.protocols import (
     Settings,
     Signature,
 )
-from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.common.deployment import Deployment
-from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
@@ -856,8 +856,8 @@ class _Liar:
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
         exchange, exchange_hidden, send = net._exchange, net._exchange_hidden, net._send
-        net._exchange = lambda method, call: self._tried(
-            lambda: exchange(method, call), call.to, method.__name__
+        net._exchange = lambda method, call, tries=1: self._tried(
+            lambda: exchange(method, call, tries), call.to, method.__name__
         )
         net._exchange_hidden = lambda release, call: self._tried(
             lambda: exchange_hidden(release, call), call.to, call.method

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,9 +35,9 @@ from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.target import Target
 from securecluster.protocols import CFL, CLoVE, ClusteringProtocol, FedAvg, Hidden, OneShot
-from securecluster.protocols.common import dry_run
-from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.privacy_options import PrivacyOptions
+from securecluster.runs import dry_run
+from securecluster.runs.dry_run import run_releases
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_guard import ReleaseGuard, Traces
@@ -278,15 +278,16 @@ class Watch:
             kind: class of the protocol that runs.
             part: one of `PARTS`, whose own time is taken.
         """
-        final_state = kind.final_state
+        run_server = kind.run_server
         evaluate = kind.evaluate
 
-        def timed_state(server: Any, net: Any, run: Any) -> Any:
+        @wraps(run_server)  # with its annotation, which names the state's class
+        def timed_loop(server: Any, net: Any, run: Any) -> Any:
             # what earlier runs left behind is not collected in this one
             gc.collect()
             self._running = True
             start = time.process_time()
-            state = final_state(server, net, run)
+            state = run_server(server, net, run)
             self.loop += time.process_time() - start
             self._running = False
             return state
@@ -298,9 +299,7 @@ class Watch:
             return scores
 
         with ExitStack() as stack:
-            stack.enter_context(
-                patch.multiple(kind, final_state=timed_state, evaluate=timed_scores)
-            )
+            stack.enter_context(patch.multiple(kind, run_server=timed_loop, evaluate=timed_scores))
             for owner, name in METHODS[part]:
                 timed = self._timed(getattr(owner, name))
                 stack.enter_context(patch.object(owner, name, timed))

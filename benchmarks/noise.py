@@ -214,7 +214,7 @@ def _has_positions() -> bool:
 
 def draw_all() -> Path:
     """Draw ARI, NSIM's correlation, accuracy over bytes, and the harm of malicious clients."""
-    from securecluster.app.plots.figure import figure, save
+    from securecluster.runs.plots.figure import figure, save
 
     picture, axes = figure(10.4, 13.6, rows=3, columns=2, share=False)
     updates, eigenvectors, positions, equal, accuracy, malicious = axes.flat

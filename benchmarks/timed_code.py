@@ -61,7 +61,7 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     ),
     "eigen": ("securecluster/clustering/eigenvectors.py",),
     "grid_noise": DP_NOISE,
-    "guards_dry_runs": ("protocols/common/dry_run.py", *RUNS),
+    "guards_dry_runs": ("securecluster/runs/dry_run.py", *RUNS),
     "guards_seconds": (
         *RUNS,
         "securecluster/messaging/receipts.py",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from securecluster.app.audit import audit
-    from securecluster.app.loading import load
+    from securecluster.app.loading import load, open_transcript
     from securecluster.app.sweep import sweep
     from securecluster.core.client_names import at
     from securecluster.data import (
@@ -81,6 +81,7 @@ _MODULES = {
     "at": "securecluster.core.client_names",
     "audit": "securecluster.app.audit",
     "load": "securecluster.app.loading",
+    "open_transcript": "securecluster.app.loading",
     "sweep": "securecluster.app.sweep",
 }
 __all__ = [
@@ -120,6 +121,7 @@ __all__ = [
     "at",
     "audit",
     "load",
+    "open_transcript",
     "sweep",
 ]
 

@@ -20,8 +20,9 @@ import pytest
 from hypothesis import settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.app.plots import comparison, curves
+from securecluster.app.plots import comparison
 from securecluster.data.locations import FOLDER
+from securecluster.runs.plots import curves
 from securecluster.runtime.settings import Settings
 
 

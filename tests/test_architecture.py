@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOUNDATION = {"core", "errors"}
 MECHANISMS = FOUNDATION | {"messaging", "clustering", "models", "data", "privacy"}
-EVERYTHING_BELOW_PROTOCOLS = MECHANISMS | {"training", "runtime", "protections"}
+EVERYTHING_BELOW_RUNS = MECHANISMS | {"training", "runtime", "protections"}
+EVERYTHING_BELOW_PROTOCOLS = EVERYTHING_BELOW_RUNS | {"runs"}
 EVERYTHING_BELOW_ATTACKS = EVERYTHING_BELOW_PROTOCOLS | {"protocols.common", "protocols"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -27,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": FOUNDATION | {"models", "data", "privacy", "messaging"},
     "runtime": FOUNDATION | {"training", "privacy", "data", "messaging"},
     "protections": FOUNDATION | {"runtime", "privacy", "data", "messaging"},
+    "runs": EVERYTHING_BELOW_RUNS,
     "protocols.common": EVERYTHING_BELOW_PROTOCOLS,
     "protocols": EVERYTHING_BELOW_PROTOCOLS | {"protocols.common"},
     "attacks": EVERYTHING_BELOW_ATTACKS,
@@ -76,6 +78,10 @@ def imports(tree: ast.Module, known: Mapping[str, str]) -> Iterator[str]:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield whole if whole in known else node.module
+        # by its name, such as `importlib.import_module("securecluster.app.cli")`
+        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            names = [part.value for part in node.args if isinstance(part, ast.Constant)]
+            yield from (name for name in names if name in known)
 
 
 def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:
@@ -115,18 +121,33 @@ def offences(sources: Mapping[str, str]) -> list[str]:
     return found
 
 
-def cycles(sources: Mapping[str, str]) -> list[str]:
-    """Return modules that load themselves through others."""
-    below = {
-        module: runtime_imports(source, sources) - {module} for module, source in sources.items()
-    }
+def in_cycles(below: Mapping[str, set[str]]) -> list[str]:
+    """Return what leads to itself, given what each one needs."""
     left = dict(below)
     while True:
-        free = [module for module, others in left.items() if not others & left.keys()]
+        free = [name for name, others in left.items() if not others & left.keys()]
         if not free:
             return sorted(left)
-        for module in free:
-            del left[module]
+        for name in free:
+            del left[name]
+
+
+def cycles(sources: Mapping[str, str]) -> list[str]:
+    """Return modules that load themselves through others."""
+    return in_cycles(
+        {module: runtime_imports(source, sources) - {module} for module, source in sources.items()}
+    )
+
+
+def room_cycles(sources: Mapping[str, str]) -> list[str]:
+    """Return rooms that need themselves through others, by imports wherever they stand."""
+    below: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        room = room_of(module)
+        if room is not None:
+            targets = {room_of(other) for other in imports(parsed(source), sources)}
+            below.setdefault(room, set()).update(targets - {None, room})  # type: ignore[arg-type]
+    return in_cycles(below)
 
 
 def test_every_module_lies_in_a_room() -> None:
@@ -148,6 +169,10 @@ def test_no_module_loads_itself() -> None:
     assert cycles(SOURCES) == []
 
 
+def test_no_room_needs_itself() -> None:
+    assert room_cycles(SOURCES) == []
+
+
 def test_the_checks_can_fail() -> None:
     upward = {
         "securecluster.messaging.wire": "from securecluster.runtime.endpoint import Endpoint",
@@ -164,6 +189,13 @@ def test_the_checks_can_fail() -> None:
     assert offences(hidden) == [
         "securecluster.training.batches imports securecluster.protocols.cfl"
     ]
+    by_name = {
+        "securecluster.messaging.transcript": "def f():\n"
+        "    importlib.import_module('securecluster.app.loading')",
+        "securecluster.app.loading": "from securecluster.messaging.transcript import Transcript",
+    }
+    assert len(offences(by_name)) == 1
+    assert room_cycles(by_name) == ["app", "messaging"]
     siblings = {
         "securecluster.protocols.cfl.protocol": "from securecluster.protocols.fedavg import FedAvg",
         "securecluster.protocols.fedavg": "",

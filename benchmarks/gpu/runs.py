@@ -42,6 +42,7 @@ from securecluster.protocols import (
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runs.carry_out import carry_out
 from securecluster.runtime.run import Line
 
 ROUNDS = 3
@@ -114,7 +115,7 @@ class Case:
                 return made.fit(digits(), settings, report=report)
             # Checkpoints alone: reports and pictures take packages that a machine with a GPU may
             # lack.
-            made.fit_in(folder, digits(), settings, report)
+            made.result_ = carry_out(made, digits(), settings, folder, report)
             return made
 
 

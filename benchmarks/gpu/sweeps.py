@@ -11,9 +11,9 @@ from benchmarks.gpu.data import apart
 from benchmarks.gpu.pieces import Budget, Check, Skipped, Timing
 from benchmarks.gpu.timings import PLAN, Way, build_cohort, synchronise, take_turns
 from securecluster.app.failures import Row
-from securecluster.app.options import Simulation
 from securecluster.app.sweep_plan import NOISE, Plan, Variant, run_cells
 from securecluster.app.sweep_runner import batches
+from securecluster.data.simulation import Simulation
 from securecluster.messaging.messages import Rows
 from securecluster.runtime.settings import Settings
 from securecluster.training import joint_training

@@ -72,8 +72,6 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.execution import opened
-from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import check_landmarks, sample_clients
 from securecluster.protocols.common.signature_collection import (
@@ -82,7 +80,9 @@ from securecluster.protocols.common.signature_collection import (
     collect_gradient_signatures,
 )
 from securecluster.protocols.common.signature_options import GradientSignatureOptions
+from securecluster.protocols.common.stored_models import opened
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
+from securecluster.runs.fitted import FittedRun
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel

@@ -24,7 +24,6 @@ from securecluster.clustering.labels import largest
 from securecluster.core.option_groups import grouped
 from securecluster.errors import UsageError
 from securecluster.messaging.replies import Replies
-from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.model_set_protocol import (
     ModelSetProtocol,
     ModelSetState,
@@ -33,6 +32,7 @@ from securecluster.protocols.common.model_set_protocol import (
 )
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import sample_clients
+from securecluster.runs.labels import checked_labels
 from securecluster.runtime.endpoint import GATHER, MINIMUM, release_of
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

@@ -7,7 +7,6 @@ endpoint of some clients, and `build_network` makes the server's channel to all 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,18 +28,20 @@ from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import hyper_parameters
-from securecluster.protocols.common.deployment import Deployment
-from securecluster.protocols.common.execution import KeySource, build_client, carry_out, replayed
-from securecluster.protocols.common.experiment import experiment_of
-from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.program import program_digest
-from securecluster.protocols.common.serialization import saved_protocol
 from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runs.carry_out import carry_out, fit_in
+from securecluster.runs.config import check_kind, known, numbers
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.endpoints import KeySource, build_client
+from securecluster.runs.experiment import experiment_of
+from securecluster.runs.fitted import FittedRun
+from securecluster.runs.serialization import saved_protocol
+from securecluster.runs.server_half import replayed
 from securecluster.runtime.endpoint import Endpoint, hidden_message_types, message_types
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
@@ -239,41 +240,17 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             raise UsageError("force replaces the run in a folder: give folder, or leave force out")
         # A run in memory leaves no file, not even of keys.
         if folder is None:
-            self.fit_in(None, federation, settings, report)
+            self.result_ = carry_out(self, federation, settings, None, report)
         elif experiment_of(self).before_pipeline is not None:
             raise UsageError(
                 "a run whose clients are changed for an experiment is kept in no folder, which "
                 "would not say so: leave out folder"
             )
         else:
-            # The only import from a higher room, hence by name: `app` writes the results and
-            # pictures of a run folder.
-            recorder = importlib.import_module("securecluster.app.execution")
-            recorder.fit(self, federation, settings, Path(folder), report, force)
+            self.result_ = fit_in(Path(folder), self, federation, settings, report, force)
         if self.result_.warning_ is not None:
             warnings.warn(self.result_.warning_, SecureClusterWarning, stacklevel=2)
         return self
-
-    def fit_in(
-        self,
-        folder: Path | None,
-        federation: Federation,
-        settings: Settings,
-        report: Callable[[Line], None],
-    ) -> FittedRun:
-        """Run in a folder that the caller has locked and checked, or resume there; set `result_`.
-
-        Args:
-            folder: the run folder; None stores everything in memory.
-            federation: the clients and their data.
-            settings: as in `fit`.
-            report: called with the history line of each round.
-        """
-        kept, transcript, chance = carry_out(self, federation, settings, folder, report)
-        self.result_ = self.fitted_class(self, kept, transcript, folder)
-        if chance is not None:
-            self.result_.warn_of_chance(chance, federation)
-        return self.result_
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None, **objects: Any) -> Self:

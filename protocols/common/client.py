@@ -27,21 +27,10 @@ from securecluster.protocols.common.client_tensors import (
     restore_rows,
 )
 from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-
-@dataclass
-class ClientState:
-    """Models and secrets of clients between rounds; equal models are stored once."""
-
-    table: torch.Tensor  # (u, d)
-    index: list[int]  # (m,)
-    secrets: Secrets
-    # where clients hold several models: the starts they belong to
-    starts: list[int] = field(default_factory=list)
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # other memory, by name
 
 
 class TrainingClient:

@@ -34,7 +34,6 @@ from securecluster.protocols.common.averaging import (
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.gradient_signatures import SignatureSender
-from securecluster.protocols.common.labels import check_numbering, checked_labels
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
@@ -44,6 +43,7 @@ from securecluster.protocols.common.signature_collection import (
     comparable,
 )
 from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
+from securecluster.runs.labels import check_numbering, checked_labels
 from securecluster.runtime.endpoint import GATHER, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

@@ -6,7 +6,8 @@ What replies release, and with how much noise, stands in the ledger, by clients'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 class OfPlainSums(str):
@@ -51,3 +52,20 @@ class Disclosures:
     lps: Sequence[str] = ()
     clients: Sequence[str] = ()
     not_covered: Sequence[str] = ()
+
+    def of_run(self, method: Any) -> Disclosures:
+        """Return these without the sentences on the server and its helpers that a run makes untrue.
+
+        Args:
+            method: with the hyper-parameters of the run.
+        """
+        untrue: list[type[str]] = [OfPlainSums if method.sums.hide_replies else OfHiddenSums]
+        if method.pairs.hide_rows:
+            untrue.append(OfPlainPairs)
+        if not method.pairs.show_sums:
+            untrue.append(OfPaddedPairs)
+
+        def true(views: Sequence[str]) -> list[str]:
+            return [view for view in views if not isinstance(view, tuple(untrue))]
+
+        return replace(self, server=true(self.server), lps=true(self.lps))

@@ -46,7 +46,7 @@ from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES
-from securecluster.protocols.common.newcomers import training_sizes
+from securecluster.runs.newcomers import training_sizes
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, cast, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
@@ -128,32 +126,6 @@ class ProtocolHooks(Grouped, ABC):
                 "cluster, and an outbox"
             )
         return state_type  # type: ignore[no-any-return]
-
-    def final_state(self, net: ServerChannel, run: Run) -> Any:
-        """Run the server's loop, and return its final state.
-
-        Args:
-            net: client ids and the verbs by which the server calls clients.
-            run: gives the numbers of rounds, and stores checkpoints and history.
-
-        Raises:
-            UsageError: `run_server` returned an object of another class than it declares, or one
-                without a label for each client.
-        """
-        state_type = self.state_class()
-        state: Any = self.run_server(net, run)
-        if isinstance(state, state_type):
-            labels = f"the state of {type(self).__name__}.run_server"
-            checked_labels(labels, cast(Any, state).labels, len(net.clients))
-            return state
-        returned = "nothing"
-        if state is not None:
-            returned = type(state).__name__
-        name = type(self).__name__
-        raise UsageError(
-            f"{name}.run_server returned {returned}, and declares {state_type.__name__}: end it "
-            "with `return state`"
-        )
 
     @property
     def option_groups(self) -> list[OptionGroup]:
@@ -381,30 +353,3 @@ class ProtocolHooks(Grouped, ABC):
         if federation.truth is not None:
             line["ari"] = agreement(labels, federation.truth)["ari"]
         return line
-
-
-@contextmanager
-def without_clients(server: ProtocolHooks) -> Iterator[None]:
-    """Explain why a server's object lacks an attribute.
-
-    Security rule: the server's half of a method runs on an object that never met a federation, so
-    that nothing but messages can bring it clients' data.
-
-    Args:
-        server: the object whose server's half runs.
-
-    Raises:
-        UsageError: the server's half asks for an attribute that its object does not have.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        # an attribute of something else is a mistake of another kind
-        if error.obj is not server:
-            raise
-        name = type(server).__name__
-        raise UsageError(
-            f"the server's half of {name} asks for self.{error.name}, which only an object that "
-            "met the clients' data can have: it runs on a new object with the same "
-            "hyper-parameters, so let it use what messages, the state and net.agreed tell"
-        ) from error

@@ -22,14 +22,10 @@ from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import (
-    ClientState,
-    TrainingClient,
-    UpdateClient,
-    late_request_error,
-)
+from securecluster.protocols.common.client import TrainingClient, UpdateClient, late_request_error
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice, Update
+from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

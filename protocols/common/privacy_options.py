@@ -24,8 +24,8 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
 from securecluster.privacy.pipeline import Stage
 from securecluster.protections.registry import survivors_of
-from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.runs.dry_run import run_releases
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import securecluster
+from securecluster.runs.serialization import UNKNOWN
 
 # A package of several protocols: those in modules of their own do not depend on each other.
 SHARED_PACKAGE = "securecluster.protocols"
-UNKNOWN = ""
 
 
 def program_digest(*classes: type) -> str:

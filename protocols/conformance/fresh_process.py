@@ -13,10 +13,10 @@ from typing import Any
 from securecluster.core.serialization import pack
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.transcript import Transcript
-from securecluster.protocols.common import execution
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError, told
 from securecluster.protocols.conformance.runs import Example
 from securecluster.protocols.conformance.simulation import FULL
+from securecluster.runs import server_half
 
 ADVICE = (
     "run_server and what it calls may use the messages, the configuration and the hyper-parameters "
@@ -120,7 +120,7 @@ def replayed(job: Mapping[str, Any]) -> str:
         made = kind(**_with_tuples(kind, job["params"]))
         frames = folder / "run" / "transcript"
         transcript = Transcript.read("full", frames, made.message_types)
-        state, _ = execution.replayed(made, transcript, job["config"])
+        state, _ = server_half.replayed(made, transcript, job["config"])
     except SecureClusterError as error:
         return f"makes another run ({told(error)})"
     except Exception as error:

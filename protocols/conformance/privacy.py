@@ -17,10 +17,10 @@ from securecluster.data import Federation
 from securecluster.messaging.messages import RELAY, Rows, Shared
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Ledger
-from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL, SEEDED
+from securecluster.runs.client_state import ClientState
 from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types, release_of
 
 Make = Callable[..., Any]

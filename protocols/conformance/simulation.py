@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from securecluster.data import Federation
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
-from securecluster.protocols.common.deployment import Deployment
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

@@ -28,11 +28,11 @@ from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protections.registry import service_methods
-from securecluster.protocols.common.execution import KeySource, build_client
 from securecluster.protocols.conformance.privacy import is_equal, other_data
 from securecluster.protocols.conformance.report import NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
+from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint, release_of
 
@@ -146,7 +146,7 @@ def silenced(endpoint: Endpoint[Any]) -> Endpoint[Any]:
     endpoint.guard = None
     endpoint.reservations.clear()
     cohort = endpoint.client.cohort
-    context_of, trained = endpoint.context, cohort._trained
+    context_of, trained = endpoint.context, cohort.train
 
     def silent_context(*args: Any, **options: Any) -> CallContext:
         known = context_of(*args, **options)
@@ -156,13 +156,15 @@ def silenced(endpoint: Endpoint[Any]) -> Endpoint[Any]:
         rows: torch.Tensor = options["row"] if "row" in options else args[3]
         return torch.zeros_like(rows)
 
-    def silent_training(start: Rows, clients: Sequence[int], plan: Any, *rest: Any) -> torch.Tensor:
-        updates: torch.Tensor = trained(start, clients, plan, *rest)
+    def silent_training(
+        start: Rows, clients: Sequence[int], plan: Any, *rest: Any, **options: Any
+    ) -> torch.Tensor:
+        updates: torch.Tensor = trained(start, clients, plan, *rest, **options)
         return torch.zeros_like(updates) if plan.noise else updates
 
     # one object is behind every draw of an endpoint's clients
     vars(cohort.secret).update(noised=silent_noise)
-    vars(cohort).update(_trained=silent_training)
+    vars(cohort).update(train=silent_training)
     vars(endpoint).update(context=silent_context)
     return endpoint
 

@@ -37,7 +37,6 @@ from securecluster.protocols.common.averaging import AveragingState, SumClient, 
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
@@ -61,6 +60,7 @@ from securecluster.protocols.nsim.synthetic_users import (
     true_similarity,
     unlearned,
 )
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer

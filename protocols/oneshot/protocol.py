@@ -42,12 +42,10 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
-from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
-from securecluster.protocols.common.serialization import FittedState
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
 from securecluster.protocols.oneshot.client import (
     RELEVANCE,
@@ -70,6 +68,8 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
     tasks_of_labels,
 )
+from securecluster.runs.fitted import FittedRun
+from securecluster.runs.serialization import FittedState
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 from securecluster.runtime.run import Run

@@ -29,11 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.app import execution, protections, run_folder
-from securecluster.app.disclosures import disclosures
+from securecluster.app import execution, loading, protections
 from securecluster.app.failures import traceback_of
 from securecluster.app.finished_run import FinishedRun, open_run
-from securecluster.app.number_format import printable
 from securecluster.attacks import experiments
 from securecluster.attacks.base import Attack, Guess, Tap, Truth, View, unmet
 from securecluster.attacks.dp_audit import CanaryAudit, Planted
@@ -48,6 +46,8 @@ from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning, UsageError
 from securecluster.messaging.parties import Party, client
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.disclosures import disclosures
+from securecluster.runs.number_format import printable
 from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
 
@@ -558,7 +558,7 @@ def _claims(
         attacks: to be run.
         fitted: the run.
     """
-    disclosed = disclosures(fitted)
+    disclosed = disclosures(fitted.result_)
     adversary = target.adversary
     clients = len(target.federation)
     claims = {}
@@ -889,7 +889,7 @@ def federation_of(run: FinishedRun) -> Federation:
             f"{run.folder} was run from Python on data of your own, which it does not hold: audit "
             "it there, with securecluster.audit(run, federation)"
         )
-    plan, config = run_folder.load(run.folder)
+    plan, config = loading.plan_of(run.folder)
     return execution.federation_of(run.folder, plan, config)
 
 

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import bundle, html_page, run_folder
+from securecluster.app import bundle, html_page
 from securecluster.app.audit import BUDGET, FAILED, RUN, SCHEMA, TWIN, Adversary
 from securecluster.app.finished_run import FinishedRun
 from securecluster.core import atomic_files
 from securecluster.errors import RunFolderError, UsageError
+from securecluster.runs import run_folder
 
 RESULT = ".json"
 PAGE = ".html"

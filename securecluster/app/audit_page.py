@@ -27,11 +27,11 @@ from securecluster.app.audit import (
     without_errors,
 )
 from securecluster.app.finished_run import FinishedRun
-from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
 from securecluster.attacks.scoring import BETTER
 from securecluster.protections.registry import ADVISED, AGGREGATIONS
+from securecluster.runs.number_format import printable
 
 MOST_CLIENTS = 3  # with pictures of their own
 MOST_IMAGES = 8  # of one client

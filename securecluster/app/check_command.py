@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import execution
-from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed
 from securecluster.app.registry import protocol_class
 from securecluster.app.stops import output
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError, UsageError
+from securecluster.runs.number_format import printable
 
 FAILED = 1  # exit code where a check failed
 # hyper-parameters that checks set, one after the other

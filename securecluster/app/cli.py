@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from securecluster.app import check_command, compare, execution, report_command, sweep
-from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
+from securecluster.runs.number_format import printable
 
 USAGE = """usage: securecluster COMMAND
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         141 where nobody reads the output any more.
     """
     try:
-        return _dispatch(list(argv))
+        return _command(list(argv))()
     except SecureClusterError as error:
         print(f"securecluster: {printable(as_typed(str(error)))}", file=sys.stderr)
         return 2
@@ -110,8 +111,8 @@ def _no_memory() -> int:
     return 2
 
 
-def _dispatch(argv: list[str]) -> int:
-    """Run the command that the first argument names, and return its exit code.
+def _command(argv: list[str]) -> Callable[[], int]:
+    """Return the command that the first argument names, which returns its exit code.
 
     Args:
         argv: the command and its arguments.
@@ -128,20 +129,24 @@ def _dispatch(argv: list[str]) -> int:
         "list": _list,
     }
     if _asks_for_usage(argv):
-        return _print_usage(argv)
+        return partial(_print_usage, argv)
     name, *arguments = argv
     if name == "--version":
-        import securecluster
-
-        with output():
-            print(securecluster.__version__)
-        return 0
+        return _print_version
     if name not in commands:
         raise unknown("command", name, commands)
     # each other command needs to know of what
     if name != "list" and _asks_for_usage(arguments):
-        return _print_usage(arguments)
-    return commands[name](arguments)
+        return partial(_print_usage, arguments)
+    return partial(commands[name], arguments)
+
+
+def _print_version() -> int:
+    import securecluster
+
+    with output():
+        print(securecluster.__version__)
+    return 0
 
 
 def _asks_for_usage(argv: list[str]) -> bool:
@@ -174,14 +179,17 @@ def _run(argv: list[str]) -> int:
             options_class(protocol_class(name)), prog=f"securecluster run {name}", args=arguments
         )
     plans, federation = execution.prepare([options.protocol], options)
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     (plan,) = plans
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     default_name = f"{plan.protocol.name}-{federation.data}"
     out = options.output.out
+    console = execution.console(options.output.quiet)
     with run_folder.claimed(out, options.output.force, default_name, texts) as folder:
-        return _carry_out(plan, federation, folder, options.output.quiet)
+        with execution.resumable(folder):
+            content, pictures = execution.watched_run(plan, federation, folder, console)
+        return _show(content, pictures, folder, console)
 
 
 def _resume(argv: list[str]) -> int:
@@ -196,26 +204,30 @@ def _resume(argv: list[str]) -> int:
     with output():
         options = tyro.cli(Resume, prog="securecluster resume DIR", args=arguments)
     quiet = options.quiet
-    from securecluster.app import run_folder
+    from securecluster.app import loading
+    from securecluster.runs import run_folder
 
     if run_folder.swept(folder) is not None:
         return sweep.resume(folder, quiet, options.jobs, options.together, options.retry)
-    if run_folder.compared(folder) is not None:
+    if loading.compared(folder) is not None:
         _check_no_sweep_options(
             options, f"{folder} holds a comparison, which does what failed again"
         )
         return compare.resume(folder, quiet)
     _check_no_sweep_options(options, f"{folder} holds a single run")
-    run_folder.run_config(folder)  # so that a damaged one is named before what it says is missing
+    loading.run_config(folder)  # so that a damaged one is named before what it says is missing
     if run_folder.finished(folder):
         return _show_finished(folder, quiet)
     with run_folder.locked(folder):
         # again under the lock: another process may have ended it meanwhile
         if run_folder.finished(folder):
             return _show_finished(folder, quiet)
-        plan, config = run_folder.load(folder)
+        plan, config = loading.plan_of(folder)
         federation = execution.federation_of(folder, plan, config)
-        return _carry_out(plan, federation, folder, quiet)
+        console = execution.console(quiet)
+        with execution.resumable(folder):
+            content, pictures = execution.watched_run(plan, federation, folder, console)
+        return _show(content, pictures, folder, console)
 
 
 def _check_no_sweep_options(options: Resume, what: str) -> None:
@@ -239,9 +251,10 @@ def _show_finished(folder: Path, quiet: bool) -> int:
         folder: of the run.
         quiet: only check.
     """
-    from securecluster.app import finished_run, report, run_folder
+    from securecluster.app import finished_run, loading, report
+    from securecluster.runs import run_folder
 
-    plan, config = run_folder.load(folder)
+    plan, config = loading.plan_of(folder)
     run = finished_run.open_run(folder, "resume")
     run_folder.tidy(folder)
     # data from Python are gone
@@ -255,21 +268,18 @@ def _show_finished(folder: Path, quiet: bool) -> int:
     return 0
 
 
-def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
-    """Run or resume in a folder, then show the report.
+def _show(content: Any, pictures: Sequence[Path], folder: Path, console: Any) -> int:
+    """Show the report of a run that has just ended.
 
     Args:
-        plan: of the run.
-        federation: its clients.
-        folder: of the run, whose lock this process holds.
-        quiet: print nothing but errors.
+        content: of result.json.
+        pictures: their paths.
+        folder: of the run.
+        console: quiet where nothing but errors is printed.
     """
     from securecluster.app import report
 
-    console = execution.console(quiet)
-    with execution.resumable(folder):
-        content, pictures = execution.carry_out(plan, federation, folder, console)
-    if not quiet:
+    if not console.quiet:
         with output():
             report.show(content, folder)
             names = ", ".join(picture.name for picture in pictures)
@@ -286,15 +296,15 @@ def _replay(argv: list[str]) -> int:
     folder, arguments = report_command.folder_of(argv, "replay")
     if arguments:
         raise UsageError("replay takes a run folder and nothing else")
-    from securecluster.app import run_folder
-    from securecluster.app.replay import replay
+    from securecluster.app import loading
+    from securecluster.runs.replay import replay
 
-    names = run_folder.compared(folder)
+    names = loading.compared(folder)
     if names:
         raise UsageError(
             f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}"
         )
-    plan, config = run_folder.load(folder)
+    plan, config = loading.plan_of(folder)
     replayed = replay(plan, config, folder)
     with output():
         print(

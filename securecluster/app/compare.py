@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.app import comparison_options, execution, failures, sweep_runner
 from securecluster.app.failures import Row
-from securecluster.app.number_format import printable
 from securecluster.app.stops import output
 from securecluster.app.sweep_runner import DONE
 from securecluster.errors import RunFolderError, SecureClusterError
+from securecluster.runs.number_format import printable
 
 if TYPE_CHECKING:
-    from securecluster.app.contents import Result
-    from securecluster.app.run_folder import RunPlan
     from securecluster.data import Federation
+    from securecluster.runs.contents import Result
+    from securecluster.runs.run_folder import RunPlan
 
 Content = dict[str, Any]
 COLUMNS = (
@@ -60,7 +60,7 @@ def start(argv: Sequence[str]) -> int:
         )
     protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
     plans, federation = execution.prepare(protocols, options)
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     texts = {}
     for plan in plans:
@@ -89,9 +89,9 @@ def resume(folder: Path, quiet: bool) -> int:
         RunFolderError: a damaged folder, or data that have changed since.
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
-    from securecluster.app import run_folder
-    from securecluster.app.options import noted
     from securecluster.app.plots import comparison
+    from securecluster.core.noted_warnings import noted
+    from securecluster.runs import run_folder
 
     content = _ended(folder)
     if content is None:
@@ -117,11 +117,11 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     Raises:
         RunFolderError: a damaged folder, or data that have changed since.
     """
-    from securecluster.app import run_folder
+    from securecluster.app import loading
 
     runs = []
-    for run in run_folder.compared_runs(folder) or ():
-        plan, config = run_folder.load(run)
+    for run in loading.compared_runs(folder) or ():
+        plan, config = loading.plan_of(run)
         if plan.protocol.name != run.name:
             raise RunFolderError(
                 f"{run} holds a run of {plan.protocol.name}: start the comparison anew"
@@ -146,14 +146,15 @@ def _ended(folder: Path) -> Content | None:
     Raises:
         RunFolderError: a file is missing or damaged.
     """
-    from securecluster.app import run_folder
-    from securecluster.app.contents import checked_comparison
+    from securecluster.app import loading
     from securecluster.core import json_types, manifest
+    from securecluster.runs import run_folder
+    from securecluster.runs.contents import checked_comparison
 
     for name in (run_folder.COMPARISON, manifest.NAME):
         if not (folder / name).is_file():
             return None
-    runs = run_folder.compared_runs(folder) or []
+    runs = loading.compared_runs(folder) or []
     marks = manifest.read(folder)
     text = manifest.checked(folder, run_folder.COMPARISON, marks)
     path = folder / run_folder.COMPARISON
@@ -182,9 +183,9 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
-    from securecluster.app import run_folder
-    from securecluster.app.options import noted
     from securecluster.app.plots import comparison
+    from securecluster.core.noted_warnings import noted
+    from securecluster.runs import run_folder
 
     console = execution.console(quiet)
     try:
@@ -217,8 +218,8 @@ def _record(folder: Path, content: Content) -> None:
         folder: of the comparison.
         content: of compare.json.
     """
-    from securecluster.app import run_folder
     from securecluster.core import atomic_files, manifest
+    from securecluster.runs import run_folder
 
     text = json.dumps(content, indent=2) + "\n"
     atomic_files.write_atomic(folder / run_folder.COMPARISON, text.encode())
@@ -237,7 +238,7 @@ def _histories(folder: Path, content: Content) -> dict[str, list[dict[str, Any]]
 
 def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
     """Raise SecureClusterError if any protocol failed."""
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     sentences = []
     for row in rows:
@@ -332,11 +333,11 @@ def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -
         folder: of the run.
         console: for progress.
     """
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     with run_folder.locked(folder):
         if not run_folder.finished(folder):
-            content, _ = execution.carry_out(plan, federation, folder, console)
+            content, _ = execution.watched_run(plan, federation, folder, console)
             return content
         content = run_folder.result_of(folder)
     with output():
@@ -350,7 +351,7 @@ def _row(result: Result) -> Row:
     Args:
         result: content of its result.json.
     """
-    from securecluster.app.contents import scores_of
+    from securecluster.runs.contents import scores_of
 
     metric = result["metric"]
     metrics = result["metrics"]
@@ -385,7 +386,7 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
         For each unit its protocols, ε (null: infinite), δ and the accountant.
     """
     from securecluster.privacy.dp.ledger import Ledger
-    from securecluster.protocols.common.serialization import read_ledger
+    from securecluster.runs.serialization import read_ledger
 
     delta_of = {plan.protocol.name: plan.protocol.privacy.delta for plan in plans}
     totals = []
@@ -440,7 +441,7 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
             clusters.
     """
     import securecluster
-    from securecluster.app.run_folder import SCHEMA
+    from securecluster.runs.run_folder import SCHEMA
 
     true_clusters = None
     if federation.truth is not None:
@@ -482,8 +483,8 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     Args:
         folder: of the run.
     """
-    from securecluster.app.contents import checked_lines
     from securecluster.core import atomic_files, manifest
+    from securecluster.runs.contents import checked_lines
 
     path = folder / "history.jsonl"
     if not path.is_file():

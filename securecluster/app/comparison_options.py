@@ -11,9 +11,10 @@ from dataclasses import MISSING, Field, field, fields, make_dataclass
 from functools import reduce
 from typing import Annotated, Any, get_type_hints
 
-from securecluster.app.options import Output, Simulation, flat_class
+from securecluster.app.options import Output, flat_class
 from securecluster.app.registry import PROTOCOLS, protocol_class, protocol_names
 from securecluster.core.field_docs import field_descriptions
+from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError, unknown
 from securecluster.runtime.settings import Settings
 

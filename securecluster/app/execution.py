@@ -9,7 +9,6 @@ checks.
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import sys
@@ -19,21 +18,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app.number_format import printable
-from securecluster.app.options import DEFAULT_CLIENTS, Simulation, noted
+from securecluster.app.options import as_typed
 from securecluster.app.stops import output
-from securecluster.core import atomic_files, progress
-from securecluster.core.lazy_torch import torch
+from securecluster.core import progress
+from securecluster.core.noted_warnings import noted
+from securecluster.data.simulation import DEFAULT_CLIENTS
 from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
+from securecluster.runs.number_format import printable
 
 if TYPE_CHECKING:
-    from securecluster.app.contents import Result, RunConfig
     from securecluster.app.finished_run import FinishedRun
-    from securecluster.app.run_folder import RunPlan
     from securecluster.data import Federation
-    from securecluster.protocols.common.base import ClusteringProtocol
+    from securecluster.runs.contents import Result, RunConfig
+    from securecluster.runs.run_folder import RunPlan
     from securecluster.runtime.run import Line
-    from securecluster.runtime.settings import Settings
 
 AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the contents of frames
 
@@ -52,7 +50,7 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
     simulation = options.simulation.made_for(protocol.scenario for protocol in protocols)
     options = replace(options, simulation=simulation)
     check_names(protocols, options)
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     run_folder.check_free(options.output.out, options.output.force)
     # before any data is read; the number of a file's clients follows from reading it
@@ -96,7 +94,7 @@ def noting(quiet: bool) -> Callable[[str], None]:
 
     def note(text: str) -> None:
         if not quiet:
-            print(f"securecluster: note: {printable(text)}", file=sys.stderr)
+            print(f"securecluster: note: {printable(as_typed(text))}", file=sys.stderr)
 
     return note
 
@@ -151,8 +149,9 @@ def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
     Raises:
         UsageError: the protocol cannot work on this federation.
     """
-    from securecluster.app.run_folder import RunPlan
     from securecluster.models.architectures import AUTO, names
+    from securecluster.runs.carry_out import resolved
+    from securecluster.runs.run_folder import RunPlan
     from securecluster.runtime.settings import check_settings, check_threads
 
     protocol.check(len(federation))
@@ -237,10 +236,10 @@ def federation_of(folder: Path, plan: RunPlan, config: RunConfig) -> Federation:
     return federation
 
 
-def carry_out(
+def watched_run(
     plan: RunPlan, federation: Federation, folder: Path, console: Any
 ) -> tuple[Result, list[Path]]:
-    """Run or resume in a folder, write the results, and draw the pictures.
+    """Run or resume in a folder with lines on a console, write the results, and draw the pictures.
 
     Args:
         plan: of the run.
@@ -252,6 +251,7 @@ def carry_out(
         The content of result.json, and the paths of the pictures.
     """
     from securecluster.app import report
+    from securecluster.runs.carry_out import carry_out, complete, draw
 
     def say(line: Line) -> None:
         text = report.line_text(line, plan.protocol.total_rounds)
@@ -259,62 +259,14 @@ def carry_out(
             console.print(text)
 
     with slow_work_on(console):
-        content = _record(plan, federation, folder, say)
+        fitted = carry_out(plan.protocol, federation, plan.settings, folder, say)
+        content = complete(folder, federation, fitted)
     note = noting(console.quiet)
-    if plan.protocol.warning_ is not None:
-        note(plan.protocol.warning_)
+    if fitted.warning_ is not None:
+        note(fitted.warning_)
     with noted(note):
-        pictures = _draw(plan.protocol, folder, content)
+        pictures = draw(folder, content, fitted)
     return content, pictures
-
-
-def _record(
-    plan: RunPlan, federation: Federation, folder: Path, say: Callable[[Line], None]
-) -> Result:
-    """Run or resume in a folder, and write all of its files but the pictures.
-
-    Args:
-        plan: of the run.
-        federation: its clients.
-        folder: of the run, whose lock this process holds.
-        say: called with the line of each round.
-
-    Returns:
-        The content of result.json.
-    """
-    from securecluster.app import report, run_folder
-    from securecluster.core.serialization import unpack
-    from securecluster.runtime.run import remove_checkpoints
-
-    # of a run that was killed
-    atomic_files.remove_half_written(folder)
-    atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
-    fitted = plan.protocol
-    result = fitted.fit_in(folder, federation, plan.settings, say)
-    state: Any = unpack(result.server_state_, fitted.state_class())
-    content = report.result(plan, federation, fitted, state)
-    result.write(folder)
-    # result.json is written last of the run's files, and says that they are complete
-    text = json.dumps(content, indent=2) + "\n"
-    run_folder.seal(folder, text.encode())
-    remove_checkpoints(folder)
-    return content
-
-
-def _draw(fitted: ClusteringProtocol, folder: Path, content: Result) -> list[Path]:
-    """Draw the pictures of a run that has just ended: no fault of drawing withholds its result.
-
-    Args:
-        fitted: the protocol after the run.
-        folder: of the run.
-        content: of result.json.
-
-    Returns:
-        The paths of the pictures.
-    """
-    from securecluster.app.plots import curves
-
-    return curves.draw(folder, content, fitted.history_, fitted.state_)
 
 
 def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:
@@ -327,134 +279,13 @@ def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:
     Returns:
         The paths of all pictures.
     """
-    from securecluster.app.plots import curves
     from securecluster.core.serialization import unpack
+    from securecluster.runs.plots import curves
 
     state: Any = unpack(run.server_state, run.protocol.state_class())
     with noted(note):
         curves.draw(run.folder, run.result, run.history, state, True)
     return run.pictures
-
-
-def fit(
-    protocol: ClusteringProtocol,
-    federation: Federation,
-    settings: Settings,
-    folder: Path,
-    say: Callable[[Line], None],
-    force: bool = False,
-) -> None:
-    """Fit a protocol in a run folder, as `ClusteringProtocol.fit` does with `folder`.
-
-    A run starts in a new or empty folder; a stopped run of the same configuration on the same data
-    is resumed; the result of one that has ended is loaded. With `force` the run in the folder is
-    replaced in any case.
-
-    Args:
-        protocol: to be fitted, in place.
-        federation: the clients and their data.
-        settings: of the run.
-        folder: new, empty, or of a run of this configuration.
-        say: called with the line of each round.
-        force: replace the run in the folder.
-
-    Raises:
-        UsageError: the folder contains something else.
-        RunFolderError: it contains another run, a damaged one, or one that another process writes
-            to.
-    """
-    from securecluster.app import run_folder
-
-    simulation = Simulation.of(federation)
-    if run_folder.is_run(folder) and not force:
-        _fit_again(protocol, simulation, federation, settings, folder, say)
-        return
-    if run_folder.used(folder) and not force:
-        raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
-    plan = run_folder.RunPlan(protocol, simulation, resolved(settings))
-    texts = {run_folder.CONFIG: plan.as_json(federation)}
-    with _in_python(), run_folder.claimed(folder, force, "", texts):
-        _draw(protocol, folder, _record(plan, federation, folder, say))
-
-
-@contextmanager
-def _in_python() -> Iterator[None]:
-    """Give options the names that they have in Python, in the sentence of a refusal."""
-    try:
-        yield
-    except UsageError as error:
-        text = str(error).replace("--force", "force=True").replace("--out", "folder")
-        raise UsageError(text) from None
-
-
-def _fit_again(
-    protocol: ClusteringProtocol,
-    simulation: Simulation | None,
-    federation: Federation,
-    settings: Settings,
-    folder: Path,
-    say: Callable[[Line], None],
-) -> None:
-    """Resume the run in a folder, or load its result.
-
-    Args:
-        protocol: to be fitted, in place.
-        simulation: options that make the federation; None where no options do.
-        federation: the clients and their data.
-        settings: of the run.
-        folder: of a run.
-        say: called with the line of each round.
-
-    Raises:
-        UsageError: the folder contains a comparison.
-        RunFolderError: it contains another run, a damaged one, or one that another process writes
-            to.
-    """
-    from securecluster.app import run_folder
-    from securecluster.runtime.run import remove_checkpoints
-    from securecluster.runtime.settings import Settings
-
-    with run_folder.locked(folder):
-        if run_folder.compared(folder) is not None:
-            raise UsageError(f"{folder} holds a comparison: give another folder")
-        config = run_folder.run_config(folder, protocol)
-        recorded = Settings(**config["settings"])
-        plan = run_folder.RunPlan(protocol, simulation, _with_recorded(settings, recorded))
-        run_folder.check_same(folder, config, plan.content(federation))
-        if not run_folder.finished(folder):
-            _draw(protocol, folder, _record(plan, federation, folder, say))
-            return
-        run_folder.result_of(folder)  # checks every file
-        protocol.result_ = protocol.fitted_class.of_folder(protocol, folder)
-        remove_checkpoints(folder)  # which a kill at the very end may have left
-
-
-def resolved(settings: Settings) -> Settings:
-    """Return settings with the device and the number of threads filled in.
-
-    Args:
-        settings: `auto` is a device to choose, and 0 a number of threads to choose.
-    """
-    from securecluster.core.devices import choose_device
-
-    # a run is resumed with the same ones, since others round sums differently
-    device = choose_device(settings.device).type
-    threads = settings.threads or torch.get_num_threads()
-    return replace(settings, device=device, threads=threads)
-
-
-def _with_recorded(settings: Settings, recorded: Settings) -> Settings:
-    """Return settings with the recorded device and threads, where the user leaves these open.
-
-    Args:
-        settings: the user's; `auto` and 0 leave the device and the threads open.
-        recorded: those of the run that is resumed.
-    """
-    device = settings.device
-    if device == "auto":
-        device = recorded.device
-    threads = settings.threads or recorded.threads
-    return replace(settings, device=device, threads=threads)
 
 
 def console(quiet: bool) -> Any:

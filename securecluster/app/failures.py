@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
+from securecluster.runs.number_format import printable
 
 Row = dict[str, Any]  # of a run among others, by column
 LONGEST_REASON = 500  # characters

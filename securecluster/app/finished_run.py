@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import run_folder
-from securecluster.app.contents import Result, RunConfig, checked_lines
-from securecluster.app.options import Simulation
+from securecluster.app import loading
 from securecluster.core.validation import check_ranges
+from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.privacy.dp.ledger import Ledger, Release
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.serialization import LEARNED, FittedState, read_kept
+from securecluster.runs import run_folder
+from securecluster.runs.contents import Result, RunConfig, checked_lines
+from securecluster.runs.serialization import LEARNED, FittedState, read_kept
 from securecluster.runtime.settings import Settings
 
 MOST_PRICES = 12  # points of ε over rounds: with sampled batches one may take seconds
@@ -74,13 +75,13 @@ def open_run(
         UsageError: a comparison, a sweep, or a run that has not ended.
     """
     folder = Path(folder)
-    names = run_folder.compared(folder)
+    names = loading.compared(folder)
     if names is not None:
         raise UsageError(
             f"{folder} holds a comparison: {command} takes one of its runs, such as "
             f"{folder / names[0]}"
         )
-    config = run_folder.run_config(folder, protocol)
+    config = (run_folder if protocol else loading).run_config(folder)
     if not run_folder.finished(folder):
         raise UsageError(
             f"the run in {folder} has not ended: go on with it first, with: securecluster resume "
@@ -110,12 +111,12 @@ def _protocol(folder: Path, config: RunConfig) -> ClusteringProtocol:
         # config.json has a description in place of an object
         if name != "name" and not isinstance(value, dict):
             params[name] = value
-    protocol: ClusteringProtocol = run_folder.protocol_type(folder, config)(**params)
+    protocol: ClusteringProtocol = loading.protocol_type(folder, config)(**params)
     try:
         for options in (*protocol.option_groups, protocol):
             check_ranges(options)
     except UsageError as error:
-        raise run_folder.not_written(folder, error) from None
+        raise loading.not_written(folder, error) from None
     return protocol
 
 

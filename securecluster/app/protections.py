@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from securecluster.app.disclosures import CLIENT, Disclosure
 from securecluster.attacks.base import HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS, Attack
 from securecluster.messaging.parties import Party
+from securecluster.runs.disclosures import CLIENT, Disclosure
 
 # every client has the shared seed, and opens what is sealed and knows its own part of a pair
 OF_CLIENTS = frozenset({MASK, SEALS, HIDDEN_PAIRS})

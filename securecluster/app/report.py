@@ -4,152 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-
-import securecluster
 from securecluster.app import privacy_report, terminal
-from securecluster.app.contents import Result, Sent, scores_of
-from securecluster.app.number_format import METRICS, number, shown
-from securecluster.app.run_folder import SCHEMA, RunPlan
-from securecluster.clustering.metrics import mean, share_at
-from securecluster.data import Federation
-from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.contents import Result, Sent, scores_of
+from securecluster.runs.number_format import METRICS, number, shown
 
 MOST_CLUSTERS = 12  # rows of the closing table, and sizes or clients in a line
 MOST_NAMES = 20  # clients or true clusters in a cell
 MOST_RATIOS = 8  # split tests in the line of a round
 MOST_SPLITS = 4  # splits in the line of a round
-NO_AGREEMENT = {"ari": None, "nmi": None, "purity": None, "exact": None}
 Entries = dict[str, Any]
 Line = dict[str, Any]
-
-
-def result(plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, state: Any) -> Result:
-    """Return the content of result.json.
-
-    Args:
-        plan: of the run.
-        federation: the clients and their data.
-        fitted: the protocol after the run.
-        state: the server's final state. Its parameter tree, where it has one, gives each
-            cluster's leaf (`leaves`), and the node whose model each cluster has at the end with
-            the validation losses that decided it (`fallback`).
-    """
-    labels = [int(label) for label in fitted.labels_]
-    truth = None
-    if federation.truth is not None:
-        truth = list(federation.truth)
-    dropped = {}
-    for client, rounds in fitted.dropped_.items():
-        dropped[federation.names[client]] = rounds
-    content = {
-        **fitted.result_.method.report_fields(state),
-        "schema": SCHEMA,
-        "protocol": fitted.name,
-        "data": federation.data,
-        "scenario": federation.scenario,
-        "model": fitted.kept_.learned.config["model"],
-        # where keys and noise follow from it, it stays in config.json
-        "seed": None if plan.settings.keys_from_seed else federation.seed,
-        "device": fitted.device_,
-        "version": securecluster.__version__,
-        "clients": len(federation),
-        "names": list(federation.names),
-        "clusters": len(set(labels)),
-        "labels": labels,
-        "truth": truth,
-        "dropped": dropped,
-        "rounds": fitted.rounds,
-        "metrics": _metrics(plan, federation, fitted, labels),
-        "metric": fitted.metric_,
-        "unit": federation.objective.unit,
-        "target": plan.settings.target,
-        **_nodes(state, max(labels) + 1),
-        "observer": True,
-        "bytes": fitted.bytes_,
-        "privacy": privacy_report.section(fitted),
-        "seconds": round(fitted.seconds_, 3),
-    }
-    return cast(Result, content)
-
-
-def _metrics(
-    plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, labels: list[int]
-) -> Entries:
-    """Return agreement with the true clusters, and the metric on test samples.
-
-    Args:
-        plan: of the run.
-        federation: the clients and their data.
-        fitted: the protocol after the run.
-        labels: each client's cluster, (m,).
-    """
-    at_target = None
-    # a target is a score to reach; losses and errors have none
-    if federation.objective.higher:
-        at_target = share_at(fitted.scores_, plan.settings.target)
-    return {
-        **(fitted.agreement_ or NO_AGREEMENT),
-        fitted.metric_: _scores(fitted, labels),
-        "at_target": at_target,
-    }
-
-
-def _nodes(state: Any, cluster_count: int) -> Entries:
-    """Return the entries of result.json for a parameter tree; nothing where there is none.
-
-    Args:
-        state: the server's final state.
-        cluster_count: number of clusters.
-    """
-    entries: Entries = {}
-    tree = getattr(state, "tree", None)
-    if tree is not None:
-        entries["leaves"] = [tree.leaf(cluster) for cluster in range(cluster_count)]
-    models = getattr(state, "fallback_models", None)
-    if models is not None:
-        entries["fallback"] = {"nodes": models.nodes, "losses": models.losses}
-    return entries
-
-
-def _scores(fitted: ClusteringProtocol, labels: list[int]) -> Entries:
-    """Return the metric before the first clusters, at the end, and in each cluster at the end.
-
-    Args:
-        fitted: the protocol after the run.
-        labels: each client's cluster, (m,).
-    """
-    cluster_of = np.asarray(labels)
-    per_cluster = []
-    for cluster in range(max(labels) + 1):
-        members = cluster_of == cluster
-        per_cluster.append(mean(fitted.scores_[members]))
-    return {
-        "before": _score_before_clusters(fitted),
-        "after": mean(fitted.scores_),
-        "per_cluster": per_cluster,
-    }
-
-
-def _score_before_clusters(fitted: ClusteringProtocol) -> Any:
-    """Return the metric of the last model that all clients shared; None where there is none.
-
-    That is the metric in the round of the first split, else in the last round of one cluster.
-    """
-    metric = fitted.metric_
-    for line in fitted.history_:
-        if line.get("splits"):
-            if line[metric] is not None:
-                return line[metric]
-            break  # that round was not evaluated
-    before = None
-    for line in fitted.history_:
-        if line["clusters"] != 1:
-            break
-        before = line[metric]
-    return before
 
 
 def line_text(line: Line, total_rounds: int) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app.number_format import printable
 from securecluster.app.stops import output
 from securecluster.errors import UsageError
+from securecluster.runs.number_format import printable
 
 if TYPE_CHECKING:
     from securecluster.app.audit import Adversary

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from securecluster.app import html_page as html
 from securecluster.app import privacy_report
-from securecluster.app.contents import Privacy, scores_of
-from securecluster.app.disclosures import READERS, Disclosure, protections
 from securecluster.app.finished_run import (
     FinishedRun,
     command_of,
@@ -17,9 +15,11 @@ from securecluster.app.finished_run import (
     epsilon_by_round,
     epsilon_of_field,
 )
-from securecluster.app.number_format import number, printable, shown
 from securecluster.app.privacy_report import Statements
 from securecluster.app.report import bytes_table, megabytes
+from securecluster.runs.contents import Privacy, scores_of
+from securecluster.runs.disclosures import READERS, Disclosure, protections
+from securecluster.runs.number_format import number, printable, shown
 from securecluster.runtime import run_secret
 
 PAGE = "report.html"

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.app import comparison_options, execution, sweep_runner
 from securecluster.app.failures import Row
-from securecluster.app.number_format import enumerated, printable
-from securecluster.app.options import Simulation
 from securecluster.app.stops import output
 from securecluster.app.sweep_runner import FAILED, Parallel
+from securecluster.data.simulation import Simulation
 from securecluster.errors import (
     RunFolderError,
     SecureClusterError,
@@ -29,6 +28,7 @@ from securecluster.errors import (
     UsageError,
     unknown,
 )
+from securecluster.runs.number_format import enumerated, printable
 from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
 
@@ -97,7 +97,7 @@ def start(argv: Sequence[str]) -> int:
         )
     variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters)
     plan = _planned(variants, options.sweep, options.simulation, options.settings)
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     run_folder.check_free(options.output.out, options.output.force)
     federation = _checked(plan)
@@ -133,8 +133,8 @@ def resume(
         RunFolderError: a damaged folder, or data that have changed since.
         SecureClusterError: some runs failed; the others are in the folder.
     """
-    from securecluster.app import run_folder
     from securecluster.app.sweep_plan import Plan
+    from securecluster.runs import run_folder
 
     with run_folder.locked(folder):
         content = run_folder.swept(folder)
@@ -343,6 +343,7 @@ def _planned(
     """
     from securecluster.app import sweep_plan
     from securecluster.app.registry import protocol_class
+    from securecluster.runs.carry_out import resolved
 
     sweep_plan.check_distinct(variants)
     by, values = sweep_plan.levels_of(levels.noise or (), levels.epsilon or ())
@@ -356,8 +357,7 @@ def _planned(
     simulation = simulation.made_for(scenarios).located()
     protocols = [variant.at(sweep_plan.NOISE, 0.0) for variant in variants]
     execution.check_names(protocols, SimpleNamespace(simulation=simulation, settings=settings))
-    resolved = execution.resolved(settings)
-    return sweep_plan.Plan(variants, by, values, seeds, simulation, resolved)
+    return sweep_plan.Plan(variants, by, values, seeds, simulation, resolved(settings))
 
 
 def _federation(plan: Plan) -> Federation:
@@ -450,7 +450,7 @@ def _check_data(folder: Path, federation: Federation) -> None:
         folder: of the sweep.
         federation: the clients of the first seed, made again.
     """
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     if federation.digest() != run_folder.config_of(folder)["data_digest"]:
         raise RunFolderError(
@@ -467,7 +467,7 @@ def _texts(plan: Plan, parallel: Parallel, federation: Federation) -> dict[str, 
         parallel: runs at the same time, with which it goes on by default.
         federation: the clients of the first seed.
     """
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     # beside the plan, and not in it: the same sweep may go on with others
     text = run_folder.sweep_json(plan.content(), asdict(parallel), federation.digest())
@@ -483,8 +483,8 @@ def _recorded_parallel(folder: Path) -> Parallel:
     Raises:
         RunFolderError: it does not parse, or an earlier version wrote the folder.
     """
-    from securecluster.app import run_folder
     from securecluster.core.serialization import typed
+    from securecluster.runs import run_folder
 
     content = run_folder.config_of(folder).get("parallel")
     if content is None:
@@ -519,7 +519,7 @@ def _in_folder(
         UsageError: the folder contains something else.
         RunFolderError: it contains another sweep, or cannot be written.
     """
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     if not run_folder.is_run(folder):
         if run_folder.used(folder):
@@ -557,7 +557,8 @@ def _carry_out(
     Raises:
         SecureClusterError: some runs failed; the others are in the folder.
     """
-    from securecluster.app import run_folder, sweep_report, worker_pool
+    from securecluster.app import sweep_report, worker_pool
+    from securecluster.runs import run_folder
 
     federation = _federation(plan)
     command = f"securecluster resume {shlex.quote(str(folder))}"
@@ -621,9 +622,10 @@ def _completed(
     Returns:
         The rows of all runs, and why there are no pictures, if they cannot be drawn.
     """
-    from securecluster.app import run_folder, sweep_report
+    from securecluster.app import sweep_report
     from securecluster.app.sweep_record import Record
     from securecluster.core import atomic_files
+    from securecluster.runs import run_folder
 
     atomic_files.remove_half_written(folder)
     cells = list(plan.cells())

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from securecluster.app.failures import Row
-from securecluster.app.number_format import enumerated
 from securecluster.core.serialization import typed
 from securecluster.privacy.dp.ledger import Expense, History, joint_price
+from securecluster.runs.number_format import enumerated
 
 # of the numbers of an expense
 SMALLEST = 1e-50

@@ -21,9 +21,9 @@ from typing import Any
 from securecluster.app import sweep_costs, sweep_runner
 from securecluster.app.comparison_options import given_params
 from securecluster.app.failures import Row
-from securecluster.app.options import Simulation
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.core.serialization import typed
+from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, unknown
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.signature_options import by_gradients

@@ -8,13 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import failures, run_folder, sweep_costs, sweep_tables, terminal
+from securecluster.app import failures, sweep_costs, sweep_tables, terminal
 from securecluster.app.failures import Row
-from securecluster.app.number_format import NONE, enumerated, fixed, printable, shown
 from securecluster.app.plots import sweep as plots
 from securecluster.core import atomic_files
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
+from securecluster.runs import run_folder
+from securecluster.runs.number_format import NONE, enumerated, fixed, printable, shown
 
 
 def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | None:

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from securecluster.app.number_format import printable
+from securecluster.runs.number_format import printable
 
 
 class Console(rich.console.Console):

@@ -5,7 +5,6 @@ Byte counts, audits and replay are computed from them.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -185,30 +184,10 @@ class Transcript:
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
 
     @classmethod
-    def open(cls, folder: Path | str) -> Transcript:
-        """Return the transcript of a run folder.
-
-        It takes a run of a protocol of this project, or of an installed package's. For others, load
-        the protocol: `MyProtocol.load(folder).transcript_`.
-
-        Args:
-            folder: of a finished run, which the command line or `fit(folder=...)` wrote.
-
-        Raises:
-            RunFolderError: no finished run's folder, or a damaged one.
-            UsageError: a folder of several runs, or of an unknown protocol.
-        """
-        # Only the protocol can say of what classes its messages are, so this is an import from a
-        # higher room, and hence by name.
-        loading = importlib.import_module("securecluster.app.loading")
-        transcript: Transcript = loading.transcript_of(Path(folder))
-        return transcript
-
-    @classmethod
     def read(
         cls, mode: str, folder: Path, messages: MessageTypes, names: Sequence[str] = ()
     ) -> Transcript:
-        """Return the transcript in a folder, for reading; `open` finds out the arguments.
+        """Return the transcript in a folder, whose arguments `open_transcript` finds out.
 
         Args:
             mode: mode of the run's transcript.

@@ -53,7 +53,7 @@ from securecluster.runtime.refusals import answered
 from securecluster.runtime.services import KeyAgreement, Service
 
 if TYPE_CHECKING:
-    from securecluster.runtime.release_guard import ReleaseGuard
+    from securecluster.runtime.release_guard import ReleaseGuard, Traces
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -726,7 +726,9 @@ class Endpoint(Generic[C]):
         # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
         context = self.context(call.to, call.round, call.step, call.method)
-        reply, receipts = self._called(call, method, release, expected, context)
+        with self._guarded(call, release, expected, context) as traces:
+            reply = method(context, call.query)
+        receipts = self._receipts(traces, reply, expected, context)
         if self.before_pipeline is not None:
             reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
@@ -758,24 +760,23 @@ class Endpoint(Generic[C]):
             releases=releases,
         )
 
-    def _called(
-        self,
-        call: Call,
-        method: Callable[..., Any],
-        release: ReleasePolicy,
-        expected: type,
-        context: CallContext,
-    ) -> tuple[Any, list[Receipts]]:
-        """Return what a client method replies, and its receipts, under the guard of its deeds."""
+    def _guarded(
+        self, call: Call, release: ReleasePolicy, expected: type, context: CallContext
+    ) -> AbstractContextManager[Traces | None]:
+        """Return the context in which a client method may do what it declares."""
         if self.guard is None:
-            return method(context, call.query), [()] * len(call.to)
+            return nullcontext()
         name = f"{type(self.client).__name__}.{call.method}"
-        has_fields = bool(kinds(expected))
-        with self.guard.during(name, release, has_fields, context.positions) as traces:
-            reply = method(context, call.query)
-        if not isinstance(reply, expected):  # refused by name later
-            return reply, [()] * len(call.to)
-        return reply, self.guard.receipts(traces, reply, context)
+        return self.guard.during(name, release, bool(kinds(expected)), context.positions)
+
+    def _receipts(
+        self, traces: Traces | None, reply: Any, expected: type, context: CallContext
+    ) -> list[Receipts]:
+        """Return the receipts of what a client method has done."""
+        # a reply of another class is refused by name later
+        if self.guard is None or traces is None or not isinstance(reply, expected):
+            return [()] * len(context.ids)
+        return self.guard.receipts(traces, reply, context)
 
     def _after_pipeline(
         self, call: Call, release: ReleasePolicy, reply: Any, receipts: Sequence[Receipts]

@@ -191,7 +191,7 @@ class ServerChannel:
         call = self._call(
             method=method, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
         )
-        response = self._exchange_with_retries(method, call, tries)
+        response = self._exchange(method, call, tries)
         release = release_of(method)
         reply = self._costs.read(release, response.reply, step)
         self._remember(method, response, reply, step)
@@ -358,7 +358,7 @@ class ServerChannel:
         call = self._call(
             method=method, verb=PAIRS, query=query, to=to, ready=ready, step=step, members=members
         )
-        exchange: Exchange = partial(self._exchange_with_retries, method, tries=tries)
+        exchange: Exchange = partial(self._exchange, method, tries=tries)
         pairs = self.pair_aggregator.run(exchange, call, tuple(to), then)
         self._note_lost(to, pairs.ids)
         self._observe(method, PAIRS, step, [pairs.ids], pairs.relevance)
@@ -520,17 +520,23 @@ class ServerChannel:
         read = [value for field, value in vars(reply).items() if value is not arrived.get(field)]
         self._gathered.remember(name, step, response.ids, read)
 
-    def _exchange_with_retries(self, method: Method, call: Call, tries: int) -> Response:
-        """Return the replies of all clients that answer one of several tries."""
+    def _exchange(self, method: Method, call: Call, tries: int = 1) -> Response:
+        """Return the replies of all clients that answer one of several tries.
+
+        Raises:
+            FrameError: a reply exceeds the bounds of the configuration.
+            UpdateError: a reply has numbers that are not finite.
+        """
         responses: list[Response] = []
         answered: set[int] = set()
         for _ in range(tries):
             silent = [k for k, client in enumerate(call.to) if client not in answered]
             if not silent:
                 break
-            response = self._exchange(method, call.select(silent))
+            asked = call.select(silent)
+            response = self._transport.exchange(asked)
             if response.ids:
-                responses.append(response)
+                responses.append(self._checked(method, asked, response))
                 answered.update(response.ids)
         if not responses:
             return Response((), None)
@@ -538,17 +544,12 @@ class ServerChannel:
             return responses[0]
         return _merged(responses, call.to)
 
-    def _exchange(self, method: Method, call: Call) -> Response:
+    def _checked(self, method: Method, call: Call, response: Response) -> Response:
         """Return the replies to a call after the checks that do not need them decoded.
 
         Releases are in the ledger before any other code can use the replies, so that a run that is
         stopped has accounted for everything that it received.
-
-        Raises:
-            FrameError: a reply exceeds the bounds of the configuration.
-            UpdateError: a reply has numbers that are not finite.
         """
-        response = self._transport.exchange(call)
         if response.reply is None:
             return response
         self._keep_receipts(response)

@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -243,6 +244,48 @@ class LocalTrainer:
             UsageError: DP-SGD without a source of secret draws.
             PolicyError: clients that keep their momentum have trained in a later call.
         """
+        with self.permitted(plan, clients, step):
+            threads = self._threads()
+            chunks = self._chunks(start, clients, plan, threads, regularizer)
+            d = self.model.dimension
+            # one (m, width) matrix for training and masks, since a copy may not fit into memory
+            width = max(row_width, d)
+            out = torch.empty(len(clients), width, dtype=self.dtype, device=self.device)
+            out[:, d:] = 0
+            number = min(threads, len(chunks))
+            workers = self._for_threads(max(1, number))
+            end = [None] * len(workers)  # stops each worker when no chunk is left
+            task = _Task(
+                start=start,
+                clients=clients,
+                plan=plan,
+                step=step,
+                scale=scale,
+                out=out[:, :d],
+                largest=max(map(len, chunks), default=0),
+                jobs=deque([*chunks, *end]),
+                regularizer=regularizer,
+            )
+            if len(workers) == 1:
+                self._work(workers[0], task)
+            else:
+                _each_in_a_thread(lambda worker: self._work(worker, task), workers, task.jobs)
+        return out
+
+    @contextmanager
+    def permitted(self, plan: LocalTraining, clients: Sequence[int], step: int) -> Iterator[None]:
+        """Check that clients may train in a call, and note that they do.
+
+        Args:
+            plan: hyper-parameters.
+            clients: positions of the clients in this cohort.
+            step: number of the call.
+
+        Raises:
+            UsageError: DP-SGD without a source of secret draws.
+            PolicyError: clients that keep their momentum have trained in a later call, or a
+                training that the called method does not declare.
+        """
         if plan.private and self.secret is None:
             raise UsageError(
                 "DP-SGD draws its noise and its batches from each client's own key: this cohort "
@@ -254,45 +297,7 @@ class LocalTrainer:
                 self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.begin(clients, step)
         with self.access.train(plan, clients, step):
-            return self._trained(start, clients, plan, step, row_width, scale, regularizer)
-
-    def _trained(
-        self,
-        start: Rows,
-        clients: Sequence[int],
-        plan: LocalTraining,
-        step: int,
-        row_width: int,
-        scale: Sequence[float] | None,
-        regularizer: MeanRegularizer | None,
-    ) -> torch.Tensor:
-        """Return the updates of some clients, as `train` declares."""
-        threads = self._threads()
-        chunks = self._chunks(start, clients, plan, threads, regularizer)
-        d = self.model.dimension
-        # one (m, width) matrix for training and masks, since a copy may not fit into memory
-        width = max(row_width, d)
-        out = torch.empty(len(clients), width, dtype=self.dtype, device=self.device)
-        out[:, d:] = 0
-        number = min(threads, len(chunks))
-        workers = self._for_threads(max(1, number))
-        end = [None] * len(workers)  # stops each worker when no chunk is left
-        task = _Task(
-            start=start,
-            clients=clients,
-            plan=plan,
-            step=step,
-            scale=scale,
-            out=out[:, :d],
-            largest=max(map(len, chunks), default=0),
-            jobs=deque([*chunks, *end]),
-            regularizer=regularizer,
-        )
-        if len(workers) == 1:
-            self._work(workers[0], task)
-        else:
-            _each_in_a_thread(lambda worker: self._work(worker, task), workers, task.jobs)
-        return out
+            yield
 
     def _threads(self) -> int:
         """Return the number of threads that train chunks; a GPU, and a run

@@ -23,15 +23,7 @@ import numpy as np
 import pytest
 from cases import SMALL_FEDERATION, two_clusters
 
-from securecluster.app import (
-    audit,
-    audit_page,
-    bundle,
-    compatibility,
-    html_page,
-    report_page,
-    run_folder,
-)
+from securecluster.app import audit, audit_page, bundle, compatibility, html_page, report_page
 from securecluster.app.audit import Finding
 from securecluster.app.cli import main
 from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
@@ -41,8 +33,9 @@ from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
-from securecluster.protocols.common.serialization import read_kept
 from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runs import run_folder
+from securecluster.runs.serialization import read_kept
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
 MASKED = ["--mask", "permutation", "--clip", "1", "--noise", "3"]

@@ -14,7 +14,7 @@ import pytest
 from cases import SMALL_FEDERATION
 
 from securecluster import Federation
-from securecluster.app import audit, audit_files, audit_page, run_folder
+from securecluster.app import audit, audit_files, audit_page
 from securecluster.app.audit import Adversary
 from securecluster.app.cli import main
 from securecluster.app.finished_run import open_run
@@ -23,6 +23,7 @@ from securecluster.attacks.base import TAPS, TRUE_CLUSTERS, Guess
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.protocols import FedAvg, Settings
+from securecluster.runs import run_folder
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--quiet"]
 CHEAP = ["label-counts", "mean-image"]

@@ -201,7 +201,8 @@ SENTENCES_OF_PROTECTIONS = sorted(
     for path in (ROOT / "securecluster" / "protections").glob("*/protection.py")
 )
 PRINTED = (
-    "securecluster/app/disclosures.py",
+    "securecluster/runs/disclosures.py",
+    "securecluster/runs/privacy_section.py",
     "securecluster/app/privacy_report.py",
     "securecluster/app/report_page.py",
     "securecluster/privacy/masking/masks.py",

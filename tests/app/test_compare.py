@@ -23,16 +23,16 @@ from cases import SMALL_FEDERATION
 from commands import exit_of
 from rich.console import Console
 
-from securecluster.app.options import Simulation
 from securecluster.app.plots import comparison
-from securecluster.app.plots.figure import figure
 from securecluster.app.registry import PROTOCOLS
-from securecluster.app.run_folder import locked
+from securecluster.data.simulation import Simulation
 from securecluster.errors import UpdateError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, FLHC, FedAvg
 from securecluster.protocols.common.averaging import AveragingState
+from securecluster.runs.plots.figure import figure
+from securecluster.runs.run_folder import locked
 from securecluster.runtime.run import Run
 
 SMALL = [

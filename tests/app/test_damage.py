@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from cases import SMALL_FEDERATION
 
-from securecluster.app import run_folder
 from securecluster.app.cli import main
 from securecluster.core import manifest
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import CFL
+from securecluster.runs import run_folder
 from securecluster.runtime.run import Run
 
 OPTIONS = [*SMALL_FEDERATION, "--epochs", "1", "--rounds", "5"]

@@ -12,8 +12,9 @@ import pytest
 from commands import exit_of
 
 from securecluster.app.cli import main
-from securecluster.app.options import Simulation, as_typed
+from securecluster.app.options import as_typed
 from securecluster.data import Dirichlet, Federation, Rotation, Tasks
+from securecluster.data.simulation import Simulation
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

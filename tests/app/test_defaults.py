@@ -12,8 +12,8 @@ import pytest
 from commands import exit_of
 
 from securecluster.app import registry
-from securecluster.app.options import Simulation
 from securecluster.data import Federation, LabelSwap, Tasks
+from securecluster.data.simulation import Simulation
 from securecluster.protocols import FedAvg
 from securecluster.protocols.authoring import Disclosures
 

@@ -12,9 +12,10 @@ import pytest
 
 from securecluster import Federation
 from securecluster.app.cli import main
-from securecluster.app.plots import comparison, curves, figure
+from securecluster.app.plots import comparison
 from securecluster.errors import SecureClusterWarning
 from securecluster.protocols import FedAvg
+from securecluster.runs.plots import curves, figure
 
 SMALL = [
     "--threads", "1", "--samples", "12", "--model", "linear", "--clients", "4", "--epochs", "1",
@@ -94,7 +95,7 @@ def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
 SCRIPT = """
 import os
 from pathlib import Path
-from securecluster.app.plots import figure
+from securecluster.runs.plots import figure
 paths = figure.save_all(Path("."), {"a.png": lambda: figure.figure(1, 1)[0]})
 print([path.name for path in paths], os.environ["MPLBACKEND"])
 import matplotlib

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from cases import exhaustive
 
-from securecluster.app import run_folder
 from securecluster.app.cli import main
 from securecluster.app.loading import load
 from securecluster.core import atomic_files, manifest
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
+from securecluster.runs import run_folder
 
 SMALL = [
     "--clients", "6", "--clusters", "2", "--samples", "24", "--rounds", "2", "--model", "linear",

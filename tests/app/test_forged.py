@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from securecluster.app import run_folder
 from securecluster.app.cli import main
-from securecluster.app.loading import load
+from securecluster.app.loading import load, open_transcript
 from securecluster.core import manifest
 from securecluster.errors import RunFolderError, SecureClusterError
-from securecluster.messaging.transcript import Transcript
+from securecluster.runs import run_folder
 
 SMALL = [
     "--threads", "1", "--quiet", "--samples", "12", "--model", "linear", "--clients", "4",
@@ -236,7 +235,7 @@ def test_every_file_of_a_run_may_hold_anything(
 ) -> None:
     folder = shutil.copytree(ended, tmp_path / "run")
     names = [*run_folder.READ_BACK - {"start.safetensors"}, "result.json", "transcript/index.jsonl"]
-    opened: list[Callable[[Path], Any]] = [load, Transcript.open]
+    opened: list[Callable[[Path], Any]] = [load, open_transcript]
     whole = {name: (folder / name).read_bytes() for name in names}
     for name in names:
         write(folder, name, JUNK[junk])

@@ -11,9 +11,9 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import linkage
 
-from securecluster.app.plots import curves
-from securecluster.app.plots.dendrogram import dendrogram
-from securecluster.app.plots.matrices import graph, relevance, similarity
+from securecluster.runs.plots import curves
+from securecluster.runs.plots.dendrogram import dendrogram
+from securecluster.runs.plots.matrices import graph, relevance, similarity
 
 BETWEEN = np.array([[1, 0.2, 0.9, 0.3], [0.2, 1, 0.1, 0.8], [0.9, 0.1, 1, 0.4], [0.3, 0.8, 0.4, 1]])
 LABELS = [0, 1, 0, 1]

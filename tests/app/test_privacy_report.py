@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from securecluster import Federation, LabelSwap
 from securecluster.app.cli import main
-from securecluster.app.privacy_report import section
 from securecluster.models.objectives import Language, Trajectory
 from securecluster.protocols import (
     ClusteringProtocol,
@@ -29,6 +28,7 @@ from securecluster.protocols import (
     Settings,
     Signature,
 )
+from securecluster.runs.privacy_section import section
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "2", "--threads", "1"]
 
@@ -156,9 +156,8 @@ def test_windows_that_have_positions_in_common_are_told(unit: str) -> None:
     fitted = FedAvg(
         rounds=1, epochs=1, clip=1.0, noise=1.0, dp_unit=unit, model="lstm-trajectory"
     ).fit(federation)
-    assert any(
-        "one position may be in 5 examples" in text for text in section(fitted)["not_covered"]
-    ) == (unit == "example")
+    told = section(fitted.result_)["not_covered"]
+    assert any("one position may be in 5 examples" in text for text in told) == (unit == "example")
 
 
 def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> None:
@@ -169,7 +168,7 @@ def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> 
         "placement": "central",
         "gram_noise": 1.0,
     }
-    told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small))
+    told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small).result_)
     how = {
         text.split(" of ")[0]: text
         for text in (*told["server_view"], *told["lps_view"])
@@ -250,7 +249,7 @@ def test_every_private_field_of_every_reply_is_listed_with_its_reader(small: Fed
     the clear.
     """
     fitted = OneShot(rounds=2, epochs=1, tasks=2).fit(small)
-    privacy = section(fitted)
+    privacy = section(fitted.result_)
     found = fields_of(privacy)
     assert set(found) == {
         (event.method, name) for event in fitted.ledger_.events for name in event.fields
@@ -269,28 +268,28 @@ def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(
     small: Federation,
 ) -> None:
     noised = {"rounds": 1, "epochs": 1, "clip": 1.0, "noise": 1.0}
-    bare = section(FedAvg(rounds=1, epochs=1).fit(small))
+    bare = section(FedAvg(rounds=1, epochs=1).fit(small).result_)
     assert bare["unseen"] == [
         "nothing is hidden from it: no mask, seal or noise covers what it read"
     ]
     assert "delta of contribute" in bare["unprotected"][0]
-    masked = section(FedAvg(rounds=1, epochs=1, mask="permutation").fit(small))
+    masked = section(FedAvg(rounds=1, epochs=1, mask="permutation").fit(small).result_)
     assert masked["unseen"] == ["which coordinate is which in delta of contribute"]
     assert masked["unprotected"] == [
         "size of contribute went without mask or noise: a client's data, or much of them, may "
         "follow"
     ]
-    mixed = section(FedAvg(rounds=1, epochs=1, mask="rotation").fit(small))
+    mixed = section(FedAvg(rounds=1, epochs=1, mask="rotation").fit(small).result_)
     assert mixed["unseen"] == ["single coordinates, which are mixed, in delta of contribute"]
-    local = section(FedAvg(**noised).fit(small))
+    local = section(FedAvg(**noised).fit(small).result_)
     assert local["unseen"] == ["delta of contribute without noise"] and local["unprotected"] == []
-    central = section(FedAvg(**noised, placement="central").fit(small))
+    central = section(FedAvg(**noised, placement="central").fit(small).result_)
     assert (
         central["unseen"] == bare["unseen"] and "delta of contribute" in central["unprotected"][0]
     )
-    example = section(FedAvg(**noised, dp_unit="example").fit(small))
+    example = section(FedAvg(**noised, dp_unit="example").fit(small).result_)
     assert example["unseen"] == ["what clients' training would have led to without its noise"]
-    alone = section(Local(**noised).fit(small))
+    alone = section(Local(**noised).fit(small).result_)
     assert alone["unseen"] == ["anything that depends on a client's data"] and alone["fields"] == []
 
 
@@ -351,7 +350,7 @@ def test_shared_files_with_models_that_were_trained_alone_are_named(
 ) -> None:
     clients = Federation.simulate("digits", clients=4, samples=40, seed=0)
     fitted = method.fit(clients, folder=tmp_path / "run")
-    privacy = section(fitted)
+    privacy = section(fitted.result_)
     assert privacy["epsilon"] is not None
     models = load_file(tmp_path / "run" / "models.safetensors")
     own = [fitted.model_of(client) for client in fitted.kept_.learned.local]
@@ -377,7 +376,11 @@ def test_the_shared_files_with_the_numbers_of_samples_are_named(tmp_path: Path) 
         config = json.loads((tmp_path / name / "config.json").read_text())
         there = "sizes" in config["network"]
         assert there == (name == "noised")
-        said = [text for text in section(fitted)["uncovered_files"] if "number of samples" in text]
+        said = [
+            text
+            for text in section(fitted.result_)["uncovered_files"]
+            if "number of samples" in text
+        ]
         assert said == [
             f"{'config.json, ' if there else ''}learned.safetensors: each client's number of "
             "samples"
@@ -387,7 +390,7 @@ def test_the_shared_files_with_the_numbers_of_samples_are_named(tmp_path: Path) 
 def test_numbers_of_samples_that_signatures_publish_are_named(small: Federation) -> None:
     for unit, there in (("example", True), ("client", False)):
         method = Signature(rounds=1, model="linear", k=2, signature_noise=1.0, dp_unit=unit)
-        privacy = section(method.fit(small))
+        privacy = section(method.fit(small).result_)
         text = "config.json: each client's number of samples"
         assert (text in privacy["uncovered_files"]) == there
 
@@ -406,7 +409,7 @@ def test_labels_that_only_clients_know_are_named_where_files_have_them(tmp_path:
     assert json.loads(shared["labels"]) == labels
     sentence = "each client's cluster, or what follows from it, which the client alone knows"
     for fitted, own in ((assigned, True), (FedAvg(**params).fit(clients), False)):
-        named = [text for text in section(fitted)["uncovered_files"] if sentence in text]
+        named = [text for text in section(fitted.result_)["uncovered_files"] if sentence in text]
         assert bool(named) == own
         assert all("models.safetensors" in text for text in named)
 
@@ -423,12 +426,12 @@ def test_a_run_without_test_data_or_truth_or_transcript_does_not_name_them(
         seed=0,
     )
     fitted = FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0).fit(bare, Settings(transcript="none"))
-    text = " ".join(section(fitted)["uncovered_files"])
+    text = " ".join(section(fitted.result_)["uncovered_files"])
     assert "accuracy" not in text and "true clusters" not in text and "transcript" not in text
 
 
 def test_what_noise_rests_on_and_what_is_public_is_told(small: Federation) -> None:
-    privacy = section(FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0).fit(small))
+    privacy = section(FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0).fit(small).result_)
     assert any("bounded computing power" in text for text in privacy["not_covered"])
     assert any("1 + the largest label of any client" in text for text in privacy["assumed"])
     draw = np.random.default_rng(0)
@@ -437,7 +440,7 @@ def test_what_noise_rests_on_and_what_is_public_is_told(small: Federation) -> No
     fitted = FedAvg(
         rounds=1, epochs=1, clip=1.0, noise=1.0, dp_unit="example", model="lstm-chars"
     ).fit(spoken)
-    privacy = section(fitted)
+    privacy = section(fitted.result_)
     assert any("vocabulary (9 tokens)" in text and "ag_news" in text for text in privacy["assumed"])
     assert any(
         "window of 5 tokens" in text and "share a token" in text for text in privacy["not_covered"]
@@ -445,7 +448,7 @@ def test_what_noise_rests_on_and_what_is_public_is_told(small: Federation) -> No
 
 
 def test_a_mask_says_that_label_distributions_stay_readable(small: Federation) -> None:
-    privacy = section(FedAvg(rounds=1, epochs=1, mask="permutation").fit(small))
+    privacy = section(FedAvg(rounds=1, epochs=1, mask="permutation").fit(small).result_)
     assert any(
         "not how many samples of each label" in text and "0.88 and 0.99" in text
         for text in privacy["not_covered"]

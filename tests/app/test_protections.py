@@ -10,10 +10,10 @@ import pytest
 from securecluster import Federation
 from securecluster.app import audit, protections
 from securecluster.app.audit import BROKEN, HELD, VISIBLE, Finding
-from securecluster.app.disclosures import disclosures
 from securecluster.app.registry import protocol_class
 from securecluster.attacks.registry import ATTACKS, attack_named
 from securecluster.attacks.scoring import Interval, Score
+from securecluster.runs.disclosures import disclosures
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none"}
 CLIENTS = 6
@@ -126,7 +126,7 @@ def disclosed(run: str) -> Any:
     """Return the disclosures of a small run."""
     name, options = RUNS[run]
     federation = Federation.simulate("digits", clients=CLIENTS, samples=20, seed=0)
-    return disclosures(protocol_class(name)(**{**SMALL, **options}).fit(federation))
+    return disclosures(protocol_class(name)(**{**SMALL, **options}).fit(federation).result_)
 
 
 def standing_of(name: str, run: str, parties: tuple[Any, ...], value: float = 0.9) -> str:

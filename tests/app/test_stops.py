@@ -319,12 +319,12 @@ def test_too_little_memory_is_a_sentence(
         def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(execution, "carry_out", fail)
+        monkeypatch.setattr(execution, "watched_run", fail)
         assert main([*RUN, "--out", str(tmp_path / "r"), "--force"]) == 2
         assert capsys.readouterr().err == (
             "securecluster: there is not enough memory: use fewer clients, fewer samples or a "
             "smaller model\n"
         )
-    monkeypatch.setattr(execution, "carry_out", lambda *_: 1 / 0)
+    monkeypatch.setattr(execution, "watched_run", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main([*RUN, "--out", str(tmp_path / "r"), "--force"])

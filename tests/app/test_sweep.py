@@ -20,7 +20,7 @@ from scipy import stats
 
 import securecluster
 from securecluster import CFL, FLHC, FedAvg, Federation, LabelSwap
-from securecluster.app import run_folder, sweep, sweep_plan, sweep_runner, sweep_tables, worker_pool
+from securecluster.app import sweep, sweep_plan, sweep_runner, sweep_tables, worker_pool
 from securecluster.app.cli import main
 from securecluster.app.plots import sweep as plots
 from securecluster.app.sweep_runner import Parallel, _Clock
@@ -28,6 +28,7 @@ from securecluster.errors import RunFolderError, SecureClusterWarning, UpdateErr
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Settings
 from securecluster.protocols.common.averaging import AveragingState
+from securecluster.runs import run_folder
 
 DEALT = {"clients": 6, "clusters": 2, "samples": 40}
 SHARED = {"model": "linear", "rounds": 2, "clip": 1.0}

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.app.failures import Row
-from securecluster.app.options import Simulation
 from securecluster.app.sweep_plan import Cell, Plan, Variant
 from securecluster.app.sweep_record import Record
+from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError
 from securecluster.runtime.settings import Settings
 

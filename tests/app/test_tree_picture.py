@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.app.plots.curves import _separation, draw
-from securecluster.app.plots.matrices import similarity
-from securecluster.app.plots.parameter_tree import WIDEST, few, positions, tree
+from securecluster.runs.plots.curves import _separation, draw
+from securecluster.runs.plots.matrices import similarity
+from securecluster.runs.plots.parameter_tree import WIDEST, few, positions, tree
 
 
 @dataclass

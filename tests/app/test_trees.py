@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import linkage
 
-from securecluster.app.plots.curves import RELATED
-from securecluster.app.plots.dendrogram import dendrogram
 from securecluster.clustering.agglomerative import cut
 from securecluster.protocols.flhc import LinkageRecord
+from securecluster.runs.plots.curves import RELATED
+from securecluster.runs.plots.dendrogram import dendrogram
 
 
 def clustered(points: np.ndarray, at: float, ids: list[int]) -> tuple[LinkageRecord, list[int]]:

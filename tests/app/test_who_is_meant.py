@@ -14,7 +14,7 @@ import pytest
 import torch
 from cases import FULL
 
-from securecluster import FedAvg, Federation, Local, at
+from securecluster import FedAvg, Federation, Local, at, open_transcript
 from securecluster.app import audit
 from securecluster.app.cli import main
 from securecluster.app.finished_run import epsilon_by_client, open_run
@@ -344,7 +344,7 @@ def test_results_name_clients_as_they_are_called(run_folder: Path) -> None:
     hospitals = [str(number) for number in range(1, 13)]
     assert list(run.names) == hospitals
     assert list(epsilon_by_client(run.ledger, 1e-5)) == hospitals
-    transcript = Transcript.open(run_folder)
+    transcript = open_transcript(run_folder)
     assert transcript.resolved("3") == transcript.resolved(3) == {client(2)}
 
 

@@ -16,7 +16,7 @@ import torch
 from securecluster import Federation
 from securecluster.messaging.messages import Call, Picks, Response
 from securecluster.protocols import FedAvg, Settings
-from securecluster.protocols.common.experiment import ATTRIBUTE, Experiment
+from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 

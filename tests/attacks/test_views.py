@@ -11,8 +11,7 @@ import torch
 from cases import FULL, build, two_clusters
 
 import securecluster
-from securecluster import Federation
-from securecluster.app import run_folder
+from securecluster import Federation, open_transcript
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.views import knowledge_of, observed_updates, truth_of, view_of
 from securecluster.errors import RunFolderError, UsageError
@@ -20,6 +19,7 @@ from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import NAMING_METHODS, Transcript
 from securecluster.protections.registry import service_methods
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
+from securecluster.runs import run_folder
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 
@@ -54,8 +54,8 @@ def test_a_folders_transcript_is_opened_by_its_path_alone(
     folder: Path, fitted: ClusteringProtocol
 ) -> None:
     assert type(fitted) is FedAvg
-    opened = frames(Transcript.open(folder))
-    assert opened == frames(Transcript.open(str(folder))) == frames(fitted.transcript_)
+    opened = frames(open_transcript(folder))
+    assert opened == frames(open_transcript(str(folder))) == frames(fitted.transcript_)
     assert opened == frames(FedAvg.load(folder).transcript_)
     assert {row[2] for row in opened} == {"gather", "sum"}
     assert any(row[4] for row in opened)
@@ -66,22 +66,22 @@ def test_a_folder_without_what_was_asked_for_says_what_to_do(
 ) -> None:
     FedAvg(**SMALL).fit(federation, Settings(transcript="sizes"), folder=tmp_path / "sizes")
     with pytest.raises(UsageError, match=r"--transcript full, in Python with Settings\(transcri"):
-        list(Transcript.open(tmp_path / "sizes").seen_by(SERVER))
+        list(open_transcript(tmp_path / "sizes").seen_by(SERVER))
     with pytest.raises(UsageError, match=r"--transcript full, in Python with Settings\(transcri"):
         view_of(securecluster.load(tmp_path / "sizes"))
-    assert list(Transcript.open(tmp_path / "sizes").seen_by(WIRE))
+    assert list(open_transcript(tmp_path / "sizes").seen_by(WIRE))
     FedAvg.load(folder).save(tmp_path / "saved")
     with pytest.raises(UsageError, match="written by save, which keeps no transcript"):
-        Transcript.open(tmp_path / "saved")
+        open_transcript(tmp_path / "saved")
     with pytest.raises(UsageError, match="has no transcript: fit it with"):
         view_of(securecluster.load(tmp_path / "saved"))
     with pytest.raises(RunFolderError, match="holds no fitted protocol"):
-        Transcript.open(tmp_path)
+        open_transcript(tmp_path)
     texts = {"config.json": run_folder.comparison_json(["cfl", "flhc"])}
     with run_folder.claimed(tmp_path / "several", False, "", texts):
         pass
     with pytest.raises(UsageError, match=r"holds several runs: .*several/cfl$"):
-        Transcript.open(tmp_path / "several")
+        open_transcript(tmp_path / "several")
 
 
 def test_a_party_that_does_not_exist_is_refused_with_the_nearest_name(

@@ -17,8 +17,8 @@ from benchmarks.table import SEEDED
 from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.messaging.receipts import GAUSSIAN, Receipt
 from securecluster.privacy.dp.target import Target
-from securecluster.protocols.common import dry_run
 from securecluster.protocols.common.messages import Update
+from securecluster.runs import dry_run
 from securecluster.runtime import relays
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.training.data_access import DataAccess

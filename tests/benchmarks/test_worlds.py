@@ -18,8 +18,8 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, SRFCA, RandomClusters
-from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.privacy_options import PrivacyOptions
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.release_accounting import ReleaseAccounting
 
 CLIENTS, CONFIDENCE = 120, 0.99

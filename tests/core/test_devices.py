@@ -39,7 +39,7 @@ from securecluster.privacy.compression.sketches import Sketch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import masks
-from securecluster.protocols.common import execution
+from securecluster.runs import carry_out, endpoints, server_half
 from securecluster.runtime import aggregators
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -195,7 +195,8 @@ def pretending() -> Iterator[None]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run computes on the pretended device."""
-    monkeypatch.setattr(execution, "choose_device", lambda name: PRETENDED)
+    for module in (carry_out, endpoints, server_half):
+        monkeypatch.setattr(module, "choose_device", lambda name: PRETENDED)
     monkeypatch.setitem(aggregators.CHUNK_BYTES, NAME, 1 << 20)
     with pretending():
         yield

@@ -16,7 +16,6 @@ from own_claims import CLAIMS
 
 from benchmarks.golden import OTHER_PROTECTIONS
 from securecluster import Federation
-from securecluster.app import privacy_report
 from securecluster.app.compatibility import OPTIONS
 from securecluster.attacks.registry import ATTACKS, attack_named
 from securecluster.errors import UsageError
@@ -42,6 +41,7 @@ from securecluster.protections.registry import (
 )
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.conformance import check_frames
+from securecluster.runs import privacy_section
 from securecluster.runtime.aggregators import Exchange, Plain, Total
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.endpoint import ReleasePolicy
@@ -231,7 +231,7 @@ def test_a_protection_of_a_file_alone_runs_fedavg_and_is_in_its_report(
         if message.method == "contribute" and message.receiver.kind == "server"
     ]
     assert replies and fitted.ledger_.events
-    told = privacy_report.section(fitted)
+    told = privacy_section.section(fitted.result_)
     assert any("which clients halved" in sentence for sentence in told["server_view"])
     assert any("the whole of delta" in sentence for sentence in told["unseen"])
 

@@ -12,7 +12,7 @@ from securecluster import Federation
 from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
 from securecluster.protections.encryption.authority import KeyAuthority
-from securecluster.protocols.common.deployment import Deployment
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 
 

@@ -12,13 +12,13 @@ import torch
 from cases import DOUBLE, FULL, node_each, serve, two_clusters, variant
 
 from securecluster import Federation
-from securecluster.app import privacy_report
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, format_ids
 from securecluster.privacy.cohorts import RowSpace
 from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
-from securecluster.protocols.common.deployment import Deployment
+from securecluster.runs import privacy_section
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.transport import Framed
 
@@ -204,7 +204,7 @@ def test_without_cohorts_clients_take_lists_as_they_come(federation: Federation)
 
 def test_the_report_says_how_many_clients_can_be_solved_for(federation: Federation) -> None:
     def over_rounds(**params: Any) -> Any:
-        return privacy_report.section(make(**params).fit(federation)).get("over_rounds")
+        return privacy_section.section(make(**params).fit(federation).result_).get("over_rounds")
 
     assert over_rounds(aggregation="plain") is None
     whole = over_rounds(participation=0.5)
@@ -250,7 +250,7 @@ def test_hidden_tells_no_numbers_of_samples_by_cluster(exact: bool, federation: 
     fitted = made.fit(federation, FULL)
     (blocks,) = [o.content for o in fitted.verb_outcomes() if o.method == "contribute_block"]
     assert (blocks.weight is not None) == exact
-    told = " ".join(privacy_report.section(fitted)["server_view"])
+    told = " ".join(privacy_section.section(fitted.result_)["server_view"])
     assert ("exact_weights" in told) == exact
 
 

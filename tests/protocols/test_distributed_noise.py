@@ -14,7 +14,6 @@ import torch
 from cases import FULL, VARIANTS, exhaustive, node_each, serve, two_clusters, variant
 
 from securecluster import Federation
-from securecluster.app import privacy_report
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.privacy.dp.ledger import Ledger
@@ -29,6 +28,7 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
+from securecluster.runs import privacy_section
 from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy
 
 CLIP = 0.5
@@ -274,7 +274,7 @@ def test_nodes_behind_real_frames_add_the_same_noise(federation: Federation) -> 
 
 
 def test_the_report_says_who_adds_the_noise_and_what_the_server_sees(rotated: Example) -> None:
-    section = privacy_report.section(rotated.fitted)
+    section = privacy_section.section(rotated.fitted.result_)
     placement = section["placement"]
     for words in ("share of the noise", "noised sums only", "no single reply is private"):
         assert words in placement

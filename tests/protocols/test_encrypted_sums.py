@@ -17,7 +17,6 @@ from authority_runs import Run, ask, run_with_authority
 from cases import DOUBLE, FULL, Served, node_each, run_server, serve, two_clusters, variant
 
 from securecluster import Federation
-from securecluster.app import privacy_report
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
 from securecluster.messaging import wire
@@ -37,8 +36,6 @@ from securecluster.protections.encryption.client import EncryptedSumService
 from securecluster.protections.encryption.envelopes import padded
 from securecluster.protections.encryption.parameters import default_parameters
 from securecluster.protections.encryption.tags import text_bytes
-from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import (
     Example,
     check_frames,
@@ -47,6 +44,9 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
+from securecluster.runs import privacy_section
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.endpoint import SUM, release_of
 from securecluster.runtime.transport import Framed, InProcess, Transport, WithAuthority
 
@@ -331,14 +331,14 @@ def test_the_authority_sees_sums_and_no_ciphertext_of_one_client(federation: Fed
 
 
 def test_the_report_tells_what_server_and_authority_saw(federation: Federation) -> None:
-    told = privacy_report.section(make("oneshot", **BOTH).fit(federation))
+    told = privacy_section.section(make("oneshot", **BOTH).fit(federation).result_)
     authority = " ".join(told["authority_view"])
     assert "must not work together" in authority and "secret key" in authority
     assert "sums of delta of contribute" in authority and "row of relevance" in authority
     assert "labels alone" in " ".join(told["server_view"])
     assert "plain" not in str(told["server_view"]) and "pads" not in str(told["server_view"])
     assert any("row of relevance" in sentence for sentence in told["unseen"])
-    assert "authority_view" not in privacy_report.section(make("oneshot").fit(federation))
+    assert "authority_view" not in privacy_section.section(make("oneshot").fit(federation).result_)
 
 
 # --- parties that lie, and processes that end ---

@@ -26,9 +26,9 @@ from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Empty
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
-from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.flhc import FLHCState
+from securecluster.runs.client_state import ClientState
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded, random_dropouts

@@ -287,7 +287,7 @@ def test_replay_refuses_a_ledger_that_lacks_or_changes_an_event(
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from securecluster.app import run_folder
+    from securecluster.runs import run_folder
 
     killed(FedAvg(**CLIENT), small, tmp_path, 2)
     request.getfixturevalue("other_machine")

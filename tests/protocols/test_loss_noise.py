@@ -26,12 +26,12 @@ from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, Settings, conformance
 from securecluster.protocols.cfl.client import PathModels
-from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.local_kmeans import LocalKMeansState
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runs.dry_run import run_releases
 from securecluster.runtime.transport import InProcess
 
 # a threshold may join nobody under noise

@@ -21,7 +21,7 @@ from sixth import Client, Found, Mean, Sixth, State
 from securecluster import Federation, Rotation, protocols
 from securecluster.app import registry
 from securecluster.app.cli import main
-from securecluster.app.privacy_report import section, show
+from securecluster.app.privacy_report import show
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
@@ -30,6 +30,7 @@ from securecluster.protocols.common.averaging import AveragingState, average_clu
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.privacy_section import section
 from securecluster.runtime import endpoint
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
@@ -204,10 +205,10 @@ def test_what_is_declared_public_stands_in_ledger_and_report(
     assert [event.ids for event in events] == [tuple(range(len(clients)))]
     without = made(Sixth, rounds=1, **cases.NOISE).fit(clients)
     assert fitted.ledger_.price(1e-5) == without.ledger_.price(1e-5)
-    privacy = section(fitted)
+    privacy = section(fitted.result_)
     (declared,) = privacy["declared_public"]
     assert declared.startswith("load of status: ") and "nothing checks" in declared
-    assert "declared_public" not in section(without)
+    assert "declared_public" not in section(without.result_)
     show(Console(width=500), privacy)  # type: ignore[arg-type]
     assert "declared public" in capsys.readouterr().out
 

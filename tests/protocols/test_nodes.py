@@ -29,10 +29,10 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import key_agreement
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
-from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.release_guard import ReleaseGuard

@@ -22,8 +22,8 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.messaging.messages import Call
 from securecluster.protocols import conformance
 from securecluster.protocols.authoring import AssignedModel, CallContext, Rows
-from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.common.execution import replayed
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.replay import replayed
 
 TWELVE = Federation.simulate(
     "digits", scenario=LabelSwap(clusters=2), clients=12, samples=40, seed=1

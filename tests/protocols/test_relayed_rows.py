@@ -13,12 +13,12 @@ import torch
 from sixth import Client, Mean, Sixth, State
 
 from securecluster import Federation
-from securecluster.app.privacy_report import section
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.protocols import conformance
 from securecluster.protocols.common.declaration import protocol
+from securecluster.runs.privacy_section import section
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers, message_types
 from securecluster.runtime.run import Run
@@ -89,7 +89,7 @@ def test_a_declared_relay_runs_resumes_replays_and_is_in_the_report(tmp_path: Pa
     resumed = make().fit(federation, folder=tmp_path)
     assert list(resumed.labels_) == list(make().fit(federation).labels_)
     conformance.check_replay(conformance.example(make, federation))
-    views = section(resumed)["query_view"]
+    views = section(resumed.result_)["query_view"]
     (relayed,) = (view for view in views if "rows of single clients" in view)
     assert "their mean" in relayed and "every client undoes" in relayed
     assert "rows of hear_relayed" in relayed
@@ -120,13 +120,13 @@ def test_every_report_says_what_queries_brought_to_clients(
     protocol_name: str, sentence: str
 ) -> None:
     made = cases.variant(protocol_name, mask="permutation", rounds=2, epochs=1, model="linear")
-    views = section(made.fit(cases.two_clusters(6, 24)))["query_view"]
+    views = section(made.fit(cases.two_clusters(6, 24)).result_)["query_view"]
     assert any(sentence in view for view in views), views
 
 
 def test_a_method_that_sends_no_updates_has_no_averages_in_its_report() -> None:
     made = cases.variant("local", rounds=1, epochs=1, model="linear")
-    assert "query_view" not in section(made.fit(cases.two_clusters(6, 24)))
+    assert "query_view" not in section(made.fit(cases.two_clusters(6, 24)).result_)
 
 
 @dataclass(frozen=True, eq=False)

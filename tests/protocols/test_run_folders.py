@@ -13,10 +13,10 @@ import torch
 from cases import SMALL_FEDERATION
 
 from securecluster import Dirichlet, Federation, Inversion, LabelSwap, Pathological, Rotation
-from securecluster.app import run_folder
+from securecluster.app import loading
 from securecluster.app.cli import main
-from securecluster.app.options import Simulation
 from securecluster.data.scenarios import Combined
+from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.protocols import CFL, FLHC, ClusteringProtocol, FedAvg, Settings
 from securecluster.training.local_trainer import LocalTrainer
@@ -209,7 +209,7 @@ def test_a_run_of_the_command_line_is_gone_on_with_from_python_and_back(
 ) -> None:
     options = [*SMALL_FEDERATION, "--rounds", "3", "--quiet"]
     assert main(["run", "fedavg", *options, "--out", str(tmp_path / "r")]) == 0
-    plan, _ = run_folder.load(tmp_path / "r")
+    plan, _ = loading.plan_of(tmp_path / "r")
     assert plan.simulation is not None
     fitted = plan.protocol.fit(plan.simulation.federation(), plan.settings, folder=tmp_path / "r")
     assert [int(c) for c in fitted.labels_] == json.loads(

@@ -14,7 +14,6 @@ import torch
 from cases import DOUBLE, FULL, Served, node_each, serve, stub_pair_network, two_clusters, variant
 
 from securecluster import Federation
-from securecluster.app import privacy_report
 from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.core.randomness import Randomness
 from securecluster.errors import (
@@ -56,6 +55,7 @@ from securecluster.protocols.conformance import (
 from securecluster.protocols.hidden.client import HiddenClient, PublicMean
 from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient
+from securecluster.runs import privacy_section
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
 from securecluster.runtime.server_channel import ServerChannel
@@ -544,8 +544,8 @@ def test_keys_that_were_swapped_are_refused(honest: Served, federation: Federati
 
 
 def test_the_report_tells_what_the_server_read(federation: Federation) -> None:
-    secure = privacy_report.section(make("fedavg").fit(federation))
-    plain = privacy_report.section(make("fedavg", aggregation="plain").fit(federation))
+    secure = privacy_section.section(make("fedavg").fit(federation).result_)
+    plain = privacy_section.section(make("fedavg", aggregation="plain").fit(federation).result_)
     text = " ".join(secure["server_view"])
     assert "plain sum" not in str(secure) and "plain sum" in str(plain)
     assert "sums of delta" in text and "largest number of samples" in text

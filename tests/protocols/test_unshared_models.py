@@ -30,7 +30,7 @@ from securecluster.protocols import (
     OneShot,
     RandomClusters,
 )
-from securecluster.protocols.common import execution
+from securecluster.runs import simulated_run
 
 CLIENTS = 4
 SOME: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "mlp-32"}
@@ -66,7 +66,7 @@ def silence(monkeypatch: pytest.MonkeyPatch, client: int, after: str) -> None:
         seen.clear()
         return lost
 
-    monkeypatch.setattr(execution, "random_dropouts", dropouts)
+    monkeypatch.setattr(simulated_run, "random_dropouts", dropouts)
 
 
 def models_file(fitted: ClusteringProtocol, folder: Path) -> dict[str, torch.Tensor]:

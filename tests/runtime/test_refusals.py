@@ -26,7 +26,7 @@ from securecluster.messaging.messages import Ack, Call, Header, reply_header
 from securecluster.messaging.refusals import SENTENCES, code_of
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
-from securecluster.protocols.common.deployment import Deployment
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.transport import Framed, Recorded
 
 SECRET = "37.25"  # a number of the client's data

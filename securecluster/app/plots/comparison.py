@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.number_format import NONE, fixed, printable, shown
-from securecluster.app.plots.curves import bounded, labelled, legend_place
-from securecluster.app.plots.figure import Drawing, figure, save_all
 from securecluster.app.report import megabytes
 from securecluster.app.sweep_costs import NOT_COUNTED, TWO_UNITS
+from securecluster.runs.number_format import NONE, fixed, printable, shown
+from securecluster.runs.plots.curves import bounded, labelled, legend_place
+from securecluster.runs.plots.figure import Drawing, figure, save_all
 from securecluster.runtime import run_secret
 
 Content = dict[str, Any]

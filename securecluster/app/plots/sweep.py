@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from securecluster.app.number_format import printable
-from securecluster.app.plots.curves import bounded, labelled
-from securecluster.app.plots.figure import figure
 from securecluster.app.sweep_tables import HOLDS
 from securecluster.core import atomic_files
+from securecluster.runs.number_format import printable
+from securecluster.runs.plots.curves import bounded, labelled
+from securecluster.runs.plots.figure import figure
 
 Row = dict[str, Any]  # of the summary
 BASELINES = ("fedavg", "finetune", "local")  # which do not cluster

@@ -12,7 +12,7 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
 from securecluster.protocols import IFCA, FedAvg
 from securecluster.protocols.authoring import ClientTensor, SumClient
-from securecluster.protocols.common.client import ClientState
+from securecluster.runs.client_state import ClientState
 
 FEDERATION = two_clusters(clients=4, samples=20)
 

@@ -34,8 +34,8 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.authoring import ClusterOnceState, Empty, Run, ServerChannel
-from securecluster.protocols.common import dry_run
-from securecluster.protocols.common.dry_run import run_releases
+from securecluster.runs import dry_run
+from securecluster.runs.dry_run import run_releases
 from securecluster.training.local_trainer import LocalTrainer
 
 CLIENT: dict[str, Any] = {"clip": 1.0, "target_epsilon": 8.0, "model": "linear", "rounds": 5}
@@ -140,7 +140,7 @@ def test_no_data_and_no_training_are_behind_it(
     def trained(*args: Any, **options: Any) -> Any:
         raise AssertionError("somebody trained")
 
-    monkeypatch.setattr(LocalTrainer, "_trained", trained)
+    monkeypatch.setattr(LocalTrainer, "train", trained)
     monkeypatch.setattr(dry_run, "_KNOWN", {})
     first = run_releases(made, small, len(small))
     monkeypatch.setattr(dry_run, "_KNOWN", {})
@@ -151,13 +151,13 @@ def test_a_large_network_has_a_stand_in_where_one_fits(
     small: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths: list[int] = []
-    trained = dry_run.StandInTrainer._trained
+    trained = dry_run.StandInTrainer.train
 
-    def noted(self: Any, *given: Any) -> Any:
+    def noted(self: Any, *given: Any, **options: Any) -> Any:
         widths.append(self.model.dimension)
-        return trained(self, *given)
+        return trained(self, *given, **options)
 
-    monkeypatch.setattr(dry_run.StandInTrainer, "_trained", noted)
+    monkeypatch.setattr(dry_run.StandInTrainer, "train", noted)
     large = {**CLIENT, "model": "mlp-200"}
     monkeypatch.setattr(dry_run, "LARGE", 10_000)
     assert counted(FedAvg, small, **large) == {("gaussian", 1.0): 5}

@@ -19,10 +19,11 @@ from securecluster.privacy.masking import masks
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, FedAvg, Settings
-from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
+from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run

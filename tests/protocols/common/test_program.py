@@ -16,7 +16,7 @@ from securecluster.errors import SecureClusterError
 from securecluster.protocols import CFL, FedAvg, Settings
 from securecluster.protocols.common import program
 from securecluster.protocols.common.averaging import AveragingState
-from securecluster.protocols.common.serialization import FittedSummary
+from securecluster.runs.serialization import FittedSummary
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

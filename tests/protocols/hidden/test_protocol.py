@@ -23,9 +23,9 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
-from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.hidden.client import BlockAverages, HiddenClient
+from securecluster.runs.deployment import Deployment
 from securecluster.runtime.call_context import CallContext
 
 CENTRAL: dict[str, Any] = {"clip": 1.0, "placement": "central", "aggregation": "plain"}

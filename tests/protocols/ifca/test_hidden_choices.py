@@ -17,7 +17,6 @@ from cases import DOUBLE, FULL, Served, run_server, serve, serve_nodes, two_clus
 from numpy.typing import NDArray
 
 from securecluster import Federation
-from securecluster.app import privacy_report
 from securecluster.app.cli import main
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Response, Shared
@@ -25,6 +24,7 @@ from securecluster.protocols import IFCA
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient, least_survivors
+from securecluster.runs import privacy_section
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM
 from securecluster.runtime.transport import InProcess
@@ -504,7 +504,7 @@ def test_only_counts_of_choices_and_sums_of_blocks_reach_the_server(federation: 
     assert 1.5 < uplink / single < 2.5  # k = 2 blocks
     private = {event.method for event in hidden.ledger_.events}
     assert private == {"count_choice", "contribute_blocks"}
-    section = privacy_report.section(hidden)
+    section = privacy_section.section(hidden.result_)
     text = " ".join(section["server_view"])
     assert "sums over rounds" in text and "chose each model, exactly" in text
     assert any("count of count_choice of a single client" in line for line in section["unseen"])

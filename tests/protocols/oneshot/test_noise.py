@@ -22,10 +22,10 @@ from securecluster.messaging.parties import SERVER
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import OneShot, Settings
 from securecluster.protocols.common import gram_mechanism
-from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
+from securecluster.runs.client_state import ClientState
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import InProcess
 

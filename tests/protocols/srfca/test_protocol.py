@@ -516,9 +516,8 @@ def test_newcomers_that_cannot_be_placed_are_an_error(
     gather = ServerChannel.gather
 
     def silent(net: ServerChannel, method: Any, query: Any, to: Any, **rest: Any) -> Any:
-        monkeypatch.setattr(
-            net, "_exchange", lambda method, call: type("Nobody", (), {"ids": (), "reply": None})
-        )
+        nobody = type("Nobody", (), {"ids": (), "reply": None})
+        monkeypatch.setattr(net, "_exchange", lambda method, call, tries: nobody)
         return gather(net, method, query, to, **rest)
 
     with monkeypatch.context() as patch:

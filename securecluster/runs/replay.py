@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import privacy_report
-from securecluster.app.contents import Result, RunConfig
-from securecluster.app.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
 from securecluster.core import atomic_files, manifest
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, structured
 from securecluster.errors import ReplayError, RunFolderError, SecureClusterError
 from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event, Release
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.execution import replayed
-from securecluster.protocols.common.program import UNKNOWN
-from securecluster.protocols.common.serialization import FittedState, read_kept
+from securecluster.runs.contents import Result, RunConfig
+from securecluster.runs.fitted import FittedRun
+from securecluster.runs.privacy_section import section
+from securecluster.runs.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
+from securecluster.runs.serialization import UNKNOWN, FittedState, read_kept
+from securecluster.runs.server_half import replayed
 from securecluster.runtime import run_secret
 
 PEEKED = ": it used something that no message contained"
@@ -136,9 +135,8 @@ def _compare(
     # these are public, and no message carries them
     network.ledger.samples = recorded.learned.network.ledger.samples
     network.ledger.names = recorded.learned.network.ledger.names
-    fitted = plan.protocol
-    fitted.result_ = fitted.fitted_class.of_folder(fitted, folder)
-    fitted.result_.ledger_ = network.ledger
+    fitted: FittedRun = plan.protocol.fitted_class.of_folder(plan.protocol, folder)
+    fitted.ledger_ = network.ledger
     _check_result(folder / RESULT, result, fitted, state, transcript)
     return unused
 
@@ -231,14 +229,14 @@ def _check_ledger(path: Path, recorded: list[Event], repeated: list[Event]) -> i
 
 
 def _check_result(
-    path: Path, result: Result, fitted: ClusteringProtocol, state: Any, transcript: Transcript
+    path: Path, result: Result, fitted: FittedRun, state: Any, transcript: Transcript
 ) -> None:
     """Check that the labels, bytes and privacy of result.json follow from the replay.
 
     Args:
         path: of result.json.
         result: its content.
-        fitted: the protocol, with the replayed ledger.
+        fitted: the recorded result, with the replayed ledger.
         state: the server's final state.
         transcript: of the run.
 
@@ -249,19 +247,19 @@ def _check_result(
     # Some servers never learn the labels: those that the clients told the experimenter are as
     # recorded, and no replay can verify them.
     labels = list(learned.labels)
-    if fitted.result_.method.server_knows_labels:
+    if fitted.method.server_knows_labels:
         labels = [int(label) for label in state.labels]
     names = list(learned.names)
     seed = None if learned.settings.keys_from_seed else learned.config["seed"]
     # through JSON, as the file was written: tuples become lists
-    privacy = json.loads(json.dumps(privacy_report.section(fitted)))
+    privacy = json.loads(json.dumps(section(fitted)))
     # runs of earlier versions have no list of what queries brought to clients
     if "query_view" not in result["privacy"]:
         privacy.pop("query_view", None)
-    own_fields = json.loads(json.dumps(fitted.result_.method.report_fields(state)))
+    own_fields = json.loads(json.dumps(fitted.method.report_fields(state)))
     repeated = {
         **own_fields,
-        "protocol": fitted.name,
+        "protocol": fitted.method.name,
         "names": names,
         "clients": len(names),
         "labels": labels,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from securecluster.data import Federation
 from securecluster.data.federation import Shard
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Rows
+from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Expense, expense_of
 from securecluster.privacy.dp.noise_streams import NoiseStreams
@@ -35,17 +36,16 @@ from securecluster.privacy.dp.target import Plan
 from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.deployment import Deployment
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.method import Method
+from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.run import Run
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess
-from securecluster.training.local_trainer import LocalTrainer
-
-if TYPE_CHECKING:
-    from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
 
 # stand-ins for clients, and clusters that their updates form
 CLIENTS = 12
@@ -132,19 +132,21 @@ class _NoiseOfZeros(ReleaseAccounting):
 class StandInTrainer(LocalTrainer):
     """Trainer whose updates are made up: those of a cluster of clients are alike."""
 
-    def _trained(
+    def train(
         self,
         start: Rows,
         clients: Sequence[int],
-        plan: Any,
+        plan: LocalTraining,
         step: int,
-        row_width: int,
-        scale: Sequence[float] | None,
-        regularizer: Any,
+        row_width: int = 0,
+        scale: Sequence[float] | None = None,
+        regularizer: MeanRegularizer | None = None,
     ) -> torch.Tensor:
+        """Return the clients' updates, after the checks of a training."""
         d = self.model.dimension
-        rows = self.start.new_zeros(len(clients), max(row_width, d))
-        rows[:, :d] = self._updates[list(clients)]
+        with self.permitted(plan, clients, step):
+            rows = self.start.new_zeros(len(clients), max(row_width, d))
+            rows[:, :d] = self._updates[list(clients)]
         return rows
 
     @cached_property
@@ -220,7 +222,7 @@ def run_releases(protocol: Any, federation: Federation, clients: int) -> RunRele
 
 
 def _of_small_network(
-    protocol: ClusteringProtocol, federation: Federation, changes: Mapping[str, Any]
+    protocol: Method, federation: Federation, changes: Mapping[str, Any]
 ) -> Counter[tuple[Expense, bool]]:
     """Return what `_counted` does, by a small network where one fits.
 
@@ -248,10 +250,7 @@ def _releases(counts: Mapping[tuple[Expense, bool], int]) -> RunReleases:
 
 
 def _counted(
-    protocol: ClusteringProtocol,
-    federation: Federation,
-    changes: Mapping[str, Any],
-    whole: bool = False,
+    protocol: Method, federation: Federation, changes: Mapping[str, Any], whole: bool = False
 ) -> Counter[tuple[Expense, bool]]:
     """Return how often a client releases each kind of thing, and whether in shares of noise.
 
@@ -286,7 +285,7 @@ def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int
         whole: whether a run that does not come to its end is an error; otherwise what it released
             before counts, and a run that goes further is held to its target.
     """
-    from securecluster.protocols.common.execution import build_client
+    from securecluster.runs.endpoints import build_client
 
     settings = Settings(device="cpu", dtype="float32", keys_from_seed=True)
     endpoint = build_client(
@@ -302,11 +301,11 @@ def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int
     vars(server)["dry"] = True
     transport = InProcess(endpoint.answer)
     net = _OfStandIns(server, config).network(transport, secrets=Randomness(federation.seed))
-    run = Run(begin=lambda number: setattr(net, "round", number))
+    half = ServerHalf(server, net, Transcript("none"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with nullcontext() if whole else suppress(SecureClusterError):
-            server.final_state(net, run)
+            half.final_state(Run(begin=half.begin_round))
     events: dict[int, list[Event]] = {}
     for event in net.state.ledger.events:
         for position, client in enumerate(event.ids):

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.number_format import printable
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterWarning
+from securecluster.runs.number_format import printable
 
 Drawing = Callable[[], Any]  # returns a figure, or None where there is nothing to show
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +24,14 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, describe
-from securecluster.protocols.common.config import check_kind
-from securecluster.protocols.common.deployment import Deployment
-from securecluster.protocols.common.execution import Joined, join, replayed
-from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
-from securecluster.protocols.common.serialization import (
-    SHARED,
-    FittedState,
-    FittedSummary,
-    read_kept,
-    save,
-)
+from securecluster.runs.config import check_kind
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.joining import Joined, join
+from securecluster.runs.method import Method
+from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.runs.serialization import SHARED, FittedState, FittedSummary, read_kept, save
+from securecluster.runs.server_half import replayed
 from securecluster.training.chance_level import Chance
-
-if TYPE_CHECKING:
-    from securecluster.protocols.common.base import ClusteringProtocol
 
 FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
 
@@ -90,7 +83,7 @@ class FittedRun:
 
     def __init__(
         self,
-        method: ClusteringProtocol,
+        method: Method,
         fitted: FittedState,
         transcript: Transcript | None = None,
         folder: Path | None = None,
@@ -128,7 +121,7 @@ class FittedRun:
             self._newcomers_record.update(self.ledger_)
 
     @classmethod
-    def of_folder(cls, method: ClusteringProtocol, folder: Path) -> Self:
+    def of_folder(cls, method: Method, folder: Path) -> Self:
         """Return the result of a finished run, or one that `save` wrote.
 
         Args:
@@ -328,9 +321,7 @@ class FittedRun:
         return outcomes
 
 
-def recorded_transcript(
-    method: ClusteringProtocol, folder: Path, summary: FittedSummary
-) -> Transcript | None:
+def recorded_transcript(method: Method, folder: Path, summary: FittedSummary) -> Transcript | None:
     """Return the transcript of a run folder, after a check of its index.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.app.plots.figure import figure, long, tick_names
+from securecluster.runs.plots.figure import figure, long, tick_names
 
 NAMED = 40  # clients; with more, their names would not be readable
 UPRIGHT = 25  # clients; with more, their names are turned so that they do not overlap

@@ -23,26 +23,23 @@ from pathlib import Path
 from typing import Any
 
 import securecluster
-from securecluster.app.contents import (
+from securecluster.core import atomic_files, json_types, manifest
+from securecluster.data import Federation
+from securecluster.data.simulation import Simulation
+from securecluster.errors import RunFolderError, UsageError
+from securecluster.messaging.transcript import INDEX
+from securecluster.runs import newcomers
+from securecluster.runs.contents import (
     ComparisonConfig,
     Result,
     RunConfig,
     SweepConfig,
     checked_result,
 )
-from securecluster.app.options import Simulation
-from securecluster.app.registry import protocol_class, protocol_names
-from securecluster.core import atomic_files, json_types, manifest
-from securecluster.data import Federation
-from securecluster.errors import RunFolderError, UsageError, unknown
-from securecluster.messaging.transcript import INDEX
-from securecluster.models.architectures import AUTO
-from securecluster.models.architectures import names as architectures
-from securecluster.protocols.common import newcomers
-from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.method import Method
 from securecluster.runtime import run_secret
 from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
-from securecluster.runtime.settings import Settings, check_values
+from securecluster.runtime.settings import Settings
 
 SCHEMA = 3
 CONFIG = "config.json"
@@ -96,7 +93,7 @@ class RunPlan:
         settings: of the run.
     """
 
-    protocol: ClusteringProtocol
+    protocol: Method
     simulation: Simulation | None
     settings: Settings
 
@@ -530,13 +527,13 @@ def config_of(folder: Path) -> dict[str, Any]:
     return content
 
 
-def run_config(folder: Path, protocol: Any = None) -> RunConfig:
+def run_config(folder: Path) -> RunConfig:
     """Return the content of a run's config.json, with the types that a run writes.
+
+    The options of its protocol are those of a class, and may be anything here.
 
     Args:
         folder: of a run.
-        protocol: that the caller has, with which the run's options are compared later; its class
-            may be an author's own, which no name stands for. Without it they are checked here.
 
     Raises:
         RunFolderError: no run folder, or a config.json that no run wrote.
@@ -551,16 +548,12 @@ def run_config(folder: Path, protocol: Any = None) -> RunConfig:
     if not 0 <= delta < 1:
         json_types.refuse(path, "network.delta is no probability")
     if config["simulation"] is not None:
-        _check_options(path, "simulation", config["simulation"], Simulation)
-    _check_options(path, "settings", config["settings"], Settings)
-    params = dict(config["protocol"])
-    params.pop("name", None)
-    if protocol is None:
-        _check_options(path, "protocol", params, protocol_type(folder, config))
+        check_options(path, "simulation", config["simulation"], Simulation)
+    check_options(path, "settings", config["settings"], Settings)
     return config
 
 
-def _check_options(path: Path, entry: str, values: dict[str, Any], options: type) -> None:
+def check_options(path: Path, entry: str, values: dict[str, Any], options: type) -> None:
     """Raise RunFolderError for values that are no options of a class.
 
     Args:
@@ -570,72 +563,6 @@ def _check_options(path: Path, entry: str, values: dict[str, Any], options: type
         options: the class, a dataclass.
     """
     json_types.refuse(path, next(json_types.faults(values, options, entry), None))
-
-
-def protocol_type(folder: Path, config: RunConfig) -> Any:
-    """Return the class of a run's protocol.
-
-    Args:
-        folder: of the run.
-        config: content of its config.json.
-
-    Raises:
-        RunFolderError: config.json names none.
-    """
-    path = folder / CONFIG
-    name = config["protocol"].get("name")
-    json_types.refuse(path, next(json_types.faults(name, str, "protocol.name"), None))
-    try:
-        return protocol_class(str(name))
-    except UsageError as error:
-        raise RunFolderError(f"{path} names no protocol that can be run here: {error}") from None
-
-
-def load(folder: Path) -> tuple[RunPlan, RunConfig]:
-    """Return the plan of a run folder, and the content of its config.json.
-
-    Args:
-        folder: of a run.
-
-    Raises:
-        RunFolderError: no such folder, or not one this version can read.
-        UsageError: the folder contains a sweep, or a run with objects of the user's own, which no
-            folder contains.
-    """
-    config = run_config(folder)
-    params = dict(config["protocol"])
-    # config.json has a description in place of an object, such as a network
-    names = [name for name, value in params.items() if isinstance(value, dict)]
-    if names:
-        objects = ", ".join(sorted(names))
-        raise UsageError(
-            f"{folder} was run with objects of your own ({objects}), which it does not hold: go "
-            "on, load or replay it from Python, with these objects"
-        )
-    del params["name"]
-    protocol = protocol_type(folder, config)(**params)
-    simulation = None
-    if config["simulation"] is not None:
-        simulation = Simulation(**config["simulation"])
-    settings = Settings(**config["settings"])
-    try:
-        check_values(settings)
-        protocol.check(len(config["clients"]))
-        if protocol.model not in (AUTO, *architectures()):
-            raise unknown("model", protocol.model, (AUTO, *architectures()))
-    except UsageError as error:
-        raise not_written(folder, error) from None
-    return RunPlan(protocol, simulation, settings), config
-
-
-def not_written(folder: Path, error: UsageError) -> RunFolderError:
-    """Return the error of a config.json with an option that no run has.
-
-    Args:
-        folder: of the run.
-        error: the refusal of the option.
-    """
-    return RunFolderError(f"{folder / CONFIG} is not what a run writes there: {error}")
 
 
 def check_run(folder: Path, config: Mapping[str, Any]) -> None:
@@ -814,33 +741,13 @@ def compared(folder: Path) -> list[str] | None:
 
 def _fault_of_names(names: Sequence[str]) -> str | None:
     """Return what is wrong with the names of a comparison."""
-    known = protocol_names()
     for position, name in enumerate(names):
         # names of installed packages' protocols are theirs to choose
-        if name not in known or Path(name).name != name or name == "..":
+        if Path(name).name != name or name == "..":
             return f"compare[{position}] is no protocol"
     if not names or len(set(names)) < len(names):
         return "compare is not a list of different protocols"
     return None
-
-
-def compared_runs(folder: Path) -> list[Path] | None:
-    """Return the folders of the runs that a folder compares; None where it contains a single run.
-
-    Args:
-        folder: of a run or a comparison.
-
-    Raises:
-        RunFolderError: no run folder, a damaged one, or a link in place of a run.
-    """
-    names = compared(folder)
-    if names is None:
-        return None
-    runs = [folder / name for name in names]
-    for run in runs:
-        if run.is_symlink():
-            raise RunFolderError(f"{run} is a link, which no comparison makes: remove the link")
-    return runs
 
 
 def sweep_json(plan: Mapping[str, Any], parallel: Mapping[str, int], data_digest: str) -> str:

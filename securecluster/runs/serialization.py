@@ -14,18 +14,18 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.privacy.dp.ledger import Ledger
-from securecluster.protocols.common import newcomers
-from securecluster.protocols.common.client import ClientState
+from securecluster.runs import newcomers
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.method import Method
 from securecluster.runtime import run_secret
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.run import Line
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
-    from securecluster.protocols.common.base import ClusteringProtocol
-    from securecluster.protocols.common.fitted import FittedRun
+    from securecluster.runs.fitted import FittedRun
 
-P = TypeVar("P", bound="ClusteringProtocol")
+P = TypeVar("P", bound="Method")
 SCHEMA = 8
 LEARNED = "learned.safetensors"
 SERVER = "server.safetensors"
@@ -33,6 +33,7 @@ CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 START = "start.safetensors"  # initial weights of a module of the user's own
 ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
+UNKNOWN = ""  # program of a run that did not say
 # In the clients' extra state: the clusters' models (k, d), where no client's own is one of them.
 SHARED = "shared"
 
@@ -56,7 +57,7 @@ class FittedSummary:
     network: ChannelState
     seconds: float
     device: str
-    program: str = ""  # digest of the protocol's source as the run began; empty where unknown
+    program: str = UNKNOWN  # digest of the protocol's source as the run began; empty where unknown
 
 
 @dataclass
@@ -242,7 +243,8 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
             f"{folder} holds the protocol {learned.protocol!r}, not {cls.name!r}: load it with "
             "that protocol's class"
         )
-    names = {f.name for f in dataclasses.fields(cls)}
+    options: Any = cls
+    names = {f.name for f in dataclasses.fields(options)}
     if set(learned.params) != names:
         raise RunFolderError(
             f"{folder} was saved with other hyper-parameters than {cls.__name__} has: use the "

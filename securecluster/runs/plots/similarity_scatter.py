@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.app.plots.figure import figure
+from securecluster.runs.plots.figure import figure
 
 
 def similarity_pairs(state: Any, history: list[dict[str, Any]]) -> Any | None:

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.contents import Result, scores_of
-from securecluster.app.number_format import printable
-from securecluster.app.plots.dendrogram import dendrogram
-from securecluster.app.plots.figure import Drawing, figure, save_all
-from securecluster.app.plots.matrices import graph, relevance, similarity
-from securecluster.app.plots.parameter_tree import tree
-from securecluster.app.plots.similarity_scatter import similarity_pairs
+from securecluster.runs.contents import Result, scores_of
+from securecluster.runs.number_format import printable
+from securecluster.runs.plots.dendrogram import dendrogram
+from securecluster.runs.plots.figure import Drawing, figure, save_all
+from securecluster.runs.plots.matrices import graph, relevance, similarity
+from securecluster.runs.plots.parameter_tree import tree
+from securecluster.runs.plots.similarity_scatter import similarity_pairs
 
 # axis label and title of a dendrogram of relevance R
 RELATED = ("1 − R", "clients by relevance of data")

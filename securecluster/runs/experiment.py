@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from securecluster.messaging.messages import Call
 from securecluster.messaging.outcomes import VerbOutcome
-
-if TYPE_CHECKING:
-    from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.method import Method
 
 ATTRIBUTE = "_experiment"
 
@@ -30,7 +28,7 @@ class Experiment:
     secret: bytes | None = None
 
 
-def experiment_of(protocol: ClusteringProtocol) -> Experiment:
+def experiment_of(protocol: Method) -> Experiment:
     """Return what an experiment changes in the runs of a protocol; by default nothing."""
     experiment: Experiment = vars(protocol).get(ATTRIBUTE, Experiment())
     return experiment

@@ -29,12 +29,15 @@ from securecluster.privacy.row_layout import layout
 from securecluster.protections.protection import (
     AuthorityFacts,
     PairFacts,
+    PairProtection,
     Protection,
     ServerKeys,
     SumFacts,
+    SumProtection,
 )
 from securecluster.protections.registry import survivors_of
 from securecluster.protections.sum_ranges import SumRanges
+from securecluster.runs.method import Method
 from securecluster.runtime.aggregators import Aggregator
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.client_half import ClientHalf
@@ -47,8 +50,6 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
-    from securecluster.protocols.common.base import ClusteringProtocol
-    from securecluster.protocols.common.client import TrainingClient
 
 ITEM_SIZES = {"float32": 4, "float64": 8}
 
@@ -61,7 +62,7 @@ class Deployment:
         config: what clients and server agreed on.
     """
 
-    def __init__(self, method: ClusteringProtocol, config: Mapping[str, Any]) -> None:
+    def __init__(self, method: Method, config: Mapping[str, Any]) -> None:
         self.method = method
         self.config = config
 
@@ -118,7 +119,7 @@ class Deployment:
                     f"protocol ({', '.join(sizes)}): name one of these, or add it to frame_sizes"
                 )
 
-    def client(self, cohort: LocalTrainer, pipeline: Pipeline) -> TrainingClient:
+    def client(self, cohort: LocalTrainer, pipeline: Pipeline) -> Any:
         """Return the clients' object, equipped for all options.
 
         Args:
@@ -138,7 +139,8 @@ class Deployment:
         Args:
             draws: the clients' streams of noise.
         """
-        return self.method.privacy.client_noise(self.config, draws)
+        noise: ClientNoise = self.method.privacy.client_noise(self.config, draws)
+        return noise
 
     def row_noise_in_shares(self, draws: NoiseStreams | None = None) -> dict[str, SkellamMechanism]:
         """Return the noise of `row_noises` that clients add to secure sums in shares, by field.
@@ -276,7 +278,7 @@ class Deployment:
             roster: identities of the clients whose ciphertexts are accepted; None derives it from
                 the seed where `private` is derived, and else verifies nothing.
         """
-        protection = self.method.sums.protection
+        protection: SumProtection = self.method.sums.protection
         if not protection.hides:
             return None
         return protection.server_half(self._sum_facts(), self._server_keys(private, roster))
@@ -290,7 +292,7 @@ class Deployment:
             private: as of `aggregator`.
             roster: as of `aggregator`.
         """
-        protection = self.method.pairs.protection
+        protection: PairProtection = self.method.pairs.protection
         return protection.server_half(self._pair_facts(), self._server_keys(private, roster))
 
     # the key authority

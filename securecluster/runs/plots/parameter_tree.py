@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from securecluster.app.contents import Result, scores_of
-from securecluster.app.number_format import printable, shown
-from securecluster.app.plots.figure import figure
+from securecluster.runs.contents import Result, scores_of
+from securecluster.runs.number_format import printable, shown
+from securecluster.runs.plots.figure import figure
 
 COLUMN = 1.6  # inches between boxes side by side
 ROW = 0.95  # inches between rows of boxes

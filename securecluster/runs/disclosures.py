@@ -16,21 +16,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from securecluster.app.contents import Field, OverRounds, Privacy
-from securecluster.app.number_format import enumerated, times
 from securecluster.messaging.bounds import Real, declared
 from securecluster.privacy.cohorts import RowSpace
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.serialization import (
-    CLIENTS,
-    LEARNED,
-    MODELS,
-    SHARED,
-    FittedSummary,
-)
+from securecluster.runs.contents import Field, OverRounds, Privacy
+from securecluster.runs.fitted import FittedRun
+from securecluster.runs.method import Method
+from securecluster.runs.number_format import enumerated, times
+from securecluster.runs.serialization import CLIENTS, LEARNED, MODELS, SHARED, FittedSummary
 from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import (
     GATHER,
@@ -309,33 +304,34 @@ def protections(privacy: Privacy) -> list[str]:
     return sentences or [BARE]
 
 
-def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
+def authority_view(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[str]:
     """Return what the key authority saw, and what the protection rests on; empty without one.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
         disclosed: all disclosures of the run.
     """
-    protocol = fitted.result_.method
+    method = fitted.method
     opened = [field for field in disclosed if field.opened]
     sums = _names(field for field in opened if field.summed)
     pairs = _names(field for field in opened if not field.summed)
-    for protection in (protocol.sums.protection, protocol.pairs.protection):
+    protections_of_run: list[Protection] = [method.sums.protection, method.pairs.protection]
+    for protection in protections_of_run:
         if protection.by_authority:
             return protection.authority_view(sums, pairs)
     return []
 
 
-def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
+def disclosures(fitted: FittedRun) -> list[Disclosure]:
     """Return every private field of every reply of a run, in the order of the first such reply.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
     """
     config = fitted.kept_.learned.config
-    protocol = fitted.result_.method
+    protocol = fitted.method
     pipeline = protocol.pipeline(config)
-    central = fitted.privacy.per_client and config["placement"] == "central"
+    central = fitted.method.privacy.per_client and config["placement"] == "central"
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:
         for name in event.fields:
@@ -345,19 +341,19 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
 
 
 def _disclosure(
-    fitted: ClusteringProtocol, pipeline: Pipeline, event: Event, name: str, central: bool
+    fitted: FittedRun, pipeline: Pipeline, event: Event, name: str, central: bool
 ) -> Disclosure:
     """Return one field of an event, with the protection that its method declares.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
         pipeline: of the run's clients.
         event: of the ledger.
         name: of the field.
         central: True if the server adds the noise of what clients clip.
     """
-    protocol = fitted.result_.method
-    release = release_of(getattr(fitted.client, event.method))
+    protocol = fitted.method
+    release = release_of(getattr(fitted.method.client, event.method))
     clipped = name in release.through and pipeline.of(name).clips
     sealed = pipeline.seal is not None and name in release.sealed
     masked = False
@@ -382,16 +378,18 @@ def _disclosure(
     )
 
 
-def _protection(protocol: ClusteringProtocol, verb: str) -> Protection | None:
+def _protection(protocol: Method, verb: str) -> Protection | None:
     """Return the protection of the replies of a verb; None where single replies are gathered."""
     if verb == SUM:
-        return protocol.sums.protection
+        of_sums: Protection = protocol.sums.protection
+        return of_sums
     if verb == PAIRS:
-        return protocol.pairs.protection
+        of_pairs: Protection = protocol.pairs.protection
+        return of_pairs
     return None
 
 
-def _released(protocol: ClusteringProtocol, verb: str) -> str:
+def _released(protocol: Method, verb: str) -> str:
     """Return what is told of the replies of a verb where single ones are hidden; else nothing."""
     if verb == SUM and protocol.sums.hide_replies:
         return SUMS
@@ -400,11 +398,11 @@ def _released(protocol: ClusteringProtocol, verb: str) -> str:
     return ""
 
 
-def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
+def unseen(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[str]:
     """Return what the server did not see, as far as it follows from the disclosures.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
         disclosed: all disclosures of the run.
     """
     by_server = [
@@ -428,12 +426,12 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
         hidden.append("what clients' training would have led to without its noise")
     masked = _names(field for field in by_server if field.masked)
     # a part of the model that is sent in the clear may show where the mask put the rest
-    if masked and not fitted.client.clear:
+    if masked and not fitted.method.client.clear:
         hidden.append(f"{fitted.mask_info().hides} in {masked}")
     return hidden or ["nothing is hidden from it: no mask, seal or noise covers what it read"]
 
 
-def over_rounds(fitted: ClusteringProtocol) -> OverRounds:
+def over_rounds(fitted: FittedRun) -> OverRounds:
     """Return what secure sums tell over all rounds: the clients whose rows can be solved for.
 
     These are the clients whose unit vector is in the row space of the 0/1 matrix of which clients
@@ -441,7 +439,7 @@ def over_rounds(fitted: ClusteringProtocol) -> OverRounds:
     the sums of whole cohorts can be solved for in any case.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
     """
     config = fitted.kept_.learned.config
     clients = int(config["clients"])
@@ -462,7 +460,7 @@ def over_rounds(fitted: ClusteringProtocol) -> OverRounds:
     return {"sentence": sentence, "rank": space.rank, "solvable": solvable}
 
 
-def query_view(fitted: ClusteringProtocol) -> list[str]:
+def query_view(fitted: FittedRun) -> list[str]:
     """Return what the queries of a run brought to clients.
 
     These are the averages and models that the server made of replies, and rows of single clients
@@ -470,15 +468,15 @@ def query_view(fitted: ClusteringProtocol) -> list[str]:
     is what would be made of a field that no client sent.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
     """
     sent = {name for event in fitted.ledger_.events for name in event.fields}
     methods_of: dict[Brought, list[str]] = {}
     for method in fitted.bytes_["by_message"]:
-        release = getattr(getattr(fitted.client, method, None), "__release__", None)
+        release = getattr(getattr(fitted.method.client, method, None), "__release__", None)
         if not isinstance(release, ReleasePolicy):  # a message of secure sums, or between servers
             continue
-        query, _ = message_types(fitted.client, method)
+        query, _ = message_types(fitted.method.client, method)
         for name, bound in declared(cast(Hashable, query)).items():
             if isinstance(bound, Real) and (not bound.sent or bound.sent in sent):
                 brought = _brought(fitted, name, bound, name in release.relays)
@@ -486,16 +484,16 @@ def query_view(fitted: ClusteringProtocol) -> list[str]:
     return [brought.sentence(methods) for brought, methods in methods_of.items()]
 
 
-def _brought(fitted: ClusteringProtocol, name: str, bound: Real, relayed: bool) -> Brought:
+def _brought(fitted: FittedRun, name: str, bound: Real, relayed: bool) -> Brought:
     """Return what a field of queries brings to clients.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
         name: of the field.
         bound: of the field.
         relayed: True if its method declares that it relays rows of single clients.
     """
-    pipeline = fitted.result_.method.pipeline(fitted.kept_.learned.config)
+    pipeline = fitted.method.pipeline(fitted.kept_.learned.config)
     sealed = bound.sealed and pipeline.seal is not None
     masked = False
     if bound.sent and not sealed:
@@ -511,10 +509,12 @@ def _brought(fitted: ClusteringProtocol, name: str, bound: Real, relayed: bool) 
     )
 
 
-def _read_alone(fitted: ClusteringProtocol, source: str) -> bool:
+def _read_alone(fitted: FittedRun, source: str) -> bool:
     """Return True if some reply with a field could be averaged with no other client's."""
     events = fitted.ledger_.events
-    releases = {event.method: release_of(getattr(fitted.client, event.method)) for event in events}
+    releases = {
+        event.method: release_of(getattr(fitted.method.client, event.method)) for event in events
+    }
     of_field = [own for own in releases.values() if source in own.through and not own.derived]
     return any(GATHER in own.via for own in of_field)
 
@@ -581,13 +581,13 @@ def free(disclosed: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
     return reasons
 
 
-def uncovered(fitted: ClusteringProtocol) -> list[str]:
+def uncovered(fitted: FittedRun) -> list[str]:
     """Return a sentence for everything that the run recorded and that ε does not cover.
 
     Each begins with the file that contains it.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
     """
     learned = fitted.kept_.learned
     source = f"{run_secret.FILE}: the secret"
@@ -607,11 +607,11 @@ def uncovered(fitted: ClusteringProtocol) -> list[str]:
     ]
 
 
-def _observed(fitted: ClusteringProtocol) -> list[str]:
+def _observed(fitted: FittedRun) -> list[str]:
     """Return what the observer computed from test samples, training data and true clusters.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
     """
     metric = fitted.metric_
     observed = []
@@ -634,7 +634,7 @@ def _observed(fitted: ClusteringProtocol) -> list[str]:
     return observed
 
 
-def _models_without_noise(fitted: ClusteringProtocol) -> list[str]:
+def _models_without_noise(fitted: FittedRun) -> list[str]:
     """Return a sentence on the models in the results that one client trained alone, if any."""
     labels = _shown_alone(fitted)
     if not labels:
@@ -643,9 +643,9 @@ def _models_without_noise(fitted: ClusteringProtocol) -> list[str]:
     return [f"{MODELS}: the model of {clusters}, which one client trained alone, without noise"]
 
 
-def _own_labels(fitted: ClusteringProtocol) -> list[str]:
+def _own_labels(fitted: FittedRun) -> list[str]:
     """Return a sentence on the labels of clients that assign themselves, if they do."""
-    if fitted.result_.method.server_knows_labels:
+    if fitted.method.server_knows_labels:
         return []
     files = f"result.json, history.jsonl, {LEARNED}, {MODELS} and pictures"
     return [
@@ -666,18 +666,18 @@ def _sample_counts(learned: FittedSummary) -> list[str]:
     return [f"{', '.join(files)}: each client's number of samples"]
 
 
-def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
+def _shown_alone(fitted: FittedRun) -> list[int]:
     """Return the clusters whose model in the results one client trained alone, without noise.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
 
     Returns:
         Their labels, ascending.
     """
     learned = fitted.kept_.learned
     # such models stay with their clients, or the protocol has a shared model of each cluster
-    noisy = fitted.result_.method.adds_noise(learned.config)
+    noisy = fitted.method.adds_noise(learned.config)
     if noisy or SHARED in fitted.kept_.clients.extra:
         return []
     # the results show each cluster by the model of its first client
@@ -691,11 +691,11 @@ def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
     return sorted(trained_alone)
 
 
-def _observed_keys(fitted: ClusteringProtocol) -> list[str]:
+def _observed_keys(fitted: FittedRun) -> list[str]:
     """Return the keys of the history that the observer computed from clients' data or the truth.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
 
     Returns:
         The keys in alphabetical order, without the metric and ari, which have their own sentences.
@@ -706,11 +706,11 @@ def _observed_keys(fitted: ClusteringProtocol) -> list[str]:
     return sorted(name for name in keys if name == "gap" or name.endswith("_real"))
 
 
-def _transcript(fitted: ClusteringProtocol) -> list[str]:
+def _transcript(fitted: FittedRun) -> list[str]:
     """Return what a transcript shows beyond replies with their noise.
 
     Args:
-        fitted: the protocol after the run.
+        fitted: the result of the run.
     """
     learned = fitted.kept_.learned
     mode = learned.settings.transcript
@@ -719,7 +719,7 @@ def _transcript(fitted: ClusteringProtocol) -> list[str]:
     if mode == "sizes":
         return ["transcript/: who was asked and replied in which round, and how many bytes"]
     # frames are recorded as they arrive, before a trusted server adds its noise
-    if learned.config["placement"] == "central" and fitted.privacy.per_client:
+    if learned.config["placement"] == "central" and fitted.method.privacy.per_client:
         raw = "the clipped updates that a trusted server reads before it adds noise"
         return [f"transcript/: {raw}, so that no epsilon covers it; it is for its owner alone"]
     return [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from securecluster.app.plots.figure import long, tick_names
+from securecluster.runs.plots.figure import long, tick_names
 
 NAMED = 200  # leaves; with more, their names would not be readable
 UPRIGHT = 30  # leaves; with more, their names are turned so that they do not overlap

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from securecluster.app.number_format import METRICS
 from securecluster.core.json_types import Fault, faults, refuse, typed
+from securecluster.runs.number_format import METRICS
 
 
 class RunConfig(TypedDict):

@@ -1,0 +1,214 @@
+"""How a run is carried out: in memory, or in a folder that is claimed, resumed and completed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from securecluster.core import atomic_files
+from securecluster.core.client_names import named_in_errors
+from securecluster.core.devices import choose_device, cpu_threads, reproducible
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.data.simulation import Simulation
+from securecluster.errors import UsageError
+from securecluster.runs import run_folder
+from securecluster.runs.method import Method
+from securecluster.runtime.run import Line, remove_checkpoints
+from securecluster.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from securecluster.runs.contents import Result
+    from securecluster.runs.fitted import FittedRun
+
+
+def carry_out(
+    method: Method,
+    federation: Federation,
+    settings: Settings,
+    folder: Path | None,
+    report: Callable[[Line], None],
+) -> FittedRun:
+    """Run a method on a federation in this process, or resume the run in the folder.
+
+    Args:
+        method: with its hyper-parameters.
+        federation: the clients and their data.
+        settings: device, precision, dropouts and transcript.
+        folder: the run folder, whose lock this process holds; None stores everything in memory.
+        report: called with the history line of each round.
+    """
+    from securecluster.runs.server_half import without_clients
+    from securecluster.runs.simulated_run import SimulatedRun
+
+    if folder is not None:  # of a run that was killed
+        atomic_files.remove_half_written(folder)
+        atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
+    device = choose_device(settings.device)
+    with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
+        simulated = SimulatedRun(method, federation, settings, folder)
+        run = simulated.start(report)
+        server = simulated.server
+        with named_in_errors(federation.names):
+            with without_clients(server.method):
+                state = server.method.run_server(server.net, run)
+            server.check(state)
+            kept, chance = simulated.fitted(run, state)
+        fitted: FittedRun = method.fitted_class(method, kept, server.transcript, folder)
+    if chance is not None:
+        fitted.warn_of_chance(chance, federation)
+    return fitted
+
+
+def complete(folder: Path, federation: Federation, fitted: FittedRun) -> Result:
+    """Write all files of a run that has just ended but its pictures, and return its result.json.
+
+    Args:
+        folder: of the run, whose lock this process holds.
+        federation: its clients.
+        fitted: its result.
+    """
+    from securecluster.runs.result import result_of
+
+    content = result_of(federation, fitted)
+    fitted.write(folder)
+    # result.json is written last of the run's files, and says that they are complete
+    text = json.dumps(content, indent=2) + "\n"
+    run_folder.seal(folder, text.encode())
+    remove_checkpoints(folder)
+    return content
+
+
+def draw(folder: Path, content: Result, fitted: FittedRun) -> list[Path]:
+    """Draw the pictures of a run that has just ended: no fault of drawing withholds its result.
+
+    Args:
+        folder: of the run.
+        content: of result.json.
+        fitted: the result of the run.
+
+    Returns:
+        The paths of the pictures.
+    """
+    from securecluster.runs.plots import curves
+
+    return curves.draw(folder, content, fitted.history_, fitted.state_)
+
+
+def fit_in(
+    folder: Path,
+    method: Method,
+    federation: Federation,
+    settings: Settings,
+    report: Callable[[Line], None],
+    force: bool = False,
+) -> FittedRun:
+    """Return the result of a run in a folder, as `ClusteringProtocol.fit` does with `folder`.
+
+    A run starts in a new or empty folder; a stopped run of the same configuration on the same data
+    is resumed; the result of one that has ended is loaded. With `force` the run in the folder is
+    replaced in any case.
+
+    Args:
+        folder: new, empty, or of a run of this configuration.
+        method: with its hyper-parameters.
+        federation: the clients and their data.
+        settings: of the run.
+        report: called with the line of each round.
+        force: replace the run in the folder.
+
+    Raises:
+        UsageError: the folder contains something else.
+        RunFolderError: it contains another run, a damaged one, or one that another process writes
+            to.
+    """
+    simulation = Simulation.of(federation)
+    if run_folder.is_run(folder) and not force:
+        plan = run_folder.RunPlan(method, simulation, settings)
+        return _fit_again(folder, plan, federation, report)
+    if run_folder.used(folder) and not force:
+        raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
+    plan = run_folder.RunPlan(method, simulation, resolved(settings))
+    texts = {run_folder.CONFIG: plan.as_json(federation)}
+    with _in_python(), run_folder.claimed(folder, force, "", texts):
+        return _completed(folder, plan, federation, report)
+
+
+@contextmanager
+def _in_python() -> Iterator[None]:
+    """Give options the names that they have in Python, in the sentence of a refusal."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error).replace("--force", "force=True").replace("--out", "folder")
+        raise UsageError(text) from None
+
+
+def _completed(
+    folder: Path, plan: run_folder.RunPlan, federation: Federation, report: Callable[[Line], None]
+) -> FittedRun:
+    """Return the result of a run that is carried out, with all its files and pictures written."""
+    fitted = carry_out(plan.protocol, federation, plan.settings, folder, report)
+    draw(folder, complete(folder, federation, fitted), fitted)
+    return fitted
+
+
+def _fit_again(
+    folder: Path, plan: run_folder.RunPlan, federation: Federation, report: Callable[[Line], None]
+) -> FittedRun:
+    """Return the result of the run in a folder, which is resumed if it has not ended.
+
+    Args:
+        folder: of a run.
+        plan: with the user's settings.
+        federation: the clients and their data.
+        report: called with the line of each round.
+
+    Raises:
+        UsageError: the folder contains a comparison.
+        RunFolderError: it contains another run, a damaged one, or one that another process writes
+            to.
+    """
+    with run_folder.locked(folder):
+        if run_folder.compared(folder) is not None:
+            raise UsageError(f"{folder} holds a comparison: give another folder")
+        config = run_folder.run_config(folder)
+        recorded = Settings(**config["settings"])
+        plan = replace(plan, settings=_with_recorded(plan.settings, recorded))
+        run_folder.check_same(folder, config, plan.content(federation))
+        if not run_folder.finished(folder):
+            return _completed(folder, plan, federation, report)
+        run_folder.result_of(folder)  # checks every file
+        fitted: FittedRun = plan.protocol.fitted_class.of_folder(plan.protocol, folder)
+        remove_checkpoints(folder)  # which a kill at the very end may have left
+        return fitted
+
+
+def resolved(settings: Settings) -> Settings:
+    """Return settings with the device and the number of threads filled in.
+
+    Args:
+        settings: `auto` is a device to choose, and 0 a number of threads to choose.
+    """
+    # a run is resumed with the same ones, since others round sums differently
+    device = choose_device(settings.device).type
+    threads = settings.threads or torch.get_num_threads()
+    return replace(settings, device=device, threads=threads)
+
+
+def _with_recorded(settings: Settings, recorded: Settings) -> Settings:
+    """Return settings with the recorded device and threads, where the user leaves these open.
+
+    Args:
+        settings: the user's; `auto` and 0 leave the device and the threads open.
+        recorded: those of the run that is resumed.
+    """
+    device = settings.device
+    if device == "auto":
+        device = recorded.device
+    threads = settings.threads or recorded.threads
+    return replace(settings, device=device, threads=threads)

@@ -1,0 +1,158 @@
+"""The clients' half of a run: their endpoint, and what an observer measures of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.metrics import agreement, share_at
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.messaging.messages import Rows
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.endpoints import samples_of
+from securecluster.runs.method import Method
+from securecluster.runs.serialization import SHARED
+from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.release_target import ReleaseTarget
+from securecluster.runtime.run import CheckpointPart, Line
+from securecluster.runtime.settings import Settings
+
+
+class ClientsHalf:
+    """The clients' half of a run: of one client, of some, or of all.
+
+    It shares nothing with the server but a transport. The observer's measurements lie outside the
+    protocol, and need the server's state beside the clients' data.
+
+    Args:
+        method: with the hyper-parameters of the run.
+        federation: the clients and their data.
+        settings: of the run.
+        endpoint: answers calls to these clients.
+    """
+
+    def __init__(
+        self, method: Method, federation: Federation, settings: Settings, endpoint: Endpoint[Any]
+    ) -> None:
+        self.method = method
+        self.federation = federation
+        self.settings = settings
+        self.endpoint = endpoint
+        self.client = endpoint.client
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        federation: Federation,
+        settings: Settings,
+        secrets: Randomness | None = None,
+    ) -> ClientsHalf:
+        """Return the half of all clients of a simulated run.
+
+        Args:
+            method: with the hyper-parameters of the run.
+            federation: the clients and their data.
+            settings: of the run.
+            secrets: secret random streams of the run.
+        """
+        endpoint = method.build_client(federation, settings, secrets=secrets)
+        return cls(method, federation, settings, endpoint)
+
+    @property
+    def samples(self) -> dict[int, int]:
+        """Return the number of samples that each client trains on, where these are public."""
+        return samples_of(self.client) if self.method.privacy.per_example else {}
+
+    def part(self) -> CheckpointPart:
+        """Return the clients' part of a checkpoint, which must stay private."""
+        return CheckpointPart(ClientState, self._state, self._restore)
+
+    def _state(self) -> ClientState:
+        state: ClientState = self.client.state(self.endpoint.keys.secrets)
+        return state
+
+    def _restore(self, state: ClientState) -> None:
+        self.client.restore(state)
+        self.endpoint.keys.restore(state.secrets)
+
+    def learn(self, events: list[Any]) -> None:
+        """Hold the clients to a target that a resumed run has spent a part of.
+
+        Args:
+            events: of the ledger so far.
+        """
+        for reservation in self.endpoint.reservations:
+            if isinstance(reservation, ReleaseTarget):
+                reservation.learn(events)
+
+    def observe(self, state: Any) -> Line:
+        """Return the observer's numbers after a round.
+
+        Args:
+            state: the server's state.
+        """
+        scores = self.method.evaluate(self.client, state)
+        line = dict(self.method.observe(self.federation, self.client, state, scores))
+        line["at_target"] = None
+        if self.federation.objective.higher:
+            line["at_target"] = share_at(scores, self.settings.target)
+        return line
+
+    def labels(self, state: Any) -> list[int]:
+        """Return each client's cluster, (m,), as the experimenter knows it.
+
+        Args:
+            state: the server's final state.
+        """
+        return self.method.known_labels(self.client, state)
+
+    def agreement(self, labels: list[int]) -> dict[str, Any] | None:
+        """Return scores against the true clusters; None where nobody knows these.
+
+        Args:
+            labels: each client's cluster, (m,).
+        """
+        # Files of one's own data have no true clusters to be compared with.
+        if self.federation.truth is None:
+            return None
+        return dict(agreement(labels, self.federation.truth))
+
+    def models(self, state: Any) -> Rows:
+        """Return the model that each client has at the end, (m, d).
+
+        Args:
+            state: the server's final state.
+        """
+        return self.method.final_models(self.client, state)
+
+    def scores(self, models: Rows) -> NDArray[np.float64]:
+        """Return each client's score on its test data, (m,): the server holds none.
+
+        Args:
+            models: (m, d) of the clients.
+        """
+        scores: NDArray[np.float64] = self.client.cohort.scores(models)
+        return scores
+
+    def final(self, models: Rows) -> ClientState:
+        """Return what clients keep of the run: their models and secrets.
+
+        Args:
+            models: (m, d) of the clients at the end.
+        """
+        assert models.index is not None
+        extra = {}
+        shared = self.method.shared_models(self.client)
+        if shared is not None:
+            extra[SHARED] = shared
+        index = list(models.index)
+        return ClientState(models.table, index, self.endpoint.keys.secrets, extra=extra)
+
+    @property
+    def unshared(self) -> list[int]:
+        """Return the numbers of clients whose final model was trained alone."""
+        return sorted(self.client.cohort.ids[k] for k in self.client.unshared)

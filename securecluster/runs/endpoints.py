@@ -1,0 +1,288 @@
+"""Endpoints of clients: their data, models, keys, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from securecluster.core.devices import choose_device
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.messaging.refusals import reraise
+from securecluster.privacy.dp.budget import Budget
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.target import Target
+from securecluster.privacy.masking.identities import Identity, Roster, check_roster
+from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.dry_run import run_releases
+from securecluster.runs.method import Method
+from securecluster.runtime.endpoint import Endpoint, config_hash
+from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_budget import ReleaseBudget
+from securecluster.runtime.release_guard import ReleaseGuard
+from securecluster.runtime.release_target import ReleaseTarget
+from securecluster.runtime.settings import Settings
+from securecluster.training.local_trainer import LocalTrainer
+
+
+@dataclass(frozen=True)
+class KeySource:
+    """Source of the keys of an endpoint.
+
+    Args:
+        simulated: keys are derived from `secrets`; otherwise they are a deployed node's own.
+        identity: signs the clients' messages, if they are not simulated.
+        roster: identities whose signatures the clients accept, if they are not simulated.
+        secrets: secret random streams of a simulated run; None derives them from its seed.
+    """
+
+    simulated: bool = True
+    identity: Identity | None = None
+    roster: Roster | None = None
+    secrets: Randomness | None = None
+
+
+SIMULATED = KeySource()
+
+
+def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
+    protocol: Method,
+    federation: Federation,
+    settings: Settings,
+    clients: Sequence[int] | None = None,
+    key_source: KeySource = SIMULATED,
+    joins: Mapping[str, Any] | None = None,
+    numbers: Sequence[int] | None = None,
+    budget: Budget | None = None,
+    trainer: type[LocalTrainer] = LocalTrainer,
+    streams: type[NoiseStreams] = NoiseStreams,
+    deployment_class: type[Deployment] = Deployment,
+) -> Endpoint[Any]:
+    """Return the endpoint of some clients of a federation.
+
+    Args:
+        protocol: the method.
+        federation: the clients and their data.
+        settings: device and precision.
+        clients: their positions in the federation; None is all.
+        key_source: of the clients' keys.
+        joins: the configuration of a run that these clients join as newcomers; None where the run
+            is their own.
+        numbers: of the federation's clients; None counts from 0, and for newcomers from the number
+            after the run's clients.
+        budget: of the one client, over all runs; None for none.
+        trainer: class of the clients' local training.
+        streams: class of their streams of noise.
+        deployment_class: makes their half of the run.
+
+    Raises:
+        UsageError: an identity, a roster or a budget that does not fit the clients.
+    """
+    if joins is None:
+        config: Mapping[str, Any] = protocol.config(federation, settings.dtype)
+        flat = protocol.flat_model(federation)
+    else:
+        config = joins
+        # Newcomers draw from the run's streams, under numbers of their own.
+        federation = replace(federation, seed=config["seed"], classes=config["classes"])
+        flat = Deployment(protocol, config).initial_model()
+        if numbers is None:
+            first = int(config["clients"])
+            numbers = range(first, first + len(federation))
+    deployment = deployment_class(protocol, config)
+    pipeline = deployment.pipeline()
+    keys = _keys(config, pipeline, key_source)
+    run = config_hash(config)
+    whole_clients = config["dp_unit"] == "client"
+    noise_streams = streams(keys.noise, run, bounds_rows=whole_clients)
+    # Armed before any client exists: nothing can pass it without noise.
+    pipeline.arm(noise_streams)
+    pipeline.private = protocol.adds_noise(config)
+    dtypes = {"float32": torch.float32, "float64": torch.float64}
+    cohort = trainer(
+        federation,
+        flat,
+        Randomness(federation.seed),
+        choose_device(settings.device),
+        dtypes[settings.dtype],
+        clients,
+        numbers,
+        protocol.validation_share,
+        noise_streams,
+    )
+    with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
+        client = deployment.client(cohort, pipeline)
+    limits = deployment.limits(pipeline)
+    # Checked here, where the clients' numbers are known.
+    if key_source.roster is not None and key_source.identity is not None:
+        check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
+    halves = deployment.client_halves(keys, noise_streams)
+    endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
+    endpoint.noise = deployment.client_noise(noise_streams)
+    endpoint.guard = _release_guard(protocol, config, client)
+    if reads.data:  # what clients keep may follow from data before the first call
+        client.guard_informed[range(len(cohort.ids))] = True
+    if key_source.simulated:
+        # Client and server are one user here, who reads the sentence as it is.
+        endpoint.on_refusal = reraise
+    # Newcomers' releases come on top of a run that is over: `predict` warns of them.
+    if joins is None and protocol.privacy.holds_target:
+        endpoint.reservations.append(_release_target(protocol, config, endpoint, federation))
+    if budget is not None:
+        endpoint.reservations.append(_release_budget(protocol, config, endpoint, budget))
+    return endpoint
+
+
+def _release_guard(protocol: Method, config: Mapping[str, Any], client: Any) -> ReleaseGuard:
+    """Return the guard of the calls of an endpoint.
+
+    Args:
+        protocol: the method.
+        config: what clients and server agreed on.
+        client: of the endpoint.
+    """
+    cohort = client.cohort
+    samples: dict[int, frozenset[float]] = {}
+    # where single examples are protected, the relation of neighbours keeps their numbers
+    if protocol.adds_noise(config) and config["dp_unit"] == "example":
+        numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
+        for number, training, validation in numbers:
+            samples[number] = frozenset((float(training), float(validation)))
+    private = protocol.privacy.per_example and config["noise"] > 0
+    return ReleaseGuard(client, cohort.access, samples, private)
+
+
+def _release_target(
+    protocol: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], federation: Federation
+) -> ReleaseTarget:
+    """Return the target ε of the clients of an endpoint.
+
+    Args:
+        protocol: the method, with a target.
+        config: what clients and server agreed on.
+        endpoint: of the clients.
+        federation: of all clients.
+    """
+    samples = samples_of(endpoint.client) if protocol.privacy.per_example else {}
+    costs = _costs(protocol, config, endpoint)
+    return ReleaseTarget(
+        target_of(protocol, config, samples, federation),
+        costs,
+        least_survivors=endpoint.least_survivors,
+    )
+
+
+def target_of(
+    protocol: Method, config: Mapping[str, Any], samples: Mapping[int, int], federation: Federation
+) -> Target:
+    """Return the target ε of some clients, which have released nothing yet.
+
+    Args:
+        protocol: the method, with a target.
+        config: what clients and server agreed on.
+        samples: that each client trains on; empty where no price depends on it.
+        federation: of all clients.
+    """
+    privacy = protocol.privacy
+    assert privacy.target_epsilon is not None
+    releases = run_releases(protocol, federation, len(federation))
+    plan = partial(releases.plan, float(config["noise"]))
+    return Target(float(privacy.target_epsilon), float(privacy.delta), plan, samples)
+
+
+def _costs(
+    protocol: Method, config: Mapping[str, Any], endpoint: Endpoint[Any]
+) -> ReleaseAccounting:
+    """Return the accounting of a run's noise, as the server has it.
+
+    Args:
+        protocol: the method.
+        config: what clients and server agreed on.
+        endpoint: of some clients.
+    """
+    # nothing is drawn: a server's noise only has a price here
+    draws = NoiseStreams(endpoint.keys.noise, config_hash(config))
+    deployment = Deployment(protocol, config)
+    return deployment.costs(deployment.pipeline(), draws)
+
+
+def _release_budget(
+    protocol: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], budget: Budget
+) -> ReleaseBudget:
+    """Return the budget of the one client of an endpoint.
+
+    Args:
+        protocol: the method.
+        config: what clients and server agreed on.
+        endpoint: of the client.
+        budget: over all runs.
+
+    Raises:
+        UsageError: no budget, several clients, or another unit of privacy.
+    """
+    if not isinstance(budget, Budget):
+        raise UsageError(f"budget is {type(budget).__name__}: make it with Budget(path, epsilon)")
+    if len(endpoint.ids) != 1:
+        raise UsageError(
+            f"a budget is of one client, and this endpoint has {len(endpoint.ids)}: build one for "
+            "each, with a budget of its own"
+        )
+    unit = str(config["dp_unit"])
+    if unit != budget.unit:
+        raise UsageError(
+            f"{budget.path} is a budget for the unit {budget.unit}, and this run protects the unit "
+            f"{unit}: give another file, for {unit}"
+        )
+    run = config_hash(config)
+    costs = _costs(protocol, config, endpoint)
+    samples = endpoint.client.cohort.sizes[0] if protocol.privacy.per_example else None
+    key = partial(endpoint.keys.noise, endpoint.ids[0])
+    return ReleaseBudget(budget, run, key, costs, samples, endpoint.least_survivors)
+
+
+def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> KeyRing:
+    """Return the keys of an endpoint, derived from a run's secret or a deployed node's own.
+
+    Raises:
+        UsageError: an identity or a roster of another type, a roster without an identity, or either
+            of them for simulated clients.
+    """
+    run = config_hash(config)
+    identity = source.identity
+    roster = source.roster
+    expected = (("identity", identity, Identity), ("roster", roster, Roster))
+    for name, value, expected_class in expected:
+        if value is not None and not isinstance(value, expected_class):
+            raise UsageError(
+                f"{name} is {type(value).__name__}: make it with {expected_class.__name__}"
+            )
+    # A deployed node draws its keys from the operating system.
+    if not source.simulated:
+        if roster is not None and identity is None:
+            raise UsageError(
+                "a roster needs an identity: give the one whose public key is on the other "
+                "clients' rosters"
+            )
+        return KeyRing(run, None, pipeline.unlock, lambda client: identity, roster)
+    if identity is not None or roster is not None:
+        raise UsageError(
+            "simulated clients derive identities and roster: give your own with simulated=False"
+        )
+    secrets = source.secrets or Randomness(config["seed"])
+    return KeyRing(
+        run, secrets, pipeline.unlock, partial(Identity.derived, secrets), Roster.derived(secrets)
+    )
+
+
+def samples_of(client: Any) -> dict[int, int]:
+    """Return the number of samples that each client trains on, by client number.
+
+    The cost of DP-SGD depends on it, so it is public in such a run.
+    """
+    return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))

@@ -1,0 +1,184 @@
+"""What a run needs of a method.
+
+Protocols call `carry_out` themselves, so this room lies below theirs, and knows of a method only
+what stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.masking.identities import Roster
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.run import Line, Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.settings import Settings
+from securecluster.runtime.transport import Transport
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.models.validation import FlatModel
+
+
+class Method(Protocol):
+    """A method with its hyper-parameters.
+
+    Attributes:
+        name: of the method.
+        client: class of the clients' object.
+        fitted_class: class of its results.
+        rounds: number of rounds.
+        model: name of the network that clients train, or a module of the user's own.
+        epochs: passes over its own data that a client makes in a round.
+        optimizer: of the clients.
+        mask: name of the mask.
+        privacy: options of noise.
+        sums: options of sums over clients.
+        pairs: options of pairs of clients.
+    """
+
+    name: ClassVar[str]
+    client: ClassVar[Any]
+    fitted_class: ClassVar[Any]
+    rounds: int
+    model: Any
+    epochs: int
+    optimizer: str
+    mask: str
+    privacy: Any
+    sums: Any
+    pairs: Any
+
+    @property
+    def total_rounds(self) -> int:
+        """Return the number of rounds, each of which has a line in the history."""
+
+    # what both sides agree on
+
+    def get_params(self) -> dict[str, Any]:
+        """Return the hyper-parameters by name."""
+
+    def shown_params(self) -> dict[str, Any]:
+        """Return the hyper-parameters as JSON values."""
+
+    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
+        """Return what clients and server must agree on."""
+
+    def program(self) -> str:
+        """Return the digest of the method's source."""
+
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """Return the stages between a client's update and the wire."""
+
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether anything that leaves clients has noise."""
+
+    def message_types(self, method: str) -> tuple[type, type]:
+        """Return the (query class, reply class) of a call."""
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the sizes that bound the contents of frames."""
+
+    @property
+    def option_groups(self) -> Sequence[Any]:
+        """Return the groups of options."""
+
+    @property
+    def opened_verbs(self) -> frozenset[str]:
+        """Return the verbs whose sums a key authority opens."""
+
+    # clients
+
+    def flat_model(self, federation: Federation) -> FlatModel:
+        """Return the network with its initial weights."""
+
+    def training(self, config: Mapping[str, Any]) -> LocalTraining:
+        """Return the hyper-parameters of a client's training in a round."""
+
+    def trainings(
+        self, training: LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, LocalTraining]:
+        """Return the hyper-parameters of each kind of training."""
+
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> Any:
+        """Return the clients' object."""
+
+    def build_client(
+        self, federation: Federation, settings: Settings, *, secrets: Randomness | None
+    ) -> Endpoint[Any]:
+        """Return the endpoint of all clients of a simulated run."""
+
+    @property
+    def validation_share(self) -> float:
+        """Return the share of each client's training samples that is held out."""
+
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return further hyper-parameters with which a run releases what this one may."""
+
+    # the server
+
+    def as_server(self) -> Self:
+        """Return a new object with the same hyper-parameters, on which the server's half runs."""
+
+    def build_network(
+        self,
+        transport: Transport,
+        config: Mapping[str, Any],
+        key: bytes | None = None,
+        device: torch.device | None = None,
+        roster: Roster | None = None,
+        secrets: Randomness | None = None,
+    ) -> ServerChannel:
+        """Return the server's channel."""
+
+    def state_class(self) -> type:
+        """Return the class of the server's final state."""
+
+    def run_server(self, net: ServerChannel, run: Run) -> Any:
+        """Run the server's loop, and return its final state."""
+
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+        """Return the clusters of newcomers."""
+
+    @property
+    def server_knows_labels(self) -> bool:
+        """Return whether the final state has the clients' clusters."""
+
+    # the experimenter, outside the protocol
+
+    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
+        """Return each client's score after a round."""
+
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
+        """Return the observer's numbers after a round."""
+
+    def known_labels(self, client: Any, state: Any) -> list[int]:
+        """Return each client's cluster."""
+
+    def newcomer_labels(self, client: Any, state: Any, labels: list[int]) -> list[int]:
+        """Return the clusters of newcomers."""
+
+    def final_models(self, client: Any, state: Any) -> Rows:
+        """Return the model that each client has at the end."""
+
+    def shared_models(self, client: Any) -> Any:
+        """Return the clusters' models where clients continued alone from them."""
+
+    def disclosures(self) -> Any:
+        """Return what each party sees beyond the values of single replies."""
+
+    def report_fields(self, state: Any) -> dict[str, Any]:
+        """Return entries of result.json that the method adds."""

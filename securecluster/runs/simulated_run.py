@@ -1,0 +1,210 @@
+"""A run in this process: clients, server and key authority, who share nothing but a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securecluster.core import atomic_files
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack
+from securecluster.data import Federation
+from securecluster.errors import RunFolderError
+from securecluster.messaging.transcript import Transcript
+from securecluster.runs.clients_half import ClientsHalf
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.endpoints import target_of
+from securecluster.runs.experiment import experiment_of
+from securecluster.runs.method import Method
+from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary
+from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime import run_secret
+from securecluster.runtime.authority import Authority
+from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.run import CheckpointPart, Line, Run, checkpoints
+from securecluster.runtime.settings import Settings
+from securecluster.runtime.transport import InProcess, Transport, WithAuthority, random_dropouts
+from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance, at_chance
+
+
+@dataclass
+class Origin:
+    """Configuration hash stored in a checkpoint, and the digest of the program that began it."""
+
+    config: str
+    program: str = ""
+
+
+class SimulatedRun:
+    """Run of all clients in this process: the clients' half, the server's, and their checkpoints.
+
+    Args:
+        method: with the hyper-parameters of the run.
+        federation: the clients and their data.
+        settings: device, precision, dropouts and transcript.
+        folder: the run folder; None stores everything in memory.
+    """
+
+    def __init__(
+        self, method: Method, federation: Federation, settings: Settings, folder: Path | None
+    ) -> None:
+        self.method = method
+        self._federation = federation
+        self._settings = settings
+        self._folder = folder
+        self._program = method.program()
+        if folder:
+            atomic_files.make_folder(folder)
+        self._secret = _secret_of(method, settings, folder)
+        public = Randomness(federation.seed)
+        secrets = public if self._secret is None else run_secret.randomness(self._secret)
+        self.clients = ClientsHalf.of(method, federation, settings, secrets)
+        self._config = method.config(federation, settings.dtype)
+        dropouts = random_dropouts(settings.dropout, public)
+        # Clients of one process share a batch, and messages skip encoding; the bytes are counted.
+        transport: Transport = InProcess(self.clients.endpoint.answer, dropouts)
+        self._authority = self._authority_of(secrets)
+        if self._authority is not None:
+            transport = WithAuthority(
+                transport, self._authority.answer_frame, lambda name: method.message_types(name)[1]
+            )
+        device = self.clients.client.cohort.device
+        self.server = ServerHalf.over(
+            transport, method, self._config, self._transcript(), device=device, secrets=secrets
+        )
+        ledger = self.server.net.state.ledger
+        # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
+        # published, does not contain them.
+        ledger.samples = self.clients.samples
+        ledger.names = dict(enumerate(federation.names))
+
+    def _authority_of(self, secrets: Randomness) -> Authority | None:
+        """Return the key authority; None where nothing is encrypted.
+
+        Args:
+            secrets: secret random streams of the run.
+        """
+        authority = Deployment(self.method.as_server(), self._config).authority(secrets=secrets)
+        if authority is not None:
+            authority.observe = experiment_of(self.method).observe_authority
+        return authority
+
+    def _transcript(self) -> Transcript:
+        """Return the record of frames."""
+        frames = None
+        # Frames hold what clients sent, so their folder is for the owner's eyes.
+        if self._folder:
+            frames = self._folder / "transcript"
+            atomic_files.make_private_folder(frames)
+        return Transcript(
+            self._settings.transcript, frames, self.method.message_types, self._federation.names
+        )
+
+    def start(self, report: Callable[[Line], None]) -> Run:
+        """Return the run, at its last checkpoint if the folder has one.
+
+        Args:
+            report: called with the history line of each round.
+        """
+        parts = {
+            "origin": CheckpointPart(Origin, self._origin, self._check_origin),
+            "clients": self.clients.part(),
+        }
+        authority = self._authority
+        if authority is not None:
+            parts["authority"] = CheckpointPart(
+                type(authority.state), lambda: authority.state, authority.restore
+            )
+        run = self.server.started(self._folder, parts, self.clients.observe, report)
+        if self.method.privacy.holds_target:
+            self._hold_target()
+        return run
+
+    def _hold_target(self) -> None:
+        """Hold the run to its target, of which a resumed run has spent a part."""
+        ledger = self.server.net.state.ledger
+        target = target_of(self.method, self._config, ledger.samples, self._federation)
+        target.learn(ledger.events)
+        self.clients.learn(ledger.events)
+        self.server.admit = target.admit
+
+    def _origin(self) -> Origin:
+        return Origin(config_hash(self._config), self._program)
+
+    def _check_origin(self, origin: Origin) -> None:
+        if origin.config != config_hash(self._config):
+            raise RunFolderError(
+                f"{self._folder} holds a run of another configuration: resume with the same one, "
+                "or give another folder"
+            )
+        # A run that two programs made is none of the second alone.
+        self._program = origin.program
+
+    def fitted(self, run: Run, state: Any) -> tuple[FittedState, Chance | None]:
+        """Return the result of the run, and a comparison of the models with chance.
+
+        Args:
+            run: the finished run.
+            state: the server's final state.
+
+        Returns:
+            The result; and the comparison, or None in a run too short for it.
+        """
+        method = self.method
+        clients = self.clients
+        models = clients.models(state)
+        scores = clients.scores(models)
+        labels = clients.labels(state)
+        learned = FittedSummary(
+            schema=SCHEMA,
+            protocol=method.name,
+            params=method.shown_params(),
+            config=self._config,
+            settings=self._settings,
+            names=list(self._federation.names),
+            labels=labels,
+            local=clients.unshared,
+            history=run.history,
+            bytes=self.server.transcript.totals(),
+            scores=scores.tolist(),
+            agreement=clients.agreement(labels),
+            network=self.server.net.state,
+            seconds=run.seconds,
+            device=clients.client.cohort.device.type,
+            program=self._program,
+        )
+        result = FittedState(learned, pack(state), clients.final(models), self._secret)
+        if method.rounds < ENOUGH_ROUNDS:
+            return result, None
+        return result, at_chance(clients.client.cohort, models, scores)
+
+
+def _secret_of(method: Method, settings: Settings, folder: Path | None) -> bytes | None:
+    """Return the secret of a run, which is drawn as it starts and kept in its folder.
+
+    Args:
+        method: which has the secret of a run that it repeats.
+        settings: of the run.
+        folder: the run folder; None stores everything in memory.
+
+    Returns:
+        None where keys, masks and noise follow from the seed.
+
+    Raises:
+        RunFolderError: the folder of a run that has begun is without its secret.
+    """
+    if settings.keys_from_seed:
+        return None
+    if folder is None:
+        return experiment_of(method).secret or run_secret.drawn()
+    secret = run_secret.read(folder)
+    if secret is not None:
+        return secret
+    # a secret of its own would undo what was released under the lost one
+    if checkpoints(folder) or (folder / "ledger.jsonl").is_file():
+        raise run_secret.missing(folder)
+    secret = run_secret.drawn()
+    run_secret.write(folder, secret)
+    return secret

@@ -1,0 +1,131 @@
+"""The server's half of a run and the clients' are two objects that share nothing but frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster import CFL, FLHC, Federation, LabelSwap
+from securecluster.core.serialization import pack, unpack
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import ClusteringProtocol, OneShot, Settings
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.clients_half import ClientsHalf
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.method import Method
+from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
+
+SEEDED = Settings(dtype="float64", keys_from_seed=True, transcript="full", threads=1)
+METHODS: dict[str, ClusteringProtocol] = {
+    "cfl": CFL(rounds=4, epochs=1, model="linear", mask="permutation"),
+    "flhc": FLHC(rounds=4, pre_rounds=1, epochs=1, model="linear", aggregation="secagg"),
+    "oneshot": OneShot(rounds=3, epochs=1, model="linear", aggregation="bfv"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Federation:
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
+    )
+
+
+class StoppedError(Exception):
+    """A process that ends after a round."""
+
+
+def server_of(
+    method: ClusteringProtocol, federation: Federation, transport: Transport
+) -> ServerHalf:
+    """Return the server's half of a run, which gets the configuration and a transport."""
+    config = method.config(federation, SEEDED.dtype)
+    return ServerHalf.over(transport, method, config, Transcript("sizes"))
+
+
+def frames_to(
+    method: ClusteringProtocol, federation: Federation, clients: ClientsHalf
+) -> Transport:
+    """Return a transport of bytes to some clients, and to the key authority if there is one."""
+
+    def replies(name: str) -> type:
+        return method.message_types(name)[1]
+
+    doors = dict.fromkeys(range(len(federation)), clients.endpoint.answer_frame)
+    transport: Transport = Framed(doors, replies)
+    authority = Deployment(method, method.config(federation, SEEDED.dtype)).authority()
+    if authority is None:
+        return transport
+    return WithAuthority(transport, authority.answer_frame, replies)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_halves_that_exchange_bytes_make_the_run_that_fit_makes(
+    name: str, tiny: Federation
+) -> None:
+    method = METHODS[name]
+    whole = method.fit(tiny, SEEDED).result_
+    clients = ClientsHalf.of(method, tiny, SEEDED)
+    server = server_of(method, tiny, frames_to(method, tiny, clients))
+    run = server.started()
+    state = server.final_state(run)
+    assert pack(state) == whole.server_state_
+    assert server.net.state.ledger.events == whole.ledger_.events
+    assert server.transcript.totals() == whole.bytes_
+    models = clients.models(state)
+    assert clients.labels(state) == whole.labels_.tolist()
+    np.testing.assert_array_equal(clients.scores(models), whole.scores_)
+    kept = clients.final(models)
+    same_rows = kept.index == whole.kept_.clients.index
+    assert same_rows and torch.equal(kept.table, whole.kept_.clients.table)
+    assert kept.secrets.seed == whole.kept_.clients.secrets.seed
+    # nobody observes a server by itself: its history has what it knows
+    assert [line["up"] for line in run.history] == [line["up"] for line in whole.history_]
+    assert not {"clusters", "accuracy", "ari"} & run.history[-1].keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_server_alone_ends_in_the_state_of_the_run(name: str, tiny: Federation) -> None:
+    method = METHODS[name]
+    whole = method.fit(tiny, SEEDED).result_
+    server = server_of(method, tiny, Replay(whole.transcript_))
+    assert pack(server.final_state(server.started())) == whole.server_state_
+
+
+def test_each_half_goes_on_from_what_it_keeps_itself(tiny: Federation, tmp_path: Path) -> None:
+    method = METHODS["cfl"]
+    whole = method.fit(tiny, SEEDED).result_
+    clients = ClientsHalf.of(method, tiny, SEEDED)
+    kept: list[bytes] = []
+
+    def stop(line: Any) -> None:
+        kept.append(pack(clients.part().read()))
+        if line["round"] == 2:
+            raise StoppedError
+
+    server = server_of(method, tiny, frames_to(method, tiny, clients))
+    with pytest.raises(StoppedError):
+        server.final_state(server.started(tmp_path, report=stop))
+    # the server's checkpoint has nothing of the clients
+    (checkpoint,) = tmp_path.glob("checkpoint-*")
+    assert not any(path.name.startswith("clients") for path in checkpoint.iterdir())
+
+    clients = ClientsHalf.of(method, tiny, SEEDED)
+    clients.part().restore(unpack(kept[-1], ClientState))
+    server = server_of(method, tiny, frames_to(method, tiny, clients))
+    run = server.started(tmp_path)
+    assert run.resumed
+    state = server.final_state(run)
+    assert pack(state) == whole.server_state_
+    assert pack(clients.final(clients.models(state))) == pack(whole.kept_.clients)
+
+
+def test_a_protocol_is_a_method() -> None:
+    method: Method = METHODS["cfl"]
+    wanted = {*Method.__annotations__, *vars(Method)} - {*vars(type("", (), {})), *dir(object)}
+    public = {name for name in wanted if not name.startswith("_")}
+    assert public <= set(dir(method))
