@@ -186,7 +186,7 @@ def split_seconds(
             labels, PendingUpdates.start(len(rows), fresh=True), ParameterTree.start(len(rows))
         )
         start = time.process_time()
-        statistics = split_statistics(net, replies, 0, clients, labels, None, landmarks)
+        statistics = split_statistics(net, replies, 0, clients, None, landmarks)
         protocol._test(net, state, statistics)
         seconds = time.process_time() - start
     assert statistics.p_value is not None and statistics.p_value <= level

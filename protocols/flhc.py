@@ -28,8 +28,6 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
-
 from securecluster.clustering.agglomerative import (
     POINTS,
     between,
@@ -41,10 +39,9 @@ from securecluster.clustering.agglomerative import (
     nearest,
     representatives,
 )
-from securecluster.clustering.distances import METRICS, alike, distances
+from securecluster.clustering.distances import METRICS, distances
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
-from securecluster.clustering.landmarks import extended_labels
 from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
@@ -61,25 +58,20 @@ from securecluster.protocols.common.averaging import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.compressed_updates import (
-    CompressedUpdateClient,
-    gather_until_complete,
-    updates_of,
-)
+from securecluster.protocols.common.compressed_updates import CompressedUpdateClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.evidence import Evidence, SignatureEvidence, UpdateEvidence
 from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
-from securecluster.protocols.common.sampling import check_landmarks, sample_landmarks
+from securecluster.protocols.common.sampling import check_landmarks
 from securecluster.protocols.common.signature_collection import (
     Collected,
     assign_by_signatures,
-    centred_cosines,
     collect_gradient_signatures,
-    comparable,
 )
 from securecluster.protocols.common.signature_options import GradientSignatureOptions
 from securecluster.runtime.call_context import CallContext
@@ -200,75 +192,25 @@ class FLHC(ClusteringProtocol):
 
         These updates change no model. Clients that do not reply join the largest cluster.
         """
-        if self.signatures.by_gradients:
-            self._cluster_signatures(net, state)
-            return
-        # Lines 7–9: all clients, whatever the participation.
-        method = self._update_method
-        ids, rows, step = gather_until_complete(net, state.outbox, method)
-        replied = set(ids)
-        state.absent = [i for i in net.clients if i not in replied]
+        evidence = self._collect(net, state)
+        ids = evidence.ids
+        state.absent = [i for i in net.clients if i not in ids]
         if len(ids) < 2:
             return
-        # Line 10: HierarchicalClusteringAlgorithm(Δw, P).
-        landmarks = sample_landmarks(net, range(len(ids)), self.landmarks)
-        compared_ids = [ids[k] for k in landmarks]
-        compared = rows
-        if len(landmarks) < len(rows):
-            compared = rows[landmarks]
-        labels = self._linkage_clusters(net, state, compared_ids, compared)
-        state.memory = self._newcomer_reference(net, state, compared_ids, compared, labels, step)
-        if len(landmarks) < len(rows):
-            labels = self._extended(net, rows, landmarks, labels)
-        self._assign(net, state, ids, labels)
-
-    def _assign(
-        self, net: ServerChannel, state: FLHCState, ids: list[int], labels: list[int]
-    ) -> None:
-        """Store the clients' clusters.
-
-        Args:
-            ids: the r clients that replied.
-            labels: (r,) their clusters.
-        """
+        compared = evidence.landmarks(net, self.landmarks)
+        labels = self._linkage_clusters(net, state, compared)
+        self._remember(net, state, compared, labels)
+        labels = evidence.labels(compared, labels, self.metric, self._newcomer_linkage)
         # A client without a reply most likely belongs to the largest cluster.
         default = largest(labels)
         cluster_of = dict(zip(ids, labels, strict=True))
         state.labels = [cluster_of.get(i, default) for i in net.clients]
 
-    def _cluster_signatures(self, net: ServerChannel, state: FLHCState) -> None:
-        """Cluster all clients by their gradient signatures (line 10, not in the paper)."""
-        collected = collect_gradient_signatures(net, net.clients)
-        ids = collected.ids
-        replied = set(ids)
-        state.absent = [i for i in net.clients if i not in replied]
-        if len(ids) < 2:
-            return
-        compared = comparable(collected.rows, collected.rows)
-        squared = compared.pair_distances()
-        distance = np.sqrt(squared)
-        tree = merges(distance, self.linkage)
-        cosines = centred_cosines(squared, compared.noisy)
-        seed = net.randomness.integer("server", "clusterer")
-        count = None
-        threshold = self.threshold
-        if threshold is None and compared.noisy:
-            count = compared.count()
-            threshold = between(tree, count)
-        elif threshold is None:
-            gap = gap_of("l2", self.linkage)
-            threshold = default_threshold(tree, gap, cosines, seed)
-        state.linkage = LinkageRecord(
-            ids, torch.from_numpy(distance), torch.from_numpy(tree), float(threshold)
-        )
-        if self.compression.clusterer != "paper":
-            labels = partition(cosines, self.compression.clusterer, count, seed)
-        elif count is None:
-            labels = cut(tree, threshold)
-        else:
-            labels = into(tree, count)
-        state.signatures = collected
-        self._assign(net, state, ids, labels)
+    def _collect(self, net: ServerChannel, state: FLHCState) -> Evidence:
+        """Ask all clients, whatever the participation, for their updates (lines 7–9)."""
+        if self.signatures.by_gradients:
+            return SignatureEvidence.of(collect_gradient_signatures(net, net.clients))
+        return UpdateEvidence.of_all_clients(net, state.outbox, self._update_method)
 
     @property
     def _update_method(self) -> Callable[..., Any]:
@@ -277,89 +219,66 @@ class FLHC(ClusteringProtocol):
             return FLHCClient.send_compressed_update
         return FLHCClient.train
 
-    def _update_noise(self, net: ServerChannel) -> float:
-        """Return the expected squared norm of the noise in an update that is clustered."""
-        return net.noise("compressed" if self.compression.used else "delta")
-
     def _linkage_clusters(
-        self, net: ServerChannel, state: FLHCState, ids: list[int], rows: torch.Tensor
+        self, net: ServerChannel, state: FLHCState, evidence: Evidence
     ) -> list[int]:
-        """Return the cluster of each row, and record the paper's merges in the state.
+        """Return the cluster of each client, and record the paper's merges in the state (line 10).
 
         Args:
-            ids: the r clients that replied.
-            rows: (r, d) their updates, whole or compressed.
+            evidence: of the clients.
         """
-        noise = self._update_noise(net)
-        # Distances without the part that noise adds to them.
-        distance = distances(rows, self.metric, noise).cpu()
-        tree = merges(distance.numpy(), self.linkage)
+        distance = evidence.distances(self.metric)
+        tree = merges(distance, self.linkage)
         seed = net.randomness.integer("server", "clusterer")
-        cosines = alike(rows, "cosine", noise).cpu().numpy()
+        count = None
         threshold = self.threshold
         if threshold is None:
+            count = evidence.count()
+        if count is not None:
+            threshold = between(tree, count)
+        elif threshold is None:
             gap = gap_of(self.metric, self.linkage)
-            threshold = default_threshold(tree, gap, cosines, seed)
+            threshold = default_threshold(tree, gap, evidence.similarities(), seed)
         # What the merges were cut at, also where another clusterer replaces them.
-        merge_table = torch.from_numpy(tree)
-        state.linkage = LinkageRecord(ids, distance, merge_table, float(threshold))
-        if self.compression.clusterer == "paper":
-            return cut(tree, threshold)
-        similarity = alike(rows, self.metric, noise).cpu().numpy()
-        return partition(similarity, self.compression.clusterer, None, seed)
-
-    def _extended(
-        self,
-        net: ServerChannel,
-        rows: torch.Tensor,
-        landmarks: Sequence[int],
-        labels: Sequence[int],
-    ) -> list[int]:
-        """Return the clusters of all rows (r,), from those of the landmarks.
-
-        Args:
-            rows: (r, d) the updates.
-            landmarks: positions of the rows that were clustered.
-            labels: their clusters.
-        """
-        return extended_labels(
-            rows, landmarks, labels, self.metric, self._newcomer_linkage, self._update_noise(net)
+        state.linkage = LinkageRecord(
+            evidence.ids, torch.from_numpy(distance), torch.from_numpy(tree), float(threshold)
         )
+        if self.compression.clusterer != "paper":
+            similarity = evidence.similarities(self.metric)
+            return partition(similarity, self.compression.clusterer, count, seed)
+        if count is not None:
+            return into(tree, count)
+        return cut(tree, threshold)
 
     @property
     def _newcomer_linkage(self) -> str:
         """Return the linkage by which clients are assigned to clusters that exist."""
         return self.linkage if self.compression.clusterer == "paper" else "average"
 
-    def _newcomer_reference(
-        self,
-        net: ServerChannel,
-        state: FLHCState,
-        ids: list[int],
-        rows: torch.Tensor,
-        labels: list[int],
-        step: int,
-    ) -> NewcomerReference | None:
-        """Return what newcomers are compared with.
+    def _remember(
+        self, net: ServerChannel, state: FLHCState, evidence: Evidence, labels: list[int]
+    ) -> None:
+        """Store what newcomers are compared with; nothing where no client posts the joint model.
 
         Args:
-            ids: the r clients that replied, all of which hold the joint model.
-            rows: (r, d) their updates.
+            evidence: of the r clients that were clustered, all of which hold the joint model.
             labels: (r,) their clusters.
-            step: the call of the clustering round.
-
-        Returns:
-            None where no client posts the joint model.
         """
+        if isinstance(evidence, SignatureEvidence):
+            state.signatures = evidence.signatures
+            return
+        rows = evidence.updates
         width = rows.shape[1]
         if self.compression.used:  # compressed updates are shorter than the model
             width = int(net.agreed["dimension"])
-        joint = request_model(net, state.outbox, ids, width)
+        joint = request_model(net, state.outbox, evidence.ids, width)
         if not len(joint.displacement):
-            return None
+            return
         linkage = self._newcomer_linkage
         references, clusters, sizes = representatives(rows, labels, linkage)
-        return NewcomerReference(joint, step, references.cpu(), clusters, sizes, linkage)
+        state.memory = NewcomerReference(
+            joint, evidence.step, references.cpu(), clusters, sizes, linkage
+        )
 
     def assign_newcomers(
         self, net: ServerChannel, state: FLHCState, to: Sequence[int]
@@ -389,13 +308,13 @@ class FLHC(ClusteringProtocol):
         query = _joint_model_message(reference.joint, len(to))
         replies: Replies[Any] = net.gather(self._update_method, query, to=to, step=reference.step)
         check_newcomers(to, replies.ids)
-        updates = updates_of(replies)
+        newcomers = UpdateEvidence.of(net, replies)
         # A mean of n updates has 1/n of the noise variance of one update.
         single = [1] * len(replies.ids)
         sizes = torch.tensor([*reference.sizes, *single])
-        noise = self._update_noise(net) / sizes
-        references = reference.rows.to(updates)
-        rows = torch.cat([references, updates])
+        noise = newcomers.noise / sizes
+        references = reference.rows.to(newcomers.updates)
+        rows = torch.cat([references, newcomers.updates])
         distance = distances(rows, self.metric, noise).cpu().numpy()
         r = len(references)
         clusters = nearest(distance[r:, :r], reference.labels, reference.linkage, reference.sizes)

@@ -34,7 +34,6 @@ from benchmarks.papers.cfl_runs import training
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation, LabelPermutation
-from securecluster.clustering.similarity import cosine
 from securecluster.protocols import CFL
 from securecluster.protocols.cfl.separation import separation_gap
 from securecluster.protocols.cfl.split_test import SplitStatistics
@@ -115,8 +114,8 @@ class Watched(CFL):
         assert truth is not None
         gaps = []
         for statistics in self.split_tests:
-            alpha = cosine(statistics.inner).cpu().numpy()
-            clusters = [truth[i] for i in statistics.replied]
+            alpha = statistics.evidence.similarities()
+            clusters = [truth[i] for i in statistics.evidence.ids]
             # eq. 28 needs the true clusters, so only an observer can compute g
             gap = separation_gap(alpha, clusters)
             gaps.append((statistics.cluster, gap))

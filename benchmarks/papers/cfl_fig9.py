@@ -36,7 +36,6 @@ from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation
 from securecluster.clustering.bipartition import bipartition
-from securecluster.clustering.similarity import cosine
 from securecluster.data import Topics
 from securecluster.protocols import FedAvg
 from securecluster.protocols.cfl.split_test import SplitStatistics
@@ -98,7 +97,7 @@ def alike(statistics: SplitStatistics) -> float:
     Args:
         statistics: of the cluster's split test.
     """
-    alpha = cosine(statistics.inner).cpu().numpy()
+    alpha = statistics.evidence.similarities()
     return bipartition(alpha).cross_max
 
 

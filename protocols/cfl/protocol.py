@@ -8,7 +8,7 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 α      cosine similarities of updates (eq. 51) or full gradients (eq. 50); α_cross^max the largest
        across the halves of a split (eq. 35)
        With gradient signatures α is of these, less their mean, and updates leave in sums only
-       (`signature_split`; not in the paper).
+       (`SignatureEvidence`; not in the paper).
 ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation
        noise (eq. 39)
 
@@ -32,20 +32,17 @@ from numpy.typing import NDArray
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noise_robust import (
-    SplitEvidence,
     evidence_for_split,
     gap_between,
     split_into_two,
     with_company,
 )
-from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.progress import told_while_slow
 from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.replies import Replies, Sums
 from securecluster.protocols.cfl.client import CFLClient
 from securecluster.protocols.cfl.parameter_tree import (
     FallbackResult,
@@ -56,9 +53,9 @@ from securecluster.protocols.cfl.parameter_tree import (
     send_fallback_models,
 )
 from securecluster.protocols.cfl.separation import largest_noise, separation_gap
-from securecluster.protocols.cfl.signature_split import SignatureSplits, average_by_sums
 from securecluster.protocols.cfl.split_test import (
     SplitStatistics,
+    average_by_sums,
     collect_updates,
     compare_gradients,
     fetch_split_model,
@@ -72,6 +69,7 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.evidence import SignatureEvidence
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import check_landmarks, sample_clients
 from securecluster.protocols.common.signature_collection import (
@@ -244,15 +242,8 @@ class CFL(ClusteringProtocol):
             state.signatures = run.once("signatures", collect, Collected)
         for t in run.rounds("train", state, self.rounds):  # line 4
             invited = self._invited(net, state, t)
-            if self.signatures.by_gradients:
-                round_statistics, step = self._signature_round(net, state, invited)
-            else:
-                updates, sums = collect_updates(  # lines 5–8
-                    net, state.outbox, invited, state.labels, self.compression.used
-                )
-                round_statistics = self._test_clusters(net, state, updates, sums)  # lines 14–21
-                # The means carry the mask of the call that they were computed from.
-                step = updates.step if sums is None else sums.step
+            round_statistics, step = self._average(net, state, invited)  # lines 5–8 and 15
+            self._test_clusters(net, state, round_statistics)  # lines 16–21
             # Line 7 of the next round. Algorithm 5 leaves the updates of new clusters undefined:
             # both halves receive the mean of their parent (not in the paper).
             queue_averages(state.outbox, round_statistics, step, state.labels)
@@ -267,32 +258,10 @@ class CFL(ClusteringProtocol):
             self._fall_back(net, run, state)
         return state
 
-    def _test_clusters(
-        self, net: ServerChannel, state: CFLState, updates: Replies[Any], sums: Sums[Any] | None
-    ) -> list[SplitStatistics]:
-        """Compute each cluster's mean (line 15), and test whether it is split (lines 16–21).
-
-        Args:
-            updates: the round's updates or compressed updates.
-            sums: with compression, the sums of the full updates by cluster.
-        """
-        state.shared = False
-        round_statistics = []
-        for c, members in enumerate(clusters_of(state.labels)):
-            statistics = split_statistics(
-                net, updates, c, members, state.labels, sums, self.landmarks
-            )
-            round_statistics.append(statistics)
-            if statistics.replied:
-                self._test(net, state, statistics)
-            if statistics.halves and self.tree:
-                self._fetch_split_model(net, state, statistics)
-        return round_statistics
-
-    def _signature_round(
+    def _average(
         self, net: ServerChannel, state: CFLState, invited: Sequence[int]
     ) -> tuple[list[SplitStatistics], int]:
-        """Run lines 5–8 by sums, and lines 15–21 on gradient signatures.
+        """Let clients train, and return each cluster's mean and evidence.
 
         Args:
             invited: the clients that train in this round.
@@ -300,60 +269,17 @@ class CFL(ClusteringProtocol):
         Returns:
             Statistics of all clusters, and the call whose mask their means carry.
         """
-        assert state.signatures is not None
-        round_statistics, step = average_by_sums(net, state.outbox, invited, state.labels)
-        signatures = SignatureSplits(state.signatures)
-        state.shared = False
-        for statistics in round_statistics:
-            self._test_signatures(net, state, statistics, signatures)
-            if statistics.halves and self.tree:
-                self._fetch_split_model(net, state, statistics)
-        return round_statistics, step
-
-    def _test_signatures(
-        self,
-        net: ServerChannel,
-        state: CFLState,
-        statistics: SplitStatistics,
-        signatures: SignatureSplits,
-    ) -> None:
-        """Test whether a cluster is split, by signatures (lines 17–21).
-
-        A cluster without a mean has no model to split at, and is tested in a later round.
-
-        Args:
-            statistics: of the cluster; changed in place.
-        """
-        members = statistics.members
-        clients = signatures.present(members)
-        if statistics.mean is None or len(clients) < max(2, self.min_size):
-            return
-        alpha = signatures.similarities(clients)  # line 17
-        state.shared = len(clients) == len(state.labels)
-        if state.shared:
-            state.alpha = torch.from_numpy(alpha)
-        seed = net.randomness.integer("server", "clusterer", net.round, statistics.cluster)
-        halves = self._bipartition(alpha, seed)  # lines 19 and 20
-        if min(len(halves.first), len(halves.second)) < self.smallest_cluster:
-            return
-        compared = signatures.compared(clients)
-        if compared.noisy:
-            # The null model of `evidence_for_split` is noise of an unknown size; this one is known.
-            significant = compared.count() > 1
-        else:
-            test = self._evidence(alpha, seed, statistics.cluster)
-            significant = test.p_value <= self.level
-        if significant and self.gamma_max < largest_noise(halves.cross_max):
-            first = [clients[k] for k in halves.first]
-            second = [clients[k] for k in halves.second]
-            # Members without a signature stay with most of the others.
-            signing = set(clients)
-            silent = [i for i in members if i not in signing]
-            larger = first
-            if len(second) > len(first):
-                larger = second
-            larger.extend(silent)
-            statistics.halves = (sorted(first), sorted(second))
+        if state.signatures is not None:
+            signatures = SignatureEvidence.of(state.signatures)
+            return average_by_sums(net, state.outbox, invited, state.labels, signatures)
+        updates, sums = collect_updates(
+            net, state.outbox, invited, state.labels, self.compression.used
+        )
+        round_statistics = []
+        for c, members in enumerate(clusters_of(state.labels)):
+            statistics = split_statistics(net, updates, c, members, sums, self.landmarks)
+            round_statistics.append(statistics)
+        return round_statistics, updates.step if sums is None else sums.step
 
     def _note(self, run: Run, state: CFLState, round_statistics: Sequence[SplitStatistics]) -> None:
         """Write the splits and the statistics of a round into the history."""
@@ -363,7 +289,7 @@ class CFL(ClusteringProtocol):
             if statistics.halves:
                 splits.append([statistics.members, *statistics.halves])
             # No norms are tested of signatures.
-            if statistics.mean is not None and not self.signatures.by_gradients:
+            if statistics.mean is not None and statistics.evidence.of_round:
                 split_tests.append(statistics.line())
         run.note(splits=splits, split_tests=split_tests, wanted=list(state.wanted))
 
@@ -401,14 +327,6 @@ class CFL(ClusteringProtocol):
             method = CFLClient.train
         return find_leaves(net, state.tree, method, to)
 
-    def _fetch_split_model(
-        self, net: ServerChannel, state: CFLState, statistics: SplitStatistics
-    ) -> None:
-        """Fetch the model that the tree stores of a split; without it there is no split yet."""
-        fetched = fetch_split_model(net, state.outbox, statistics)
-        if not fetched:
-            statistics.halves = None
-
     def _fall_back(self, net: ServerChannel, run: Run, state: CFLState) -> None:
         """Return clusters to the model before a split that made validation worse (end of II-A)."""
         tree = state.tree
@@ -423,6 +341,25 @@ class CFL(ClusteringProtocol):
             FallbackResult,
         )
 
+    def _test_clusters(
+        self, net: ServerChannel, state: CFLState, round_statistics: Sequence[SplitStatistics]
+    ) -> None:
+        """Test each cluster, and fetch the models that the tree stores of splits.
+
+        Without its model a cluster is not split yet.
+
+        Args:
+            round_statistics: of all clusters; changed in place.
+        """
+        state.shared = False
+        for statistics in round_statistics:
+            if statistics.evidence.ids:
+                self._test(net, state, statistics)
+            if statistics.halves and self.tree:
+                fetched = fetch_split_model(net, state.outbox, statistics)
+                if not fetched:
+                    statistics.halves = None
+
     def _test(self, net: ServerChannel, state: CFLState, statistics: SplitStatistics) -> None:
         """Test whether a cluster is split in this round (lines 16–21), and record its halves.
 
@@ -435,13 +372,13 @@ class CFL(ClusteringProtocol):
         state.longest = max(state.longest, statistics.max_norm)
         state.wanted = [c for c in state.wanted if c != statistics.cluster]
         stationary = self._stationary(statistics)  # line 16, first condition
-        large_enough = len(statistics.members) >= self.min_size
+        large_enough = len(statistics.candidates) >= self.min_size
         if self.similarity == "gradient":
             # Gradients take another call, so only a cluster that may be split computes them.
             if not (stationary and large_enough):
                 return
             compare_gradients(net, state.outbox, statistics, self.landmarks)
-        if len(statistics.replied) < 2:
+        if len(statistics.evidence.ids) < 2:
             return
         alpha = self._similarities(state, statistics)  # line 17
         if not large_enough:
@@ -461,8 +398,11 @@ class CFL(ClusteringProtocol):
     def _stationary(self, statistics: SplitStatistics) -> bool:
         """Return whether federated learning has converged in a cluster: ‖Δ_c‖ < ε1 (eq. 32).
 
-        The relative criterion compares ‖Δ_c‖ / max ‖Δ_i‖ (not in the paper).
+        The relative criterion compares ‖Δ_c‖ / max ‖Δ_i‖ (not in the paper). Signatures are those
+        of a stationary point in every round.
         """
+        if not statistics.evidence.of_round:
+            return True
         if self.criterion == "relative":
             return statistics.mean_norm < self.eps1 * statistics.max_norm
         return statistics.mean_norm < self.eps1
@@ -471,7 +411,10 @@ class CFL(ClusteringProtocol):
         """Return whether single clients are far from a stationary point: max ‖Δ_i‖ > ε2 (eq. 33).
 
         The relative criterion compares with the largest norm of any round (not in the paper).
+        Signatures have one scale.
         """
+        if not statistics.evidence.of_round:
+            return True
         if self.criterion == "relative":
             return statistics.max_norm > self.eps2 * state.longest
         return statistics.max_norm > self.eps2
@@ -481,17 +424,11 @@ class CFL(ClusteringProtocol):
 
         The state stores it for the observer where it is of all clients.
         """
-        # Subtracting the known noise can leave a squared norm near zero, or below it. Under noise
-        # no row counts as shorter than this share of the median norm.
-        floor = FLOOR if statistics.scatter else 0.0
-        alpha = cosine(statistics.inner, floor).cpu()
-        only_cluster = len(statistics.members) == len(state.labels)
-        all_pairs = len(alpha) == len(statistics.replied)
-        state.shared = statistics.complete and only_cluster and all_pairs
+        alpha = statistics.compared.similarities()
+        state.shared = len(alpha) == len(state.labels)
         if state.shared:
-            state.alpha = alpha
-        similarities: NDArray[np.float64] = alpha.numpy()
-        return similarities
+            state.alpha = torch.from_numpy(alpha)
+        return alpha
 
     def _bipartition(self, alpha: NDArray[np.float64], seed: int) -> Bipartition:
         """Return two halves of a cluster, by position, and α_cross^max across them (eq. 35).
@@ -519,28 +456,24 @@ class CFL(ClusteringProtocol):
         """
         if self.criterion == "absolute":
             return True
-        test = self._evidence(alpha, seed, statistics.cluster)
+        count = statistics.compared.count()
+        if count is not None:
+            # The null model of `evidence_for_split` is noise of an unknown size; this one is known.
+            return count > 1
+        watch = told_while_slow(
+            f"split test of cluster {statistics.cluster}, {len(alpha)} clients: draw"
+        )
+        test = evidence_for_split(
+            alpha, self.compression.clusterer, self.evidence, self.level, seed, watch
+        )
         # The separation of two clients is infinite: they contain no cluster.
-        statistics.evidence = test.separation if math.isfinite(test.separation) else None
+        statistics.separation = test.separation if math.isfinite(test.separation) else None
         statistics.p_value = test.p_value
         # A few of a cluster's clients seldom reach the level, so a weaker hint is enough to wait
         # for a complete round.
         if not statistics.complete:
             return statistics.p_value <= max(self.level, HINT)
         return statistics.p_value <= self.level
-
-    def _evidence(self, alpha: NDArray[np.float64], seed: int, cluster: int) -> SplitEvidence:
-        """Test whether clients contain clusters, and say so where that takes long.
-
-        Args:
-            alpha: (n, n) similarities.
-            seed: of the draws of clients without clusters.
-            cluster: the clients' cluster.
-        """
-        watch = told_while_slow(f"split test of cluster {cluster}, {len(alpha)} clients: draw")
-        return evidence_for_split(
-            alpha, self.compression.clusterer, self.evidence, self.level, seed, watch
-        )
 
     def _accept(self, state: CFLState, statistics: SplitStatistics, halves: Bipartition) -> None:
         """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
@@ -555,9 +488,7 @@ class CFL(ClusteringProtocol):
             state.wanted.append(statistics.cluster)
             return
         if self.gamma_max < largest_noise(halves.cross_max):
-            members = statistics.members
-            first, second = statistics.halves_of_all(halves)
-            statistics.halves = ([members[k] for k in first], [members[k] for k in second])
+            statistics.halves = statistics.halves_of_all(halves)
 
     def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
         """Return the clients that train in round t, a random share of each cluster.

@@ -2,12 +2,8 @@
 
 The server computes lines 15–21 of Algorithm 5 of Sattler et al. 2019 from masked updates, whose
 norms and inner products are those of the updates themselves. The corrections for noise and for
-compressed updates are not in the paper.
-
-Under noise, the largest norm is the root mean square of the norms, since that of many noisy norms
-depends on the noise most. With compressed updates ‖mean Δ‖ is from the sum, ‖Δ_i‖ and α from the
-compressed updates. A split waits until a member that has all averages has posted the cluster's
-model.
+compressed updates are not in the paper, nor are gradient signatures: these have no norms to test
+(eq. 32 and 33), and their clients' updates leave in sums only.
 """
 
 from __future__ import annotations
@@ -15,13 +11,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.labels import members as clusters_of
-from securecluster.clustering.landmarks import extended_halves
-from securecluster.clustering.similarity import gram, gram_norms, mean_norm, mean_row, row_norms
+from securecluster.clustering.similarity import FLOOR, mean_norm, mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty
 from securecluster.messaging.replies import Replies, Sums
@@ -30,9 +25,10 @@ from securecluster.protocols.cfl.parameter_tree import ParameterTree
 from securecluster.protocols.common.averaging import weighted_means
 from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.disclosures import OfPlainSums
-from securecluster.protocols.common.messages import ModelDelta, empty_tensor
+from securecluster.protocols.common.evidence import Evidence, UpdateEvidence
+from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
-from securecluster.protocols.common.sampling import TRIES, sample_landmarks
+from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
@@ -40,62 +36,42 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class SplitStatistics:
-    """Statistics of one cluster's updates in one round, and the split that follows from them."""
+    """Statistics of one cluster in one round, and the split that follows from them."""
 
     cluster: int
     members: list[int]
-    replied: list[int]  # the n clients that sent what α compares
+    evidence: Evidence  # of the members that can be compared
+    compared: Evidence  # of those that α compares pair by pair: the same, or landmarks
     mean: torch.Tensor | None = None  # Δ_c, (d,)
     mean_norm: float = 0.0  # ‖Δ_c‖
     max_norm: float = 0.0  # max ‖Δ_i‖
-    # positions in `replied` of the s clients that α compares: all, or the landmarks
-    compared: list[int] = field(default_factory=list)
-    # (s, s) Gram matrix of what α compares; empty in a round without a test
-    inner: torch.Tensor = field(default_factory=empty_tensor)
-    updates: torch.Tensor = field(default_factory=empty_tensor)  # what α compares, (·, d)
-    positions: list[int] = field(default_factory=list)  # (n,) rows of `updates`, of `replied`
-    step: int = 0  # the call whose mask the updates carry
-    scatter: float = 0.0  # approximate standard deviation of a cosine under noise and sketch
     gap: float | None = None
-    evidence: float | None = None  # None in a round where an earlier condition failed
+    separation: float | None = None  # None in a round where an earlier condition failed
     p_value: float | None = None
     halves: tuple[list[int], list[int]] | None = None
     model: ModelDelta = field(default_factory=ModelDelta)  # θ*
 
     @property
+    def candidates(self) -> list[int]:
+        """Return the members that may be compared in some round."""
+        return self.members if self.evidence.of_round else self.evidence.ids
+
+    @property
     def complete(self) -> bool:
-        """Return whether every member replied."""
-        return len(self.replied) == len(self.members)
+        """Return whether none of the members that may be compared is missing."""
+        return len(self.evidence.ids) == len(self.candidates)
 
-    def compare(self, net: ServerChannel, noise: float, landmarks: int | None) -> torch.Tensor:
-        """Compute the Gram matrix of all rows, or of landmarks among them.
-
-        Args:
-            net: draws the landmarks.
-            noise: expected squared norm of the noise in each row of `updates`.
-            landmarks: the number of rows to compare; None for all.
-
-        Returns:
-            The norms of all rows without noise, (n,).
-        """
-        self.compared = list(range(len(self.positions)))
-        if landmarks is not None:
-            self.compared = sample_landmarks(net, self.compared, landmarks, net.round, self.cluster)
-        positions = [self.positions[k] for k in self.compared]
-        self.inner = gram(self.updates, positions, noise)
-        if len(self.compared) == len(self.positions):
-            return gram_norms(self.inner)
-        return row_norms(self.updates, self.positions, noise)
-
-    def halves_of_all(self, halves: Bipartition) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the halves of all clients that replied, by position in `replied`.
+    def halves_of_all(self, halves: Bipartition) -> tuple[list[int], list[int]]:
+        """Return the members of each half; those that cannot be compared join the larger one.
 
         Args:
             halves: by position in `compared`.
         """
-        if len(self.compared) == len(self.positions):
-            return halves.first, halves.second
-        return extended_halves(self.updates[self.positions], self.compared, halves)
+        first, second = self.evidence.halves(self.compared, halves)
+        placed = {*first, *second}
+        larger = max(first, second, key=len)
+        larger += [i for i in self.members if i not in placed]
+        return sorted(first), sorted(second)
 
     def line(self) -> Line:
         """Return the entry of the history."""
@@ -104,7 +80,7 @@ class SplitStatistics:
             "mean_norm": self.mean_norm,
             "max_norm": self.max_norm,
             "gap": self.gap,
-            "evidence": self.evidence,
+            "evidence": self.separation,
             "p_value": self.p_value,
             "members": len(self.members),
             "split": self.halves is not None,
@@ -196,11 +172,10 @@ def split_statistics(
     replies: Replies[Any],
     cluster: int,
     members: list[int],
-    labels: Sequence[int],
     total: Sums[Any] | None = None,
     landmarks: int | None = None,
 ) -> SplitStatistics:
-    """Estimate norms and similarities of a cluster's updates, with the known noise subtracted.
+    """Estimate norms of a cluster's updates, with the known noise subtracted.
 
     α are the cosine similarities of the updates (eq. 51).
 
@@ -208,61 +183,52 @@ def split_statistics(
         replies: updates or compressed updates of all clusters in this round.
         cluster: the cluster's label.
         members: its clients.
-        labels: (m,) each client's cluster.
         total: with compression, the sums of the full updates, which give the norm of the mean.
         landmarks: the number of clients that α compares; None for all.
     """
-    positions = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
-    replied = [replies.ids[k] for k in positions]
-    statistics = SplitStatistics(cluster, members, replied, positions=positions)
-    if not positions:
+    evidence = UpdateEvidence.of(net, replies).select(members)
+    compressed = isinstance(replies.rows, CompressedUpdate)
+    if compressed and net.agreed["sketch"] is not None:
+        evidence = replace(evidence, floor=FLOOR)  # a sketch blurs cosines as noise does
+    compared = evidence
+    if landmarks is not None:
+        compared = evidence.landmarks(net, landmarks, net.round, cluster)
+    statistics = SplitStatistics(cluster, members, evidence, compared)
+    if not evidence.ids:
         return statistics
-    statistics.step = replies.step
-    if isinstance(replies.rows, CompressedUpdate):
-        _measure_compressed(net, replies, statistics, total, landmarks)
+    norms = evidence.norms(compared)
+    statistics.max_norm = _largest_norm(norms, evidence.noise)
+    if compressed:
+        _measure_sum(net, statistics, norms, total)
     else:
-        _measure_updates(net, replies, statistics, landmarks)
+        _measure_mean(replies, statistics, evidence, norms)
     return statistics
 
 
-def _measure_updates(
-    net: ServerChannel, replies: Replies[Any], statistics: SplitStatistics, landmarks: int | None
+def _measure_mean(
+    replies: Replies[Any],
+    statistics: SplitStatistics,
+    evidence: UpdateEvidence,
+    norms: torch.Tensor,
 ) -> None:
-    """Compute the statistics of full updates."""
-    positions = statistics.positions
-    delta = replies.rows.delta.values
+    """Compute Δ_c and ‖Δ_c‖ from full updates."""
+    positions = evidence.positions
     if replies.rows.size is None:
         size = None
         share = torch.ones(len(positions)) / len(positions)
     else:
         size = replies.rows.size.values[positions]
         share = size / size.sum()
-    noise = net.noise("delta")
     # Independent noise of squared norm N in each row gives Σ w_i²·N in the mean with weights w.
-    noise_of_mean = noise * float(share.double().square().sum())
-    statistics.updates = delta
-    norms = statistics.compare(net, noise, landmarks)
-    statistics.mean = mean_row(delta, positions, size)
+    noise_of_mean = evidence.noise * float(share.double().square().sum())
+    statistics.mean = mean_row(evidence.table, positions, size)
     statistics.mean_norm = mean_norm(statistics.mean, norms, len(statistics.members), noise_of_mean)
-    statistics.max_norm = _largest_norm(norms, noise)
-    statistics.scatter = _cosine_deviation(norms, noise, delta.shape[1])
 
 
-def _measure_compressed(
-    net: ServerChannel,
-    replies: Replies[Any],
-    statistics: SplitStatistics,
-    total: Sums[Any] | None,
-    landmarks: int | None,
+def _measure_sum(
+    net: ServerChannel, statistics: SplitStatistics, norms: torch.Tensor, total: Sums[Any] | None
 ) -> None:
-    """Compute ‖Δ_c‖ from the sum of full updates, and ‖Δ_i‖ and α from compressed ones."""
-    rows = replies.rows.compressed.values
-    noise = net.noise("compressed")
-    statistics.updates = rows
-    norms = statistics.compare(net, noise, landmarks)
-    statistics.max_norm = _largest_norm(norms, noise)
-    sketched = net.agreed["sketch"] is not None
-    statistics.scatter = _cosine_deviation(norms, noise, rows.shape[1], sketched)
+    """Compute Δ_c and ‖Δ_c‖ from the sum of full updates, whose compressed form was read."""
     # Without a sum ‖Δ_c‖ is unknown, so the cluster must not count as stationary.
     statistics.mean_norm = math.inf
     cluster = statistics.cluster
@@ -270,7 +236,7 @@ def _measure_compressed(
         return
     contributors = set(total.ids)
     summed_norms = []
-    for n, i in enumerate(statistics.replied):
+    for n, i in enumerate(statistics.evidence.ids):
         if i in contributors:
             summed_norms.append(norms[n])
     statistics.mean = weighted_means(total)[cluster]
@@ -303,28 +269,44 @@ def _largest_norm(norms: torch.Tensor, noise: float) -> float:
     return float(norms.max())
 
 
-def _cosine_deviation(
-    norms: torch.Tensor, noise: float, width: int, sketched: bool = False
-) -> float:
-    """Return the standard deviation of a cosine of two noisy rows (not in the paper).
+def average_by_sums(
+    net: ServerChannel,
+    outbox: PendingUpdates,
+    recipients: Sequence[int],
+    labels: Sequence[int],
+    signatures: Evidence,
+) -> tuple[list[SplitStatistics], int]:
+    """Run lines 5–8 and 15 by one sum for each cluster, whose clients sent their evidence before.
 
-    The rows have the median norm r, and each has noise of squared norm N in q numbers.
-    ⟨x + n, y + n'⟩ scatters by √(N²/q + 2·N·r²/q) around ⟨x, y⟩, and a sketch by about r²/√q.
+    A cluster without a mean has no model to split at, so it has no evidence in this round.
 
     Args:
-        norms: (n,) norms without noise.
-        noise: N.
-        width: q.
-        sketched: whether the rows are sketches.
+        recipients: the clients that are sampled in this round.
+        labels: (m,) each client's cluster.
+        signatures: of all clients.
+
+    Returns:
+        Statistics of all clusters with their means, and the call whose mask these carry.
     """
-    if not noise and not sketched:
-        return 0.0
-    square = float(norms.quantile(0.5)) ** 2
-    if not square:
-        return math.inf
-    variance_of_noise = (noise**2 + 2 * noise * square) / width / square**2
-    variance_of_sketch = 1 / width if sketched else 0.0
-    return math.sqrt(variance_of_noise + variance_of_sketch)
+    clusters = clusters_of(labels)
+    sums: Sums[Any] = net.sum(
+        CFLClient.contribute,
+        outbox.message_for(recipients),
+        to=recipients,
+        by=[labels[i] for i in recipients],
+        groups=len(clusters),
+        rosters=clusters,
+    )
+    outbox.acknowledge(sums.ids)
+    means: dict[int, torch.Tensor] = {}
+    if sums.ids:
+        rows = weighted_means(sums)
+        means = {c: rows[c] for c in {labels[i] for i in sums.ids}}
+    round_statistics = []
+    for c, members in enumerate(clusters):
+        evidence = signatures.select(members if c in means else [])
+        round_statistics.append(SplitStatistics(c, members, evidence, evidence, means.get(c)))
+    return round_statistics, sums.step
 
 
 def queue_averages(
@@ -358,18 +340,12 @@ def compare_gradients(
     landmarks: int | None = None,
 ) -> None:
     """Request full gradients of the clients that replied, for α to compare instead (eq. 50)."""
-    query = outbox.message_for(statistics.replied)
-    replies = net.gather(CFLClient.gradient, query, to=statistics.replied)
-    statistics.replied = list(replies.ids)
-    statistics.positions = list(range(len(replies.ids)))
-    statistics.step = replies.step
-    if not replies.ids:
-        return
-    noise = net.noise("delta", "full")
-    gradients = replies.rows.delta.values
-    statistics.updates = gradients
-    norms = statistics.compare(net, noise, landmarks)
-    statistics.scatter = _cosine_deviation(norms, noise, gradients.shape[1])
+    clients = statistics.evidence.ids
+    replies = net.gather(CFLClient.gradient, outbox.message_for(clients), to=clients)
+    statistics.evidence = UpdateEvidence.of(net, replies, "full")
+    statistics.compared = statistics.evidence.landmarks(
+        net, landmarks, net.round, statistics.cluster
+    )
 
 
 def fetch_split_model(
@@ -380,10 +356,8 @@ def fetch_split_model(
     Returns:
         False if no member posts it.
     """
-    # What α compares may be shorter than the model.
-    mean = statistics.mean
-    width = statistics.updates.shape[1] if mean is None else len(mean)
-    statistics.model = request_model(net, outbox, statistics.members, width)
+    assert statistics.mean is not None  # what α compares may be shorter than the model
+    statistics.model = request_model(net, outbox, statistics.members, len(statistics.mean))
     return len(statistics.model.displacement) > 0
 
 
@@ -406,7 +380,7 @@ def split_cluster(
     node.round = number
     if len(statistics.model.displacement):
         node.model = statistics.model
-        node.updates = statistics.updates[statistics.positions].cpu()
-        node.step = statistics.step
+        node.updates = statistics.evidence.updates.cpu()
+        node.step = statistics.evidence.step
     for i in statistics.halves[1]:
         labels[i] = new

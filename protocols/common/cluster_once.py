@@ -51,14 +51,11 @@ from securecluster.runtime.server_channel import ServerChannel
 OWN = "own"
 
 
-@dataclass
-class Signatures:
+@dataclass(frozen=True)
+class Signatures(Collected):
     """The signatures of a run's clients, and the clusters that follow from them."""
 
     labels: list[int]  # (m,) each client's cluster
-    ids: list[int]  # the r clients that sent a signature, in the order of the rows
-    rows: torch.Tensor  # (r, ...) the signatures, under the mask of their call
-    step: int  # the call in which they were received, which determines the mask
 
 
 @dataclass
@@ -177,10 +174,10 @@ class ClusterOnce(ClusteringProtocol):
         # A client without a signature needs a model, and most clients share this one.
         default = largest(labels)
         all_labels = [label_of.get(i, default) for i in net.clients]
-        return Signatures(all_labels, collected.ids, rows, collected.step)
+        return Signatures(collected.ids, rows, collected.step, all_labels)
 
     def collect_signatures(
-        self, net: ServerChannel, to: Sequence[int], run_signatures: Signatures | None = None
+        self, net: ServerChannel, to: Sequence[int], run_signatures: Collected | None = None
     ) -> Collected:
         """Return the signatures of clients, or of newcomers under the mask of the run's.
 
@@ -193,13 +190,10 @@ class ClusterOnce(ClusteringProtocol):
             UpdateError: fewer than two clients of the run sent a signature, or a newcomer does not
                 reply.
         """
-        reference = None
-        if run_signatures is not None:
-            reference = Collected(run_signatures.ids, run_signatures.rows, run_signatures.step)
         if self.signatures.by_gradients:
-            collected = collect_gradient_signatures(net, to, reference)
+            collected = collect_gradient_signatures(net, to, run_signatures)
         else:
-            collected = self._collect_own(net, to, reference)
+            collected = self._collect_own(net, to, run_signatures)
         if run_signatures is None:
             check_enough(len(collected.ids))
         else:
@@ -210,9 +204,7 @@ class ClusterOnce(ClusteringProtocol):
         self, net: ServerChannel, to: Sequence[int], known: Collected | None
     ) -> Collected:
         """Return the method's own signatures."""
-        step = None
-        if known is not None:
-            step = known.step
+        step = None if known is None else known.step
         replies = net.gather(self._method(), Empty(), to=to, step=step, tries=TRIES)
         if not replies.ids:
             return Collected([], torch.zeros(0), replies.step)

@@ -12,7 +12,7 @@ clustering round in FL+HC.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -29,11 +29,8 @@ from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.client import UpdateClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
-from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,44 +168,6 @@ def updates_of(replies: Replies[Any]) -> torch.Tensor:
         return compressed
     delta: torch.Tensor = replies.rows.delta.values
     return delta
-
-
-def gather_until_complete(
-    net: ServerChannel, outbox: PendingUpdates, ask: Callable[..., Any]
-) -> tuple[list[int], torch.Tensor, int]:
-    """Gather an update of every client, and call clients that do not reply again.
-
-    Repeated calls have the number of the first one, so that all replies carry one mask.
-
-    Args:
-        ask: the client method, which returns updates or compressed updates.
-
-    Returns:
-        The r clients that replied, in order, their updates (r, n), and the number of the call.
-    """
-    ids: list[int] = []
-    tables: list[torch.Tensor] = []
-    step: int | None = None
-    for _ in range(TRIES):
-        replied = set(ids)
-        silent = [i for i in net.clients if i not in replied]
-        if not silent:
-            break
-        query = outbox.message_for(silent)
-        replies: Replies[Any] = net.gather(ask, query, to=silent, step=step)
-        step = replies.step
-        outbox.acknowledge(replies.ids)
-        if replies.ids:
-            ids += replies.ids
-            tables.append(updates_of(replies))
-    assert step is not None
-    if not tables:
-        return ids, torch.zeros(0, 0), step
-    if len(tables) == 1:  # in order already
-        return ids, tables[0], step
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    ordered_ids = [ids[k] for k in order]
-    return ordered_ids, torch.cat(tables)[torch.as_tensor(order)], step
 
 
 def uses_compression(config: Mapping[str, Any]) -> bool:

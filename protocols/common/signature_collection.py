@@ -20,6 +20,7 @@ from securecluster.clustering.noisy_rows import (
 from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty, Rows, Shared
+from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.gradient_signatures import (
     AXES,
     CLIP,
@@ -55,25 +56,23 @@ def collect_gradient_signatures(
         to: the clients' numbers.
         run_signatures: the signatures of the run, for newcomers.
     """
-    if plan_of(net.agreed).blocks:
-        return _collect_blocks(net, to, run_signatures)
-    return _collect_sketches(net, to, run_signatures)
-
-
-def _collect_blocks(
-    net: ServerChannel, to: Sequence[int], run_signatures: Collected | None
-) -> Collected:
-    """Return class blocks, as `BlockSignatures` packs them."""
     plan = plan_of(net.agreed)
     # newcomers' signatures need the mask of the run's, which follows from the step of its call
-    step = None
-    if run_signatures is not None:
-        step = run_signatures.step
-    method = SignatureSender.send_class_sums
-    replies = net.gather(method, Empty(), to=to, step=step, tries=TRIES)
+    step = None if run_signatures is None else run_signatures.step
+    method: Any = SignatureSender.send_signature
+    if plan.blocks:
+        method = SignatureSender.send_class_sums
+    replies: Replies[Any] = net.gather(method, Empty(), to=to, step=step, tries=TRIES)
+    if not replies.ids:
+        return Collected([], torch.zeros(0), replies.step)
+    if plan.blocks:
+        return _class_blocks(plan, replies)
+    return _sketches(net, plan, replies, run_signatures)
+
+
+def _class_blocks(plan: SignaturePlan, replies: Replies[Any]) -> Collected:
+    """Return class blocks, as `BlockSignatures` packs them."""
     ids = list(replies.ids)
-    if not ids:
-        return Collected(ids, torch.zeros(0), replies.step)
     projections = replies.rows.projections.values.cpu().double().numpy()
     shares = replies.rows.shares.values.cpu().double().numpy()
     blocks = np.concatenate([projections, shares[:, :, None]], axis=2)
@@ -82,19 +81,11 @@ def _collect_blocks(
     return Collected(ids, signatures.packed(), replies.step)
 
 
-def _collect_sketches(
-    net: ServerChannel, to: Sequence[int], run_signatures: Collected | None
+def _sketches(
+    net: ServerChannel, plan: SignaturePlan, replies: Replies[Any], run_signatures: Collected | None
 ) -> Collected:
     """Return sketches of one or two releases, as `SketchSignatures` packs them."""
-    plan = plan_of(net.agreed)
-    step = None
-    if run_signatures is not None:
-        step = run_signatures.step
-    method = SignatureSender.send_signature
-    replies = net.gather(method, Empty(), to=to, step=step, tries=TRIES)
     ids = list(replies.ids)
-    if not ids:
-        return Collected(ids, torch.zeros(0), replies.step)
     first = replies.rows.signature.values.cpu().double().numpy()
     examples = _examples(plan, ids, replies.rows.size)
     second = np.zeros((len(ids), 0))

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.labels import check_number
@@ -187,20 +186,21 @@ class IFCA(ModelSetProtocol):
             run: rounds, checkpoints and history.
         """
         state = IFCAState(self.begin(net))
-        for t in run.rounds("train", state, self.total_rounds):
-            ends_short_start = t <= self._short and t % self._each == 0
-            loss = None
-            if ends_short_start:
-                # clients evaluate the models with this round's averages, so the averages are
-                # checkpointed first
-                run.commit(state, partial(self._average, net, state, t))
-                loss = self._judge(net, state)
-            else:
+        for start in run.stages("train", state, self._short_starts, self._short_rounds):
+            if start.fresh and start.number:
+                state.best = self._best(state)
+                state.running = self.begin(net, start.number)
+            for t in start.rounds:
                 self._average(net, state, t)
-            run.note(start=state.running.number, loss=loss)
+                run.note(start=state.running.number, loss=None)
+            run.note(loss=self._judge(net, state))  # of models with the last round's averages
+        if state.best is not None:
+            state.running = self._best(state)
+            state.best = None
+        for t in run.rounds("train", state, self.total_rounds):
+            self._average(net, state, t)
+            run.note(start=state.running.number, loss=None)
 
-        # where all rounds belong to short starts, the best one is not chosen yet
-        self._turn(net, state, self.total_rounds + 1)
         state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
         if self.sums.hide_replies:
             state.final = run.once(
@@ -250,7 +250,18 @@ class IFCA(ModelSetProtocol):
     def total_rounds(self) -> int:
         """Return the rounds of all starts."""
         # the best start has made its short rounds before it is continued
-        return self.rounds + max(0, self._short - self._each)
+        left = max(0, self._short_starts - 1)
+        return self.rounds + left * self._short_rounds
+
+    @property
+    def _short_starts(self) -> int:
+        """Return the number of short starts; a single start is not short."""
+        return self.starts if self.starts > 1 else 0
+
+    @property
+    def _short_rounds(self) -> int:
+        """Return the rounds of one short start."""
+        return min(self.start_rounds, self.rounds)
 
     @property
     def vectors_per_round(self) -> int:
@@ -270,40 +281,15 @@ class IFCA(ModelSetProtocol):
         """
         return {**super().frame_sizes(config), "starts": int(self.starts)}
 
-    @property
-    def _each(self) -> int:
-        """Return the rounds of one short start."""
-        return min(self.start_rounds, self.rounds)
-
-    @property
-    def _short(self) -> int:
-        """Return the round with which the last of several short starts ends; 0 without them."""
-        if self.starts <= 1:
-            return 0
-        return self.starts * self._each
-
-    def _turn(self, net: ServerChannel, state: IFCAState, t: int) -> None:
-        """Change the running start if round t follows the end of a short one.
-
-        The next start begins; after the last one, the best of all is continued.
-        """
-        completed, rounds_since = divmod(t - 1, self._each)
-        if rounds_since or not self._short or not 1 <= completed <= self.starts:
-            return
-        # the loss of a start is known once it is over
+    def _best(self, state: IFCAState) -> Restart:
+        """Return the start of lowest loss: the running one, which is over, or the best before."""
         best = state.best
         if best is None or state.running.loss < best.loss:
             best = state.running
-        state.best = best
-        if completed < self.starts:
-            state.running = self.begin(net, completed)
-        else:
-            state.running = best
-            state.best = None
+        return best
 
     def _average(self, net: ServerChannel, state: IFCAState, t: int) -> None:
         """Make round t of averaging (lines 4 to 11)."""
-        self._turn(net, state, t)
         # line 4: the server sends the models to a share of the clients
         if self.sums.hide_replies:
             recipients = sample_clients(net, net.clients, self.participation, t, minimum=MINIMUM)

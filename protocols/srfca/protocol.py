@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from securecluster.core.option_groups import group
@@ -187,22 +186,22 @@ class SRFCA(ClusteringProtocol):
         state = SRFCAState(
             clusters=[UNASSIGNED] * clients, outbox=PendingUpdates.start(clients, fresh=False)
         )
-        for t in run.rounds("train", state, self.total_rounds):
-            # ONE_SHOT: every client trains alone from w_0, then models are compared
-            if t <= self.local_rounds:
-                self._train_alone(net, state)
-                if t == self.local_rounds:
-                    self._one_shot(net, run, state)
-                continue
+        for t in run.rounds("train", state, self.local_rounds):  # ONE_SHOT
+            self._train_alone(net, state)
+            if t == self.local_rounds:
+                self._one_shot(net, run, state)
 
-            # REFINE, R times: TRIMMED_MEAN_GD, then RECLUSTER and MERGE
-            refinement, step = self._refinement_of(t)
-            if refinement < self.refine and step == self.rounds - 1:
-                # members post the models with this round's average, so it is checkpointed first
-                run.commit(state, partial(self._average, net, state, t))
-                self._refine(net, run, state, last=refinement == self.refine - 1)
-            else:
-                self._average(net, state, t)
+        refinements = run.stages("train", state, self.refine, self.rounds, after=self.local_rounds)
+        for refinement in refinements:  # REFINE
+            if refinement.fresh:  # RECLUSTER compares models after as many rounds from w_0
+                state.restart(self._fresh)
+            for t in refinement.rounds:  # TRIMMED_MEAN_GD
+                server.average_trimmed(net, state, self.participation, self.trim, t)
+            # RECLUSTER and MERGE, of models with the last round's average
+            self._refine(net, run, state, last=refinement.number == self.refine - 1)
+
+        for t in run.rounds("train", state, self.total_rounds):  # `retrain`
+            server.average_trimmed(net, state, self.participation, self.trim, t)
 
         flush(net, run, state)
         if self.retrain:
@@ -212,26 +211,11 @@ class SRFCA(ClusteringProtocol):
             )
         return state
 
-    def _refinement_of(self, t: int) -> tuple[int, int]:
-        """Return the refinement that round t belongs to, and the round's number within it.
-
-        Both count from 0; rounds of `retrain` belong to refinement R and later ones.
-        """
-        return divmod(t - self.local_rounds - 1, self.rounds)
-
     def _train_alone(self, net: ServerChannel, state: SRFCAState) -> None:
         """Let every client train its own model: one round of the T iterations of ONE_SHOT."""
         # Silent clients catch up later, from what is pending for them.
         query = state.outbox.message_for(net.clients)
         net.gather(SumClient.train_locally, query, to=net.clients)
-
-    def _average(self, net: ServerChannel, state: SRFCAState, t: int) -> None:
-        """Make round t of averaging (Algorithm 3); each refinement starts from w_0."""
-        refinement, step = self._refinement_of(t)
-        # RECLUSTER compares models after as many rounds from one start.
-        if refinement < self.refine and step == 0:
-            state.restart(self._fresh)
-        server.average_trimmed(net, state, self.participation, self.trim, t)
 
     def _one_shot(self, net: ServerChannel, run: Run, state: SRFCAState) -> None:
         """Run ONE_SHOT(λ, t) of Algorithm 1.

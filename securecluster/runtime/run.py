@@ -97,6 +97,21 @@ class _Clock:
     notes: Line = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Some consecutive rounds of a loop.
+
+    Args:
+        number: of the stage, from 0.
+        fresh: whether none of its rounds has begun.
+        rounds: numbers of its rounds that remain.
+    """
+
+    number: int
+    fresh: bool
+    rounds: Iterator[int]
+
+
 class Run:
     """State of a run that a protocol's `run_server` works with.
 
@@ -176,14 +191,10 @@ class Run:
         Args:
             name: name of the loop.
             state: the loop's state, a dataclass that is changed in place; a resumed run restores
-                it first.
+                it when it comes to the loop.
             total_rounds: number of the last round.
         """
-        self._loop = f"loop-{name}"
-        if self._loop in self._parts:
-            restored = unpack(self._parts[self._loop], type(state))
-            # in place, since the protocol holds a reference to the state
-            vars(state).update(vars(restored))
+        self._enter(name, state)
         first = self._clock.rounds.get(name, 0) + 1
         for number in range(first, total_rounds + 1):
             self._begin(number)
@@ -191,6 +202,54 @@ class Run:
             self._end_round(name, number, state)
         # for the phases that follow, also if the run resumes in the middle of them
         self._begin(int(total_rounds) + 1)
+
+    def stages(
+        self, name: str, state: Any, count: int, length: int, after: int = 0
+    ) -> Iterator[Stage]:
+        """Yield the stages of a loop that are not over, each of which has as many rounds.
+
+        What a protocol does between the rounds of a stage and the next stage belongs to the last of
+        these rounds. A checkpoint is written before it, as by `commit`.
+
+        Args:
+            name: name of the loop.
+            state: the loop's state, as in `rounds`.
+            count: number of stages.
+            length: rounds of each, at least 1.
+            after: rounds of the loop before the first stage.
+        """
+        self._enter(name, state)
+        for number in range(count):
+            completed = self._clock.rounds.get(name, 0)
+            last = after + (number + 1) * length
+            if completed >= last:
+                continue
+            fresh = completed == last - length and not self._clock.halfway
+            yield Stage(number, fresh, self._rounds_of_stage(name, state, completed + 1, last))
+            self._end_round(name, last, state)
+        self._begin(after + count * length + 1)
+
+    def _rounds_of_stage(self, name: str, state: Any, first: int, last: int) -> Iterator[int]:
+        """Yield the remaining rounds of a stage, of which the last one is left half done."""
+        for number in range(first, last):
+            self._begin(number)
+            yield number
+            self._end_round(name, number, state)
+        self._begin(last)
+        if not self._clock.halfway:
+            yield last
+            self._store_half(state)
+
+    def _enter(self, name: str, state: Any) -> None:
+        """Restore a loop's state, where a resumed run comes to the loop for the first time."""
+        part = f"loop-{name}"
+        if self._loop == part:
+            return
+        self._loop = part
+        if part in self._parts:
+            restored = unpack(self._parts[part], type(state))
+            # in place, since the protocol holds a reference to the state
+            vars(state).update(vars(restored))
 
     def _end_round(self, name: str, number: int, state: Any) -> None:
         """Observe a round, append its history line, write a checkpoint and report the line."""
@@ -222,6 +281,10 @@ class Run:
         if self._clock.halfway:
             return
         work()
+        self._store_half(state)
+
+    def _store_half(self, state: Any) -> None:
+        """Write a checkpoint in the middle of a round."""
         self._clock.halfway = True
         if self._folder is not None:
             self._parts[self._loop] = pack(state)

@@ -355,3 +355,51 @@ def test_seconds_add_up_over_resumptions_and_leave_out_the_pause(
     assert again.seconds == 20
     assert list(ticks(again, 3)) == [3]
     assert again.seconds == 30
+
+
+def staged(run: Run, state: State, length: int, stop: int = -1) -> list[str]:
+    """Run a round, three stages and a round; stop at one of the moments, which are returned."""
+    moments: list[str] = []
+
+    def work(moment: str, number: int) -> None:
+        moments.append(f"{moment} {number}")
+        if len(moments) == stop:
+            raise StoppedError
+        state.count = 2 * state.count + number
+
+    for t in run.rounds("train", state, 1):
+        work("round", t)
+    for stage in run.stages("train", state, 3, length, after=1):
+        if stage.fresh:
+            work("begin", stage.number)
+        for t in stage.rounds:
+            work("round", t)
+            run.note(noted=t)
+        work("end", stage.number)
+        run.note(ended=stage.number)
+        work("ended", stage.number)
+    for t in run.rounds("train", state, 2 + 3 * length):
+        work("round", t)
+    return moments
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_run_that_is_stopped_at_any_moment_of_its_stages_goes_on_there(
+    length: int, tmp_path: Path
+) -> None:
+    straight, whole = Run(observe=look), State()
+    moments = staged(straight, whole, length)
+    ends = [(line["round"], line["noted"]) for line in straight.history if "ended" in line]
+    assert ends == [(1 + length * stage, 1 + length * stage) for stage in (1, 2, 3)]
+    for stop, moment in enumerate(moments, start=1):
+        folder = tmp_path / str(stop)
+        folder.mkdir()
+        with pytest.raises(StoppedError):
+            staged(Run(folder, observe=look), State(), length, stop)
+        begun: list[int] = []
+        again, state = Run(folder, observe=look, begin=begun.append), State()
+        rest = staged(again, state, length)
+        assert (state.count, again.history) == (whole.count, straight.history)
+        assert begun[-1] == 3 + 3 * length
+        if moment.startswith("end"):  # the rounds before it are not repeated
+            assert rest[0] == f"end {moment[-1]}"

@@ -21,7 +21,14 @@ from securecluster.protocols.cfl import protocol as cfl
 from securecluster.protocols.cfl.parameter_tree import ParameterTree
 from securecluster.protocols.cfl.protocol import CFLState
 from securecluster.protocols.cfl.split_test import SplitStatistics
+from securecluster.protocols.common.evidence import UpdateEvidence
 from securecluster.protocols.common.pending_updates import PendingUpdates
+
+
+def heard(members: list[int], replied: list[int], **norms: float) -> SplitStatistics:
+    """Return statistics of a cluster of whom only some members replied."""
+    evidence = UpdateEvidence(replied, torch.zeros(len(replied), 1), list(range(len(replied))))
+    return SplitStatistics(0, members, evidence, evidence, **norms)
 
 
 # ten seeds: benchmarks/seeds.py
@@ -50,7 +57,7 @@ def test_a_hint_is_enough_for_a_cluster_of_whom_only_some_replied(
     evidence = SplitEvidence(1.5, p_value)
     monkeypatch.setattr(cfl, "evidence_for_split", lambda *_: evidence)
     replied = [0, 1, 2, 3] if complete else [0, 1, 2]
-    statistics = SplitStatistics(cluster=0, members=[0, 1, 2, 3], replied=replied)
+    statistics = heard([0, 1, 2, 3], replied)
     assert CFL()._significant(statistics, np.eye(4), 0) is significant
     assert statistics.p_value == p_value
 
@@ -62,7 +69,8 @@ def test_a_split_test_that_takes_long_says_how_far_it_is(
     alpha = np.where(np.equal.outer(np.arange(12) % 2, np.arange(12) % 2), 0.9, -0.9)
     np.fill_diagonal(alpha, 1.0)
     clients = list(range(12))
-    statistics = SplitStatistics(cluster=3, members=clients, replied=clients)
+    statistics = heard(clients, clients)
+    statistics.cluster = 3
     with caplog.at_level(logging.INFO, progress.logger.name):
         assert CFL()._significant(statistics, alpha, 0)
     assert caplog.messages[0] == "split test of cluster 3, 12 clients: draw 1 of 999"
@@ -257,7 +265,7 @@ def test_the_relative_criterion_measures_norms_by_the_largest_ones() -> None:
         (0.1, 0.2, False, False),
         (0.05, 5.0, True, False),
     ):
-        found = SplitStatistics(0, [0, 1], [0, 1], mean_norm=mean_norm, max_norm=max_norm)
+        found = heard([0, 1], [0, 1], mean_norm=mean_norm, max_norm=max_norm)
         assert method._stationary(found) is stationary
         assert method._incongruent(state, found) is incongruent
 
@@ -267,6 +275,6 @@ def test_halves_that_are_orthogonal_allow_noise_below_the_root_of_a_half(
     gamma_max: float, split: bool
 ) -> None:
     state = CFLState([0, 0], PendingUpdates.start(2, fresh=False), ParameterTree.start(2))
-    found = SplitStatistics(0, [0, 1], [0, 1])
+    found = heard([0, 1], [0, 1])
     CFL(gamma_max=gamma_max)._accept(state, found, Bipartition((0,), (1,), 0.0))
     assert found.halves == (([0], [1]) if split else None)

@@ -37,14 +37,14 @@ def test_norms_are_those_of_the_updates_without_noise(weighted: bool) -> None:
     loud: Any = SimpleNamespace(
         noise=lambda field: Pipeline([Clip(1.0), Noise(1.0, SIGMA)]).noise(D)
     )
-    labels, members = [0, 0, 0, 0, 1, 1], [0, 1, 2, 3]
-    clean = split_statistics(quiet, replies(weighted, noisy=False), 0, members, labels)
-    found = split_statistics(loud, replies(weighted, noisy=True), 0, members, labels)
-    blind = split_statistics(quiet, replies(weighted, noisy=True), 0, members, labels)
+    members = [0, 1, 2, 3]
+    clean = split_statistics(quiet, replies(weighted, noisy=False), 0, members)
+    found = split_statistics(loud, replies(weighted, noisy=True), 0, members)
+    blind = split_statistics(quiet, replies(weighted, noisy=True), 0, members)
     assert found.max_norm == pytest.approx(clean.max_norm, rel=0.2)
     assert found.mean_norm == pytest.approx(clean.mean_norm, rel=0.2)
     assert blind.max_norm > 4 * clean.max_norm and blind.mean_norm > 2 * clean.mean_norm
-    assert found.replied == [0, 1, 2] and not found.complete
+    assert found.evidence.ids == [0, 1, 2] and not found.complete
 
 
 def test_a_pipeline_adds_up_the_noise_of_its_stages() -> None:
@@ -75,17 +75,16 @@ def test_in_brief_the_mean_comes_from_the_sum_and_what_splits_from_sketches(plac
     net: Any = SimpleNamespace(
         noise=noise.__getitem__, agreed={"sketch": q, "placement": placement}
     )
-    statistics = split_statistics(net, got, 0, members, [0] * s, sums)
+    statistics = split_statistics(net, got, 0, members, sums)
     assert statistics.mean is not None and statistics.mean_norm == pytest.approx(
         float(rows.mean(0).norm()), rel=0.05
     )
     assert float(statistics.mean.norm()) > (1.1 if each else 1.005) * statistics.mean_norm
     assert statistics.max_norm == pytest.approx(2**0.5, rel=0.05)
-    alpha, off = cosine(statistics.inner), ~torch.eye(s, dtype=torch.bool)
+    alpha, off = torch.from_numpy(statistics.evidence.similarities()), ~torch.eye(s, dtype=bool)
     true = cosine(gram(rows))
     assert float((alpha - true)[off].mean()) == pytest.approx(0, abs=0.02)
-    assert statistics.scatter == pytest.approx(float((alpha - true)[off].std()), rel=0.25)
-    assert statistics.step == 4 and statistics.complete
+    assert statistics.evidence.step == 4 and statistics.complete
 
 
 def test_in_brief_without_a_sum_no_cluster_is_stationary() -> None:
@@ -93,5 +92,5 @@ def test_in_brief_without_a_sum_no_cluster_is_stationary() -> None:
     net: Any = SimpleNamespace(
         noise=lambda field: 0.0, agreed={"sketch": None, "placement": "local"}
     )
-    statistics = split_statistics(net, got, 0, [0, 1], [0, 0], None)
+    statistics = split_statistics(net, got, 0, [0, 1])
     assert statistics.mean is None and statistics.mean_norm == float("inf")
