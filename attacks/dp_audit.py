@@ -44,6 +44,7 @@ from securecluster.messaging.transcript import Parties
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.auditing import LONG, Audit, directions
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.settings import Settings
 
 P = TypeVar("P", bound=ClusteringProtocol)
@@ -241,7 +242,7 @@ def planted_updates(
         UsageError: see `with_canaries`; no update and no sum was observed; or the canaries would
             take too much memory.
     """
-    numbers = len(federation) * protocol.flat_model(federation).dimension
+    numbers = len(federation) * initial_model(protocol, federation).dimension
     if numbers > MOST_NUMBERS:
         raise UsageError(f"canaries would take {numbers} numbers in memory")
     fitted, (tap,) = with_canaries(protocol, federation, settings)

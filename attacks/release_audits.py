@@ -55,6 +55,7 @@ from securecluster.protocols.common.signature_options import by_gradients
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded
@@ -146,10 +147,10 @@ def _loss_canaries(
     """
     if protocol.privacy.dp_unit == "client":
         return _labelled_canaries(protocol, federation, coins, None, several=True)
-    if not protocol.validation_share:
+    if not protocol.training.validation_share(protocol):
         return _labelled_canaries(protocol, federation, coins, None, several=False)
     # which sample is kept aside is drawn, so all are the same, and one is kept
-    size = _one_aside(protocol.validation_share)
+    size = _one_aside(protocol.training.validation_share(protocol))
     return _labelled_canaries(protocol, federation, coins, size, several=True)
 
 
@@ -201,7 +202,7 @@ def _one_aside(share: float) -> int:
 
 def _surest_sample(protocol: ClusteringProtocol, federation: Federation) -> tuple[Array, int, int]:
     """Return a long sample (…), the label that θ_0 is surest of there, and the least likely one."""
-    network = protocol.flat_model(federation)
+    network = initial_model(protocol, federation)
     shape = federation.shape
     draw = np.random.default_rng(dp_audit.SEED)
     normal = draw.standard_normal((CANDIDATES, *shape)).astype(np.float32)
@@ -335,7 +336,7 @@ def planted_signatures(
     """
     if not by_gradients(protocol):
         raise UsageError("no gradient signatures leave clients in this run")
-    if protocol.validation_share:
+    if protocol.training.validation_share(protocol):
         raise UsageError("a canary sample may be kept aside, and such samples are in no signature")
     opened = _opened(protocol)
     # which signatures clients send may depend on the noise, and both runs need the same
@@ -416,7 +417,7 @@ def planted_samples(
     # one number of samples for all, so that all updates have the same scale
     size = _median_size(federation)
     clients = _labelled_canaries(opened, federation, coins, size, several=False)
-    width = opened.flat_model(clients).dimension
+    width = initial_model(opened, clients).dimension
     plain = _first_updates(bare.fit(clients, settings), width)
     difference = _difference_of_worlds(plain, coins, "updates")
     fitted = opened.fit(clients, settings)
@@ -427,7 +428,7 @@ def planted_samples(
         return Planted(statistics, coins, math.inf)
     training = Ledger(events, fitted.ledger_.samples)
     # sampled batches make mixtures of Gaussians
-    full_batch = opened.batch_size >= size and not protocol.validation_share
+    full_batch = opened.batch_size >= size and not protocol.training.validation_share(protocol)
     return Planted(statistics, coins, training.price(dp_audit.DELTA).epsilon, gaussian=full_batch)
 
 

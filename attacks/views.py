@@ -30,6 +30,7 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY, SERVER, Party
 from securecluster.messaging.transcript import ObservedMessage, Parties
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.derived import opened_verbs
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM
 
 # methods whose rows are updates times the client's number of samples, where it is sent with them
@@ -95,14 +96,15 @@ class RecordedView(View):
 
         An anonymous view has none, and neither has one of clients that choose in secret.
         """
-        server_clusters = SERVER in self.parties and self.fitted.server_knows_labels
+        observer = self.fitted.result_.method.observer
+        server_clusters = SERVER in self.parties and observer.server_knows_labels
         if self.anonymous or not server_clusters:
             return {}
         return {client: int(label) for client, label in enumerate(self.fitted.state_.labels)}
 
     def _all_outcomes(self) -> Iterator[VerbOutcome]:
         """Yield what verbs gave anyone."""
-        opened = self.fitted.result_.method.opened_verbs
+        opened = opened_verbs(self.fitted.result_.method)
         for outcome in self.fitted.verb_outcomes():
             yield outcome
             # the authority decrypts a sum before the server gets it

@@ -66,6 +66,7 @@ from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runs.endpoints import build_client
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import Endpoint
@@ -429,7 +430,7 @@ class Recorded:
         """
 
         def reply_class(name: str) -> type:
-            reply: type = self.method.message_types(name)[1]
+            reply: type = call_types(self.method, name)[1]
             return reply
 
         transport: Transport = Framed(doors, reply_class)

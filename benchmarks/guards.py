@@ -35,6 +35,7 @@ from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.target import Target
 from securecluster.protocols import CFL, CLoVE, ClusteringProtocol, FedAvg, Hidden, OneShot
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runs import dry_run
 from securecluster.runs.dry_run import run_releases
@@ -279,7 +280,7 @@ class Watch:
             part: one of `PARTS`, whose own time is taken.
         """
         run_server = kind.run_server
-        evaluate = kind.evaluate
+        evaluate = Observer.evaluate
 
         @wraps(run_server)  # with its annotation, which names the state's class
         def timed_loop(server: Any, net: Any, run: Any) -> Any:
@@ -292,14 +293,15 @@ class Watch:
             self._running = False
             return state
 
-        def timed_scores(protocol: Any, client: Any, state: Any) -> Any:
+        def timed_scores(observer: Any, client: Any, state: Any) -> Any:
             start = time.process_time()
-            scores = evaluate(protocol, client, state)
+            scores = evaluate(observer, client, state)
             self.measured += time.process_time() - start
             return scores
 
         with ExitStack() as stack:
-            stack.enter_context(patch.multiple(kind, run_server=timed_loop, evaluate=timed_scores))
+            stack.enter_context(patch.object(kind, "run_server", timed_loop))
+            stack.enter_context(patch.object(Observer, "evaluate", timed_scores))
             for owner, name in METHODS[part]:
                 timed = self._timed(getattr(owner, name))
                 stack.enter_context(patch.object(owner, name, timed))

@@ -50,6 +50,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.srfca.client import SRFCAClient
 from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.transport import InProcess, Recorded
 
 Array = NDArray[np.float64]
@@ -172,7 +173,7 @@ def weights(other: bool = False) -> Array:
     """
     zeros = np.zeros(FEATURES, np.float32)
     data = federation(2, 4, lambda i: (zeros, 0))
-    flat = FedAvg(model="linear", rounds=1).flat_model(data)
+    flat = initial_model(FedAvg(model="linear", rounds=1), data)
     # initial weights follow from the seed alone, so canaries can be made before the run
     vector = flat.initial()
     if other:

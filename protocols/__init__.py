@@ -20,6 +20,9 @@ from securecluster.protocols.signature import Signature
 from securecluster.protocols.srfca.protocol import SRFCA
 from securecluster.runtime.settings import Settings
 
+MODULES_APART = True
+"""No method's program depends on the modules of others (`securecluster.runs.program`)."""
+
 __all__ = [
     "CFL",
     "FLHC",

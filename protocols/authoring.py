@@ -61,6 +61,7 @@ from securecluster.protocols.common.model_sets import (
     ModelSetClient,
 )
 from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.restarts import OfferedModels, Restart
@@ -100,6 +101,7 @@ __all__ = [
     "ModelSetProtocol",
     "ModelSetState",
     "Number",
+    "Observer",
     "OfferedModels",
     "OneOf",
     "Pairs",

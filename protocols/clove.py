@@ -51,6 +51,7 @@ from securecluster.protocols.common.model_sets import (
 )
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
@@ -229,21 +230,20 @@ class CLoVE(AssignEachRound):
             return self.rounds
         return min(self.cluster_rounds, self.rounds)
 
-    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
-        """Return the run's configuration.
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+        """Check that clients can draw the models that are never sent.
 
         Args:
             federation: the clients and their data.
-            dtype: of the models.
 
         Raises:
             UsageError: the initial weights of a user's module cannot be drawn again.
         """
         if self.k > 1:
             # Clients draw all models but the first from the seed, so that none has to be sent.
-            model = self.flat_model(federation)
+            model = initial_model(self, federation)
             model.redrawn(Randomness(federation.seed), "start", 0, 1)
-        return super().config(federation, dtype)
+        return super().shared_facts(federation)
 
     def check(self, clients: int) -> None:
         """Check the numbers of rounds, too.

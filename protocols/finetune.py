@@ -30,6 +30,7 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
 from securecluster.runtime.call_context import CallContext
@@ -99,6 +100,19 @@ class FineTuneClient(SumClient):
         self.shared = memory["shared"].to(self._start.device)
 
 
+class FineTuneObserver(Observer):
+    """The experimenter's measurements where clients continue alone."""
+
+    def shared_models(self, client: Any) -> Any:
+        """Return FedAvg's model, (1, d), once clients have fine-tuned it.
+
+        Return None before that, when the clients' own models are FedAvg's.
+        """
+        if not client.unshared:
+            return None
+        return client.shared[None]
+
+
 @protocol
 class FineTune(ClusteringProtocol):
     """FedAvg, then every client trains the model alone for some rounds."""
@@ -146,15 +160,11 @@ class FineTune(ClusteringProtocol):
         """Return cluster 0 for every newcomer, which starts from FedAvg's model."""
         return [0] * len(to)
 
-    def shared_models(self, client: Any) -> Any:
-        """Return FedAvg's model, (1, d), once clients have fine-tuned it.
-
-        Return None before that, when the clients' own models are FedAvg's.
-        """
-        if not client.unshared:
-            return None
-        return client.shared[None]
-
     def disclosures(self) -> Disclosures:
         """Return what the weights of the average show."""
         return Disclosures(server=visible_sample_counts(weighted=not self.privacy.per_client))
+
+    @property
+    def observer(self) -> FineTuneObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return FineTuneObserver(self)

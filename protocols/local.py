@@ -14,6 +14,7 @@ from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Run
@@ -25,6 +26,15 @@ class LocalState:
     """State of the server's loop: one cluster per client."""
 
     labels: list[int] = field(default_factory=list)
+
+
+class LocalObserver(Observer):
+    """The experimenter's measurements where each client trains alone."""
+
+    def models_after_round(self, client: Any, state: Any) -> Rows:
+        """Return each client's own model."""
+        models: Rows = client.models
+        return models
 
 
 @protocol
@@ -54,7 +64,7 @@ class Local(ClusteringProtocol):
         """Return 0: no model or update is exchanged."""
         return 0
 
-    def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return each client's own model."""
-        models: Rows = client.models
-        return models
+    @property
+    def observer(self) -> LocalObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return LocalObserver(self)

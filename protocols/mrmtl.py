@@ -37,9 +37,11 @@ from securecluster.protocols.common.client import TrainingClient, late_request_e
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
+from securecluster.runs.derived import resolved_defaults
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import MINIMUM, SUM, answers
 from securecluster.runtime.run import Run
@@ -191,6 +193,38 @@ class MeanOverClients(SumsOverAll):
         return False
 
 
+class MRMTLObserver(Observer):
+    """The experimenter's measurements where each client has a model of its own."""
+
+    def shared_models(self, client: Any) -> Any:
+        """Return the mean of the clients' models, (1, d).
+
+        Args:
+            client: a `PersonalClient`.
+        """
+        return client.models.row(0)[None]
+
+    def models_after_round(self, client: Any, state: Any) -> Rows:
+        """Return each client's own model.
+
+        Args:
+            client: a `PersonalClient`.
+            state: the server's state after the round.
+        """
+        models: Rows = client.own_models
+        return models
+
+    def final_models(self, client: Any, state: Any) -> Rows:
+        """Return each client's own model.
+
+        Args:
+            client: a `PersonalClient`.
+            state: the server's final state.
+        """
+        models: Rows = client.own_models
+        return models
+
+
 @protocol
 class MRMTL(ClusteringProtocol):
     """One model per client, regularized towards the mean of all models; no clusters."""
@@ -236,10 +270,10 @@ class MRMTL(ClusteringProtocol):
             pipeline: stages between an update and the wire.
             config: what clients and server agreed on.
         """
-        training = self.training(config)
+        training = self.training.usual(self, config)
         return PersonalClient(cohort, training, pipeline, self.weighted, float(self.regularization))
 
-    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Check λ against the learning rate, too.
 
         Args:
@@ -248,40 +282,16 @@ class MRMTL(ClusteringProtocol):
         Raises:
             UsageError: steps along the regularizer's gradient would go beyond the mean.
         """
-        resolved = super().resolve_defaults(federation)
         # A step on λ/2 ‖w − w̄‖² maps w − w̄ to (1 − lr·λ)(w − w̄), which changes sign if lr·λ > 1.
-        lr = float(resolved["lr"])
-        if self.optimizer == "sgd" and self.regularization * lr > 1:
+        lr = float(resolved_defaults(self, federation)["lr"])
+        if self.training.optimizer == "sgd" and self.regularization * lr > 1:
             raise UsageError(
                 f"regularization {self.regularization:g} at learning rate {lr:g} steps beyond the "
                 f"mean: give at most 1/lr = {1 / lr:g}"
             )
-        return resolved
+        return super().shared_facts(federation)
 
-    def shared_models(self, client: Any) -> Any:
-        """Return the mean of the clients' models, (1, d).
-
-        Args:
-            client: a `PersonalClient`.
-        """
-        return client.models.row(0)[None]
-
-    def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return each client's own model.
-
-        Args:
-            client: a `PersonalClient`.
-            state: the server's state after the round.
-        """
-        models: Rows = client.own_models
-        return models
-
-    def final_models(self, client: Any, state: Any) -> Rows:
-        """Return each client's own model.
-
-        Args:
-            client: a `PersonalClient`.
-            state: the server's final state.
-        """
-        models: Rows = client.own_models
-        return models
+    @property
+    def observer(self) -> MRMTLObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return MRMTLObserver(self)

@@ -360,7 +360,9 @@ class RDPCFL(AssignEachRound):
             pipeline: the stages between a client's reply and the wire.
             config: the run's configuration.
         """
-        client = PrivateChoiceClient(cohort, self.training(config), pipeline, self.weighted)
+        client = PrivateChoiceClient(
+            cohort, self.training.usual(self, config), pipeline, self.weighted
+        )
         client.selection_ratio = float(config["selection_noise"])
         client.largest_loss = float(config["loss_clip"])
         return client

@@ -27,6 +27,7 @@ from securecluster.protocols.common.signature_collection import (
     squared_distances,
 )
 from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
+from securecluster.runs.derived import resolved_defaults
 
 
 @dataclass(kw_only=True)
@@ -84,7 +85,7 @@ class Signature(ClusterOnce):
         Args:
             federation: the clients and their data.
         """
-        return int(self.resolve_defaults(federation)["signature_size"])
+        return int(resolved_defaults(self, federation)["signature_size"])
 
     def _rows(self, rows: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """Return signatures as they were packed, since `cluster` reads their noise."""

@@ -27,6 +27,7 @@ from securecluster.privacy.masking import masks
 from securecluster.privacy.pipeline import Kind
 from securecluster.protections.registry import AGGREGATIONS
 from securecluster.protocols import CFL, SRFCA, Settings
+from securecluster.runs.derived import call_types
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -187,10 +188,13 @@ class End:
 def test_the_new_transport_leaves_out_who_is_silent_and_refuses_late_replies(page: Page) -> None:
     names = page("add-a-transport")
     call, answer = first_call(names)
-    types = names.cfl.message_types
-    silent = names.Pipes({i: End(None) for i in call.to}, lambda method: types(method)[1])
+
+    def types(name: str) -> type:
+        return call_types(names.cfl, name)[1]
+
+    silent = names.Pipes({i: End(None) for i in call.to}, types)
     assert silent.exchange(call).ids == ()
-    late = names.Pipes({i: End(answer) for i in call.to}, lambda method: types(method)[1])
+    late = names.Pipes({i: End(answer) for i in call.to}, types)
     with pytest.raises(FrameError, match="answered another request"):
         late.exchange(call)
 

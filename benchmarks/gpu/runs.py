@@ -43,6 +43,7 @@ from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runs.carry_out import carry_out
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.run import Line
 
 ROUNDS = 3
@@ -203,7 +204,7 @@ def first_round(name: str, device: torch.device) -> float:
     if case.protocol is FLHC:
         options["pre_rounds"] = 0  # with one round in all, none precedes the clustering
     protocol = case.make().set_params(rounds=1, **options)
-    start = protocol.flat_model(digits()).initial().double()
+    start = initial_model(protocol, digits()).initial().double()
     updates = []
     for device_type in ("cpu", device.type):
         settings = Settings(device=device_type, dtype="float64", keys_from_seed=True)

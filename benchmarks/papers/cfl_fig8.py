@@ -35,6 +35,7 @@ from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation, LabelPermutation
 from securecluster.protocols import CFL
+from securecluster.protocols.cfl.protocol import CFLObserver
 from securecluster.protocols.cfl.separation import separation_gap
 from securecluster.protocols.cfl.split_test import SplitStatistics
 from securecluster.runtime.run import Line
@@ -70,6 +71,40 @@ def splits(rounds: int) -> list[int]:
     return [rounds * quarter // 4 for quarter in (1, 2, 3)]
 
 
+class GapObserver(CFLObserver):
+    """CFL's observer that adds the gap of each cluster and the accuracy of each true cluster."""
+
+    def observe(
+        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
+    ) -> Line:
+        """Add `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters.
+
+        Args:
+            federation: the clients' data and their true clusters.
+            client: the clients' side of the run.
+            state: the server's state.
+            accuracy: each client's test accuracy, (m,).
+        """
+        line = super().observe(federation, client, state, accuracy)
+        truth = federation.truth
+        assert truth is not None
+        gaps = []
+        for statistics in self.method.split_tests:
+            alpha = statistics.evidence.similarities()
+            clusters = [truth[i] for i in statistics.evidence.ids]
+            # eq. 28 needs the true clusters, so only an observer can compute g
+            gap = separation_gap(alpha, clusters)
+            gaps.append((statistics.cluster, gap))
+        by_truth = []
+        for c in sorted(set(truth)):
+            members = np.equal(truth, c)
+            mean = np.nanmean(accuracy[members])
+            by_truth.append(float(mean))
+        type(self.method).split_tests = ()
+        type(self.method).seen += 1
+        return {**line, "gaps": gaps, "by_truth": by_truth}
+
+
 @dataclass
 class Watched(CFL):
     """CFL that splits in set rounds, with an observer of separation gaps.
@@ -98,35 +133,10 @@ class Watched(CFL):
             return False
         return super()._incongruent(state, statistics)
 
-    def observe(
-        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
-    ) -> Line:
-        """Add `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters.
-
-        Args:
-            federation: the clients' data and their true clusters.
-            client: the clients' side of the run.
-            state: the server's state.
-            accuracy: each client's test accuracy, (m,).
-        """
-        line = super().observe(federation, client, state, accuracy)
-        truth = federation.truth
-        assert truth is not None
-        gaps = []
-        for statistics in self.split_tests:
-            alpha = statistics.evidence.similarities()
-            clusters = [truth[i] for i in statistics.evidence.ids]
-            # eq. 28 needs the true clusters, so only an observer can compute g
-            gap = separation_gap(alpha, clusters)
-            gaps.append((statistics.cluster, gap))
-        by_truth = []
-        for c in sorted(set(truth)):
-            members = np.equal(truth, c)
-            mean = np.nanmean(accuracy[members])
-            by_truth.append(float(mean))
-        type(self).split_tests = ()
-        type(self).seen += 1
-        return {**line, "gaps": gaps, "by_truth": by_truth}
+    @property
+    def observer(self) -> GapObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return GapObserver(self)
 
 
 def measure(cell: Cell) -> dict[str, Any]:

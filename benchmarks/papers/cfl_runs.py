@@ -20,6 +20,7 @@ from securecluster import Federation, LabelSwap
 from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.similarity import cosine, gram
 from securecluster.protocols import CFL
+from securecluster.protocols.cfl.protocol import CFLObserver
 from securecluster.protocols.cfl.separation import is_correct, separation_gap
 from securecluster.runtime.run import Line
 from securecluster.training.config import FULL_GRADIENT
@@ -44,13 +45,8 @@ def training(cell: Cell) -> dict[str, Any]:
     return {name: cell[name] for name in names}
 
 
-@dataclass
-class Watched(CFL):
-    """CFL whose observer also compares full gradients (eq. 50), from round `since` on."""
-
-    since: int = 1
-    # rounds so far; without an annotation, so that it is no hyper-parameter
-    seen = 0
+class GradientObserver(CFLObserver):
+    """CFL's observer that also compares full gradients (eq. 50), from round `since` on."""
 
     def observe(
         self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
@@ -64,13 +60,13 @@ class Watched(CFL):
             accuracy: each client's test accuracy, (m,).
         """
         line = super().observe(federation, client, state, accuracy)
-        self.seen += 1
+        self.method.seen += 1
         truth = federation.truth
-        if self.seen < self.since or truth is None:
+        if self.method.seen < self.method.since or truth is None:
             return line
         clients = range(len(federation))
         # an update of one step of rate 1 is the negative gradient
-        updates = client.cohort.train(client.models, clients, FULL_GRADIENT, self.seen)
+        updates = client.cohort.train(client.models, clients, FULL_GRADIENT, self.method.seen)
         # eq. 50: cosines of full gradients
         by_gradient = cosine(gram(-updates)).cpu().numpy()
         # eq. 51: cosines of weight-updates
@@ -82,6 +78,20 @@ class Watched(CFL):
             "correct_gradients": _correct(by_gradient, truth),
             "correct_updates": _correct(by_update, truth),
         }
+
+
+@dataclass
+class Watched(CFL):
+    """CFL whose observer also compares full gradients (eq. 50), from round `since` on."""
+
+    since: int = 1
+    # rounds so far; without an annotation, so that it is no hyper-parameter
+    seen = 0
+
+    @property
+    def observer(self) -> GradientObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return GradientObserver(self)
 
 
 def _correct(alpha: NDArray[np.float64], truth: Sequence[int]) -> bool:

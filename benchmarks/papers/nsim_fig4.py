@@ -34,6 +34,7 @@ from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
 from securecluster import Federation
 from securecluster.protocols import NSIM, FedAvg, Local
+from securecluster.protocols.nsim.protocol import NSIMObserver
 from securecluster.runtime.run import Line
 
 # the paper prints no rounds, rates or optimizer
@@ -61,9 +62,8 @@ NAMES = {
 STAGES = {"once": ("nsim", "together", "local"), "last": METHODS}
 
 
-@dataclass
-class Watched(NSIM):
-    """NSIM whose observer also keeps each user's error at the clustering."""
+class WatchingObserver(NSIMObserver):
+    """NSIM's observer that also keeps each user's error at the clustering."""
 
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
@@ -77,9 +77,19 @@ class Watched(NSIM):
             scores: each client's error, (m,).
         """
         line = super().observe(federation, client, state, scores)
-        if state.round == self.local_rounds:
+        if state.round == self.method.local_rounds:
             return line | {"errors": scores.tolist()}
         return line
+
+
+@dataclass
+class Watched(NSIM):
+    """NSIM whose observer also keeps each user's error at the clustering."""
+
+    @property
+    def observer(self) -> WatchingObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return WatchingObserver(self)
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:

@@ -25,6 +25,7 @@ from securecluster.data.federation import Shard
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError
 from securecluster.protocols import OneShot
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.oneshot.feature_maps import build
 from securecluster.protocols.oneshot.server import ClusteringResult, agglomerate
 from securecluster.runtime.run import Line
@@ -179,9 +180,8 @@ def usable(cells: Sequence[Cell]) -> list[Cell]:
     return list(cells)
 
 
-@dataclass
-class Watched(OneShot):
-    """One-shot clustering whose observer adds the mean accuracy of each task's users."""
+class TaskObserver(Observer):
+    """The observer adds the mean accuracy of each task's users."""
 
     def observe(
         self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
@@ -204,6 +204,16 @@ class Watched(OneShot):
             mean = np.nanmean(accuracy[members])
             by_truth.append(float(mean))
         return {**line, "by_truth": by_truth}
+
+
+@dataclass
+class Watched(OneShot):
+    """One-shot clustering whose observer adds the mean accuracy of each task's users."""
+
+    @property
+    def observer(self) -> TaskObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return TaskObserver(self)
 
 
 @dataclass

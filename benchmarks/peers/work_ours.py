@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from securecluster import Federation
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.averaging import AveragingState
+from securecluster.protocols.common.observer import Observer
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -36,6 +37,15 @@ class Ordered(LocalTrainer):
         order = exported + self._offsets[client]
         for first in range(0, len(order), plan.batch_size):
             yield order[first : first + plan.batch_size]
+
+
+class DriversObserver(Observer):
+    """The observer evaluates nothing: the driver tests on its own."""
+
+    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
+        """Evaluate nothing; store the client and the state that contain the global model."""
+        self.method.looked = (client, state)
+        return np.empty(0)
 
 
 class Stepwise(FedAvg):
@@ -65,16 +75,11 @@ class Stepwise(FedAvg):
         self.pipe.begin()
         return super().run_server(net, run)
 
-    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Evaluate nothing; store the client and the state that contain the global model."""
-        self.looked = (client, state)
-        return np.empty(0)
-
     def weights(self) -> Weights:
         """Return the global model (d,), as every client will have it."""
         if self.looked is None:
             return self.work.start
-        models = self.models_after_round(*self.looked)
+        models = self.observer.models_after_round(*self.looked)
         # FedAvg has one global model, so that any client's will do
         values = models.select([0]).values[0]
         return np.asarray(values.cpu().numpy(), dtype=np.float32)
@@ -83,6 +88,11 @@ class Stepwise(FedAvg):
         """End a round, checkpoint and all, and wait for the driver."""
         self.pipe.end()
         self.pipe.begin()
+
+    @property
+    def observer(self) -> DriversObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return DriversObserver(self)
 
 
 def federation_of(work: Work) -> Federation:

@@ -70,6 +70,7 @@ from securecluster.protocols.common.compression_options import CompressionOption
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.evidence import SignatureEvidence
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import check_landmarks, sample_clients
 from securecluster.protocols.common.signature_collection import (
@@ -80,6 +81,7 @@ from securecluster.protocols.common.signature_collection import (
 from securecluster.protocols.common.signature_options import GradientSignatureOptions
 from securecluster.protocols.common.stored_models import opened
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
+from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.runs.fitted import FittedRun
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line, Run
@@ -173,10 +175,34 @@ class FittedCFL(FittedRun):
         return torch.stack(predictions).mean(0)
 
 
+class CFLObserver(Observer):
+    """The experimenter's measurements of CFL, with the norms that splits are decided by."""
+
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
+        """Add the true separation gap g (eq. 28) while all clients share one model."""
+        line = super().observe(federation, client, state, scores)
+        line["gap"] = None
+        if state.shared and len(state.alpha) and federation.truth:
+            line["gap"] = separation_gap(state.alpha.numpy(), federation.truth)
+        return line
+
+
+@dataclass(kw_only=True)
+class CFLTraining(TrainingOptions):
+    """Options of local training, beside samples that the fallback compares models on."""
+
+    def validation_share(self, method: Any) -> float:
+        """Return the share of the samples on which the fallback compares models."""
+        return float(method.fallback)
+
+
 @protocol
 class CFL(ClusteringProtocol):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
+    training: TrainingOptions = group(CFLTraining)
     sums: SumOptions = group(SumsOfSplits)
     compression: CompressionOptions = group(CompressionOptions)
     signatures: GradientSignatureOptions = group(GradientSignatureOptions)
@@ -521,11 +547,6 @@ class CFL(ClusteringProtocol):
         """Return whether clients send |D_i|: for the weighted average only."""
         return self.average == "weighted"
 
-    @property
-    def validation_share(self) -> float:
-        """Return the share of the samples on which the fallback compares models."""
-        return self.fallback
-
     def check(self, clients: int) -> None:
         """Check the options of the split test, too."""
         super().check(clients)
@@ -566,12 +587,7 @@ class CFL(ClusteringProtocol):
         )
         return Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))
 
-    def observe(
-        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
-    ) -> Line:
-        """Add the true separation gap g (eq. 28) while all clients share one model."""
-        line = super().observe(federation, client, state, scores)
-        line["gap"] = None
-        if state.shared and len(state.alpha) and federation.truth:
-            line["gap"] = separation_gap(state.alpha.numpy(), federation.truth)
-        return line
+    @property
+    def observer(self) -> CFLObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return CFLObserver(self)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group, is_group
+from securecluster.core.option_groups import group, is_group, option_groups
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
@@ -32,26 +32,25 @@ from securecluster.protocols.common.declaration import hyper_parameters
 from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
-from securecluster.protocols.common.program import program_digest
 from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.runs.carry_out import carry_out, fit_in
 from securecluster.runs.config import check_kind, known, numbers
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import initial_model, params_as_json, resolved_defaults
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.serialization import saved_protocol
 from securecluster.runs.server_half import replayed
-from securecluster.runtime.endpoint import Endpoint, hidden_message_types, message_types
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings, check_settings
 from securecluster.runtime.transport import Transport
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
+from securecluster.training.local_trainer import LocalTrainer, check_training
 
 if TYPE_CHECKING:
-    from securecluster.models.validation import FlatModel
-
     _Result = FittedRun
 else:
     _Result = object
@@ -106,24 +105,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
     resnet9, lstm-words, lstm-chars, lstm-chars-256, lstm-trajectory; auto is what suits the data,
     mlp for images and tables; in Python also any nn.Module
     """
-    lr: float | None = None
-    """learning rate of the clients' optimizer; None is the network's default: with sgd 0.2 for
-    images and tables, and 0.03 for networks without convolutions on data sets of bright images
-    (femnist, cifar10, cifar100, negatives of mnist and fashion_mnist); with adam 0.001; others for
-    text and trajectories
-    """
-    epochs: int = 3
-    """passes over its own data that a client makes in a round"""
-    batch_size: int = 20
-    """samples per mini-batch"""
-    optimizer: str = "sgd"
-    """sgd or adam"""
-    momentum: float = 0.0
-    """momentum of sgd, in [0, 1); its buffers are reset each round unless keep_momentum is set"""
-    keep_momentum: bool = False
-    """momentum buffers persist between rounds, one per client; takes memory for two more models per
-    client
-    """
+    training: TrainingOptions = group(TrainingOptions)
     participation: Annotated[float, Number(0, 1, low_in=False, high_in=True)] = 1.0
     """share of clients that take part in a round, in (0, 1]"""
     mask: str = "none"
@@ -147,19 +129,19 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         Raises:
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
-        for options in self.option_groups:
+        for options in option_groups(self):
             check_ranges(options)
             options.check(self, clients)
         check_ranges(self)
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
         privacy = self.privacy
         config = {
-            "lr": 1.0 if self.lr is None else self.lr,
+            "lr": 1.0 if self.training.lr is None else self.training.lr,
             "clip": privacy.clip or 1.0,
             "noise": privacy.noise,
         }
-        check_training(self.training(config))
-        if self.keep_momentum and not self.one_model:
+        check_training(self.training.usual(self, config))
+        if self.training.keep_momentum and not self.client.one_model:
             raise UsageError(
                 f"clients of {self.name} start anew from other models, whose momentum is not "
                 "theirs: leave keep_momentum out"
@@ -314,14 +296,6 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """Return the names of attributes, those of a result included."""
         return sorted({*super().__dir__(), *dir(vars(self).get("result_"))})
 
-    def as_server(self) -> Self:
-        """Return a new object with the same hyper-parameters, on which the server's half runs.
-
-        Security rule: it has none of the attributes that this object may have been given while it
-        saw clients' data.
-        """
-        return type(self)(**self.get_params())
-
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """Return what client and server must agree on; its hash is in every frame.
 
@@ -332,7 +306,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         Raises:
             UsageError: a mask that does not work with the model's dimension.
         """
-        dimension = self.flat_model(federation).dimension
+        dimension = initial_model(self, federation).dimension
         config = numbers(
             {
                 "schema": 2,
@@ -340,47 +314,17 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "protocol": self.name,
                 "dtype": dtype,
                 "dimension": dimension,
-                **self.shown_params(),
-                **self.resolve_defaults(federation),
+                **params_as_json(self),
+                **resolved_defaults(self, federation),
                 **known(federation),
                 **self.shared_facts(federation),
             }
         )
-        for options in self.option_groups:
+        for options in option_groups(self):
             config = options.agreed(self, federation, config)
         # A mask that cannot work on this model is refused before anything is written.
         self.sums.check_noise(self, config, self.pipeline(config))
         return config
-
-    def shown_params(self) -> dict[str, Any]:
-        """Return the hyper-parameters as JSON values.
-
-        A module of your own is represented by its text and the hash of its weights.
-        """
-        from securecluster.models.validation import describe as describe_model
-
-        return numbers({**self.get_params(), "model": describe_model(self.model)})
-
-    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Return the data-dependent defaults: model, learning rate, loss bound and noise.
-
-        Args:
-            federation: the clients and their data.
-        """
-        from securecluster.models.architectures import chosen, rate
-
-        task = federation.objective
-        classes = federation.classes
-        resolved: dict[str, Any] = {}
-        if isinstance(self.model, str):
-            resolved["model"] = chosen(self.model, task, classes)
-        lr = self.lr
-        if lr is None:
-            lr = rate(self.model, task, classes, self.optimizer, federation.bright)
-        resolved["lr"] = float(lr)
-        for options in self.option_groups:
-            resolved |= options.resolved(self, federation, resolved)
-        return resolved
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire.
@@ -390,40 +334,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """
         mask = build(self.mask, config["dimension"])
         pipeline = Pipeline([*self.privacy.stages(config), *mask])
-        for options in self.option_groups:
+        for options in option_groups(self):
             pipeline = options.pipeline(self, config, pipeline)
         return pipeline
-
-    def training(self, config: Mapping[str, Any]) -> LocalTraining:
-        """Return the hyper-parameters of a client's training in a round.
-
-        Args:
-            config: what clients and server agreed on, with the resolved learning rate and noise.
-        """
-        plan = LocalTraining(
-            config["lr"],
-            self.epochs,
-            self.batch_size,
-            self.optimizer,
-            self.momentum,
-            keep_momentum=bool(self.keep_momentum),
-        )
-        return self.privacy.training(plan, config)
-
-    def message_types(self, method: str) -> tuple[type, type]:
-        """Return the (query class, reply class) of a call.
-
-        Args:
-            method: name of a client method, or of a method of the global parameter server, which
-                local parameter servers call.
-        """
-        if hasattr(self.gps, method):
-            return message_types(self.gps, method)
-        return hidden_message_types(self.client, method, self.hidden_replies)
-
-    def flat_model(self, federation: Federation) -> FlatModel:
-        """Return the network with its initial weights θ_0, as a flat vector."""
-        return Deployment(self, known(federation)).initial_model()
 
     def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         self,
@@ -472,7 +385,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             pipeline: stages between an update and the wire.
             config: what clients and server agreed on.
         """
-        return self.client(cohort, self.training(config), pipeline, self.weighted)
+        return self.client(cohort, self.training.usual(self, config), pipeline, self.weighted)
 
     def build_network(
         self,
@@ -498,13 +411,3 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 which protects nothing.
         """
         return Deployment(self, config).network(transport, key, device, roster, secrets)
-
-    def program(self) -> str:
-        """Return the digest of this protocol's source, which every run records.
-
-        It is in no configuration: noise and keys do not follow from it.
-
-        Returns:
-            "" where a class of the protocol has no source file.
-        """
-        return program_digest(type(self), self.client, self.gps, self.state_class())

@@ -46,6 +46,8 @@ class TrainingClient:
         start: (d,) the initial model θ_0; None is the cohort's.
     """
 
+    one_model: ClassVar[bool] = True
+    """True where a client trains one model in the whole run, so that momentum can persist."""
     clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
     # what the guard of their endpoint remembers of them (`release_guard`)
     guard_informed = ClientTensor(dtype="bool")

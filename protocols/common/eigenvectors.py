@@ -401,7 +401,11 @@ class EigenvectorProtocol(ClusteringProtocol):
         """
         make: Any = self.client  # whose constructor takes the options too
         client: TrainingClient = make(
-            cohort, self.training(config), pipeline, self.weighted, self.eigenvector_options(config)
+            cohort,
+            self.training.usual(self, config),
+            pipeline,
+            self.weighted,
+            self.eigenvector_options(config),
         )
         return client
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import grouped
@@ -23,6 +23,7 @@ from securecluster.protocols.common.model_sets import (
     ModelAverages,
 )
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.restarts import (
     OfferedModels,
     Restart,
@@ -56,14 +57,49 @@ class ModelSetState:
         return [label_of[model] for model in self.final_choice()]
 
 
+class ModelSetObserver(Observer):
+    """The experimenter's measurements where clients use the best of several models."""
+
+    def models_after_round(self, client: Any, state: Any) -> Rows:
+        """Return each client's model, after the averages it has yet to receive.
+
+        Args:
+            client: a `ModelSetClient`.
+            state: a `ModelSetState`.
+        """
+        return self.held_models(client, state, range(len(client.cohort.ids)))
+
+    def final_models(self, client: Any, state: Any) -> Rows:
+        """Return each client's model.
+
+        Args:
+            client: a `ModelSetClient`.
+            state: a `ModelSetState`.
+        """
+        return self.held_models(client, state, [])
+
+    def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> Rows:
+        """Return each client's model, after pending averages of those at some positions.
+
+        Args:
+            client: a `ModelSetClient`.
+            state: a `ModelSetState`.
+            positions: of clients of the cohort.
+        """
+        recipients = [client.cohort.ids[k] for k in positions]
+        query = state.running.message_for(recipients)
+        models = state.final_choice()
+        choice = [models[i] for i in client.cohort.ids]
+        held: Rows = client.taken(query, positions, choice)
+        return held
+
+
 @grouped
 class ModelSetProtocol(ClusteringProtocol):
     """Base class of methods whose clients derive from `ModelSetClient`.
 
     The clients' method `join` answers `ModelAverages` with a newcomer's `ModelChoice`.
     """
-
-    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
 
     @property
     @abstractmethod
@@ -144,38 +180,10 @@ class ModelSetProtocol(ClusteringProtocol):
         model_of = check_offered(replies.ids, choices, offer.models.table.tolist())
         return [state.used.index(model_of[i]) for i in to]
 
-    def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return each client's model, after the averages it has yet to receive.
-
-        Args:
-            client: a `ModelSetClient`.
-            state: a `ModelSetState`.
-        """
-        return self.held_models(client, state, range(len(client.cohort.ids)))
-
-    def final_models(self, client: Any, state: Any) -> Rows:
-        """Return each client's model.
-
-        Args:
-            client: a `ModelSetClient`.
-            state: a `ModelSetState`.
-        """
-        return self.held_models(client, state, [])
-
-    def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> Rows:
-        """Return each client's model, after pending averages of those at some positions.
-
-        Args:
-            client: a `ModelSetClient`.
-            state: a `ModelSetState`.
-            positions: of clients of the cohort.
-        """
-        recipients = [client.cohort.ids[k] for k in positions]
-        query = state.running.message_for(recipients)
-        models = state.final_choice()
-        choice = [models[i] for i in client.cohort.ids]
-        held: Rows = client.taken(query, positions, choice)
-        return held
+    @property
+    def observer(self) -> ModelSetObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return ModelSetObserver(self)
 
 
 def offer_to(state: ModelSetState, newcomers: int) -> ModelAverages:

@@ -95,6 +95,8 @@ class ModelSetClient(TrainingClient):
         weighted: whether averages are weighted by |D_i|.
     """
 
+    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
+
     one_start: ClassVar[bool] = False
 
     # the last call that contained averages, and their start; zeros before

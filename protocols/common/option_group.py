@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from securecluster.core.option_groups import option_groups
 from securecluster.data import Federation
 from securecluster.privacy.pipeline import Pipeline
 
@@ -116,3 +117,27 @@ class OptionGroup:
             config: what clients and server agreed on.
         """
         return False
+
+
+def fields_with_own_noise(method: ProtocolHooks) -> frozenset[str]:
+    """Return the fields that clients add noise to before they pass the pipeline.
+
+    Args:
+        method: whose options say so.
+    """
+    fields: set[str] = set()
+    for options in option_groups(method):
+        fields |= options.fields_with_own_noise(method)
+    return frozenset(fields)
+
+
+def refused_methods(method: ProtocolHooks) -> frozenset[str]:
+    """Return the names of client methods that the clients of a run refuse to answer.
+
+    Args:
+        method: whose options say so.
+    """
+    refused: set[str] = set()
+    for options in option_groups(method):
+        refused |= options.refused_methods
+    return frozenset(refused)

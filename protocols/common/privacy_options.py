@@ -238,7 +238,7 @@ class PrivacyOptions(OptionGroup):
         sizes = []
         for shard in federation.shards:
             samples = len(shard.y)
-            sizes.append(samples - math.floor(method.validation_share * samples))
+            sizes.append(samples - math.floor(method.training.validation_share(method) * samples))
         noise = float(self.noise)
         if self.target_epsilon is not None:
             noise = self.smallest_noise(method, federation, sizes)

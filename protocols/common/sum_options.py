@@ -19,7 +19,11 @@ from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.protection import SumProtection
 from securecluster.protections.registry import ADVISED, AGGREGATIONS, PLAIN, described
-from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.protocols.common.option_group import (
+    OptionGroup,
+    fields_with_own_noise,
+    refused_methods,
+)
 from securecluster.protocols.common.privacy_options import DISTRIBUTED
 from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
 
@@ -141,11 +145,11 @@ class SumOptions(OptionGroup):
                 "with placement distributed no client's reply has enough noise by itself, so sums "
                 f"must be secure: take aggregation {' or '.join(able)}, or placement local"
             )
-        noised = method.fields_with_own_noise
+        noised = fields_with_own_noise(method)
         for name, release in sorted(releases_of(method.client).items()):
             if release.via == (SUM,) or not release.private or release.derived:
                 continue
-            if name in method.refused_methods:
+            if name in refused_methods(method):
                 continue
             exact = [field for field in release.through if field not in noised]
             if exact:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from securecluster.protocols.conformance.report import ConformanceError, NotAppl
 from securecluster.protocols.conformance.runs import Example
 from securecluster.protocols.conformance.simulation import FULL
 from securecluster.runs import server_half
+from securecluster.runs.derived import call_types
 
 ADVICE = (
     "run_server and what it calls may use the messages, the configuration and the hyper-parameters "
@@ -119,7 +121,7 @@ def replayed(job: Mapping[str, Any]) -> str:
     try:
         made = kind(**_with_tuples(kind, job["params"]))
         frames = folder / "run" / "transcript"
-        transcript = Transcript.read("full", frames, made.message_types)
+        transcript = Transcript.read("full", frames, partial(call_types, made))
         state, _ = server_half.replayed(made, transcript, job["config"])
     except SecureClusterError as error:
         return f"makes another run ({told(error)})"

@@ -28,6 +28,7 @@ from securecluster.protocols.conformance.simulation import (
     serve,
     serve_nodes,
 )
+from securecluster.runs.derived import call_types
 from securecluster.runtime.endpoint import release_of
 from securecluster.runtime.settings import Settings
 
@@ -107,7 +108,7 @@ def check_frames(fitted: Any) -> None:
 
 def _frame_lengths(fitted: Any, call: Call, answer: Any) -> tuple[list[int], list[int]]:
     """Return the lengths of a call's replies and queries, by recipient, once they are encoded."""
-    query, reply = fitted.message_types(call.method)
+    query, reply = call_types(fitted, call.method)
     up = [0] * len(call.to)  # a client that does not reply sends nothing
     for row, client in enumerate(answer.ids):
         k = call.to.index(client)
@@ -189,7 +190,7 @@ def check_nodes(make: Make, federation: Federation, rounds: int = 3, **params: A
     made = make(rounds=rounds, **params)
     state, nodes = serve_nodes(made, federation)
     together = made.fit(federation, DOUBLE).client_models_.values
-    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
+    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
     distance = float((apart - together).abs().max())
     require(
         apart.shape == together.shape and distance <= NODE_TOLERANCE,
@@ -334,11 +335,11 @@ def check_everyone_catches_up(
         "deliver_models(net, running), after the last round",
     )
     others = _cluster_of_lost(made, served)
-    models = made.final_models(served.endpoint.client, served.state).values
+    models = made.observer.final_models(served.endpoint.client, served.state).values
     if all(torch.equal(models[LOST_CLIENT], models[i]) for i in others):
         return
     whole = serve(made, federation, settings=SEEDED)
-    models = made.final_models(whole.endpoint.client, whole.state).values
+    models = made.observer.final_models(whole.endpoint.client, whole.state).values
     others = _cluster_of_lost(made, whole)
     if not all(torch.equal(models[LOST_CLIENT], models[i]) for i in others):
         raise NotApplicableError("clients of one cluster end with models of their own")
@@ -355,7 +356,7 @@ def _cluster_of_lost(made: Any, served: Any) -> list[int]:
     Raises:
         NotApplicableError: there are none.
     """
-    labels = made.known_labels(served.endpoint.client, served.state)
+    labels = made.observer.known_labels(served.endpoint.client, served.state)
     clients = served.net.clients
     others = [i for i in clients if labels[i] == labels[LOST_CLIENT] and i != LOST_CLIENT]
     if not others:

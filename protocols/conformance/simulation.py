@@ -10,6 +10,7 @@ from securecluster.data import Federation
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -83,7 +84,7 @@ def with_authority(made: Any, config: dict[str, Any], inner: Transport) -> Trans
     authority = Deployment(made, config).authority()
     if authority is None:
         return inner
-    return WithAuthority(inner, authority.answer_frame, lambda name: made.message_types(name)[1])
+    return WithAuthority(inner, authority.answer_frame, lambda name: call_types(made, name)[1])
 
 
 def node_each(made: Any, federation: Federation, settings: Settings) -> list[Endpoint[Any]]:
@@ -105,7 +106,7 @@ def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
         nodes: one for each client.
     """
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    return Framed(doors, lambda name: made.message_types(name)[1])
+    return Framed(doors, lambda name: call_types(made, name)[1])
 
 
 def serve_nodes(

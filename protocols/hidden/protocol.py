@@ -47,6 +47,7 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures, OfHiddenSums, OfPlainSums
 from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.privacy_options import PrivacyOptions, RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
@@ -159,6 +160,49 @@ class SumsOfBlocks(SumsOverAll):
             if name in noises and method.privacy.placement == "local":
                 fields[name] += DEVIATIONS * noises[name].multiplier
         return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
+
+
+class HiddenObserver(Observer):
+    """The experimenter knows the clusters that clients keep to themselves."""
+
+    @property
+    def server_knows_labels(self) -> bool:
+        """Return False: clients assign themselves."""
+        return False
+
+    def known_labels(self, client: Any, state: HiddenState) -> list[int]:
+        """Return each client's cluster, which only the clients know.
+
+        Clients that did not learn the centres count as members of the first cluster.
+
+        Args:
+            client: a `HiddenClient`.
+            state: the server's state.
+        """
+        return [max(label, 0) for label in client.labels]
+
+    def newcomer_labels(self, client: Any, state: HiddenState, labels: list[int]) -> list[int]:
+        """Return the newcomers' clusters, which only they know.
+
+        Args:
+            client: the newcomers' `HiddenClient`.
+            state: the server's state.
+            labels: what the server knows.
+        """
+        return list(client.labels)
+
+    def models_after_round(self, client: Any, state: HiddenState) -> Rows:
+        """Return the model each client would use after this round, (m, d).
+
+        Args:
+            client: a `HiddenClient`.
+            state: the server's state.
+        """
+        positions = [k for k, label in enumerate(client.labels) if label >= 0]
+        to = [client.cohort.ids[k] for k in positions]
+        query = BlockAverages.of(state.outbox.message_for(to))
+        models: Rows = client.advanced(positions, client.own_averages(query, positions))
+        return models
 
 
 @protocol
@@ -377,45 +421,6 @@ class Hidden(ClusteringProtocol):
         return [0] * len(to)
 
     @property
-    def server_knows_labels(self) -> bool:
-        """Return False: clients assign themselves."""
-        return False
-
-    def known_labels(self, client: Any, state: HiddenState) -> list[int]:
-        """Return each client's cluster, which only the clients know.
-
-        Clients that did not learn the centres count as members of the first cluster.
-
-        Args:
-            client: a `HiddenClient`.
-            state: the server's state.
-        """
-        return [max(label, 0) for label in client.labels]
-
-    def newcomer_labels(self, client: Any, state: HiddenState, labels: list[int]) -> list[int]:
-        """Return the newcomers' clusters, which only they know.
-
-        Args:
-            client: the newcomers' `HiddenClient`.
-            state: the server's state.
-            labels: what the server knows.
-        """
-        return list(client.labels)
-
-    def models_after_round(self, client: Any, state: HiddenState) -> Rows:
-        """Return the model each client would use after this round, (m, d).
-
-        Args:
-            client: a `HiddenClient`.
-            state: the server's state.
-        """
-        positions = [k for k, label in enumerate(client.labels) if label >= 0]
-        to = [client.cohort.ids[k] for k in positions]
-        query = BlockAverages.of(state.outbox.message_for(to))
-        models: Rows = client.advanced(positions, client.own_averages(query, positions))
-        return models
-
-    @property
     def size(self) -> int:
         """Return q, the numbers of a client's point."""
         if self.signature_size is None:
@@ -465,14 +470,14 @@ class Hidden(ClusteringProtocol):
         )
         return HiddenClient(
             cohort,
-            self.training(config),
+            self.training.usual(self, config),
             pipeline,
             point,
             int(self.k),
             self.sums.weights_updates(self),
         )
 
-    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Refuse data without labels, and points that are longer than the class means.
 
         Args:
@@ -493,7 +498,7 @@ class Hidden(ClusteringProtocol):
                     f"signature_size = {self.size} is more than the {point.length} numbers that it "
                     "is a sketch of: give a smaller one, or leave it out"
                 )
-        return super().resolve_defaults(federation)
+        return super().shared_facts(federation)
 
     def check(self, clients: int) -> None:
         """Add checks of the number of clusters and of the sums' options.
@@ -582,6 +587,11 @@ class Hidden(ClusteringProtocol):
             server=server,
             clients=["the averages of all clusters, and about how many clients are in each"],
         )
+
+    @property
+    def observer(self) -> HiddenObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return HiddenObserver(self)
 
 
 def _array(rows: Rows) -> Array:

@@ -48,6 +48,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import ModelChoice, Update
 from securecluster.protocols.common.model_set_protocol import (
+    ModelSetObserver,
     ModelSetProtocol,
     ModelSetState,
     offer_to,
@@ -70,6 +71,7 @@ from securecluster.protocols.ifca.hidden_server import (
     deliver_unseen,
 )
 from securecluster.protocols.ifca.rebalancing import rebalanced
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -142,6 +144,65 @@ class SumsOfChoices(SumsOverAll):
             "weight": fields["size"],
             "loss": LARGEST_LOSS * fields["size"],
         }
+
+
+class IFCAObserver(ModelSetObserver):
+    """The experimenter knows the clusters that clients choose and keep to themselves."""
+
+    @property
+    def server_knows_labels(self) -> bool:
+        """Return False where choices are hidden."""
+        return not self.method.sums.hide_replies
+
+    def known_labels(self, client: Any, state: IFCAState) -> list[int]:
+        """Return each client's cluster, which only the clients know where choices are hidden.
+
+        The first clusters are the models of two clients or more. Each client that ends with a model
+        that it trained alone is a cluster of its own.
+
+        Args:
+            client: a `HiddenChoiceClient`.
+            state: the server's `IFCAState`.
+        """
+        if not self.method.sums.hide_replies:
+            return super().known_labels(client, state)
+        label_of = {("model", model): label for label, model in enumerate(state.final.shared)}
+        start = state.running.number
+        choices = client.choices(start)
+        labels = []
+        for k, (model, alone) in enumerate(zip(choices, client.trained_alone(start), strict=True)):
+            cluster = ("client", k) if alone else ("model", model)
+            labels.append(label_of.setdefault(cluster, len(label_of)))
+        return labels
+
+    def newcomer_labels(self, client: Any, state: IFCAState, labels: list[int]) -> list[int]:
+        """Return the newcomers' clusters, which only they know where choices are hidden.
+
+        Args:
+            client: the newcomers' `HiddenChoiceClient`.
+            state: the server's `IFCAState`.
+            labels: what the server knows.
+        """
+        if not self.method.sums.hide_replies:
+            return labels
+        return [state.used.index(model) for model in client.choices(state.running.number)]
+
+    def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> Rows:
+        """Return each client's last choice, after pending averages of those at some positions.
+
+        Args:
+            client: an `IFCAClient`.
+            state: the server's `IFCAState`.
+            positions: of clients of the cohort.
+        """
+        recipients = [client.cohort.ids[k] for k in positions]
+        query = state.running.message_for(recipients, state.best)
+        if self.method.sums.hide_replies:
+            held: Rows = client.held(query, positions)
+            return held
+        choice = [state.running.choice[i] for i in client.cohort.ids]
+        models: Rows = client.taken(query, positions, choice)
+        return models
 
 
 @protocol
@@ -371,21 +432,20 @@ class IFCA(ModelSetProtocol):
         """Return True: each model is the mean over samples (the paper's is over clients)."""
         return True
 
-    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
-        """Return the run's configuration.
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+        """Check that clients can draw the models that are never sent.
 
         Args:
             federation: the clients and their data.
-            dtype: of the models.
 
         Raises:
             UsageError: the initial weights of a user's module cannot be drawn again.
         """
         # all but the first model of the first start are drawn by clients, and never sent
         if max(self.k, self.starts) > 1:
-            model = self.flat_model(federation)
+            model = initial_model(self, federation)
             model.redrawn(Randomness(federation.seed), "start", 0, 1)
-        return super().config(federation, dtype)
+        return super().shared_facts(federation)
 
     def check(self, clients: int) -> None:
         """Add checks of the numbers of models and starts.
@@ -438,7 +498,7 @@ class IFCA(ModelSetProtocol):
             pipeline: stages between an update and the wire.
             config: what clients and server agreed on.
         """
-        training = self.training(config)
+        training = self.training.usual(self, config)
         return HiddenChoiceClient(
             cohort,
             training,
@@ -447,44 +507,6 @@ class IFCA(ModelSetProtocol):
             self.sums.hide_replies,
             exact=self.exact_weights,
         )
-
-    @property
-    def server_knows_labels(self) -> bool:
-        """Return False where choices are hidden."""
-        return not self.sums.hide_replies
-
-    def known_labels(self, client: Any, state: IFCAState) -> list[int]:
-        """Return each client's cluster, which only the clients know where choices are hidden.
-
-        The first clusters are the models of two clients or more. Each client that ends with a model
-        that it trained alone is a cluster of its own.
-
-        Args:
-            client: a `HiddenChoiceClient`.
-            state: the server's `IFCAState`.
-        """
-        if not self.sums.hide_replies:
-            return super().known_labels(client, state)
-        label_of = {("model", model): label for label, model in enumerate(state.final.shared)}
-        start = state.running.number
-        choices = client.choices(start)
-        labels = []
-        for k, (model, alone) in enumerate(zip(choices, client.trained_alone(start), strict=True)):
-            cluster = ("client", k) if alone else ("model", model)
-            labels.append(label_of.setdefault(cluster, len(label_of)))
-        return labels
-
-    def newcomer_labels(self, client: Any, state: IFCAState, labels: list[int]) -> list[int]:
-        """Return the newcomers' clusters, which only they know where choices are hidden.
-
-        Args:
-            client: the newcomers' `HiddenChoiceClient`.
-            state: the server's `IFCAState`.
-            labels: what the server knows.
-        """
-        if not self.sums.hide_replies:
-            return labels
-        return [state.used.index(model) for model in client.choices(state.running.number)]
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
@@ -495,19 +517,7 @@ class IFCA(ModelSetProtocol):
             server=server_view(self.privacy.noisy, self.privacy.per_client, self.starts)
         )
 
-    def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> Rows:
-        """Return each client's last choice, after pending averages of those at some positions.
-
-        Args:
-            client: an `IFCAClient`.
-            state: the server's `IFCAState`.
-            positions: of clients of the cohort.
-        """
-        recipients = [client.cohort.ids[k] for k in positions]
-        query = state.running.message_for(recipients, state.best)
-        if self.sums.hide_replies:
-            held: Rows = client.held(query, positions)
-            return held
-        choice = [state.running.choice[i] for i in client.cohort.ids]
-        models: Rows = client.taken(query, positions, choice)
-        return models
+    @property
+    def observer(self) -> IFCAObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return IFCAObserver(self)

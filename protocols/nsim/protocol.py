@@ -40,6 +40,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.nsim.client import (
@@ -61,6 +62,7 @@ from securecluster.protocols.nsim.synthetic_users import (
     unlearned,
 )
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
@@ -77,6 +79,39 @@ class NSIMState(AveragingState):
     similarity: torch.Tensor = field(default_factory=empty_tensor)  # (r, r), predicted
     eps: float = 0.0
     known: TrainedSimilarityModel | None = None
+
+
+class NSIMObserver(Observer):
+    """The experimenter's measurements of NSIM."""
+
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
+        """Return a history line; after the clustering, add the accuracy of NSIM on clients' data.
+
+        The true similarity is the LCSS of clients' training data; kernels of the same layers are
+        compared with it, too.
+
+        Args:
+            federation: the clients and their data.
+            client: an `NSIMClient`.
+            state: the server's `NSIMState`.
+            scores: of the clients' models.
+        """
+        line = super().observe(federation, client, state, scores)
+        if not state.clustered or state.clustered != state.round:
+            return line
+        # the observer's view: the server has no client's data
+        targets = [federation.shards[i].y for i in state.ids]
+        true = true_similarity(targets, self.method.radius)
+        predicted = state.similarity.numpy()
+        layer = find_layer(client.cohort.model, self.method.layer)
+        layers = layer.weights(state.layers)
+        return {
+            **line,
+            **correlations(predicted, layers, true, "_real"),
+            "pairs_real": some_pairs(predicted, true),
+        }
 
 
 @protocol
@@ -149,7 +184,7 @@ class NSIM(ClusteringProtocol):
             run: rounds, checkpoints and history.
         """
         # Section 3.1: the similarity model, without any client
-        model = run.once("estimator", lambda: self._estimator(net), TrainedSimilarityModel)
+        model = run.once("estimator", lambda: self._estimator(net, run.dry), TrainedSimilarityModel)
         state = NSIMState(
             labels=list(net.clients),  # each client a cluster of its own
             outbox=PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
@@ -181,16 +216,21 @@ class NSIM(ClusteringProtocol):
         query = outbox.message_for(clients)
         net.gather(SumClient.train_locally, query, to=clients, tries=TRIES)
 
-    def _estimator(self, net: ServerChannel) -> TrainedSimilarityModel:
-        """Train the similarity model from the public configuration (Section 3.1)."""
+    def _estimator(self, net: ServerChannel, dry: bool) -> TrainedSimilarityModel:
+        """Train the similarity model from the public configuration (Section 3.1).
+
+        Args:
+            net: the server's channel.
+            dry: whether stand-ins take the clients' place.
+        """
         # only the server's own draws and the public configuration, so that it can be replayed
         config = net.agreed
         draws = Randomness(net.randomness.integer("server", "synthetic"))
-        if self.dry:  # where all users are one cluster, whatever it says
+        if dry:  # where all users are one cluster, whatever it says
             return unlearned(int(config["layer_size"]), draws)
         users = self._synthesis(config["shape"], config["noise"])
         architecture = Deployment(self, config).initial_model()
-        return users.learned(architecture, self.training(config), config, draws)
+        return users.learned(architecture, self.training.usual(self, config), config, draws)
 
     def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> SyntheticUsersConfig:
         """Return the configuration of synthetic users.
@@ -299,7 +339,9 @@ class NSIM(ClusteringProtocol):
             config: the run's configuration.
         """
         layer = find_layer(cohort.model, self.layer)
-        return NSIMClient(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
+        return NSIMClient(
+            cohort, self.training.usual(self, config), pipeline, self.weighted, layer, self.init
+        )
 
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Return the declared format, and the numbers of the layer that clients send.
@@ -311,16 +353,9 @@ class NSIM(ClusteringProtocol):
             UsageError: random walks for data that are no positions, or a model without the layer.
         """
         check_walks(self.walks, federation.objective)
-        size = find_layer(self.flat_model(federation), self.layer).size
+        size = find_layer(initial_model(self, federation), self.layer).size
         form = self._synthesis(federation.shape).form
         return {"format": form.as_json(), "layer_size": size}
-
-    def shown_params(self) -> dict[str, Any]:
-        """Return the hyper-parameters as JSON has them; a user's own generator is only named."""
-        params = super().shown_params()
-        if isinstance(self.walks, str):
-            return params
-        return params | {"walks": {"own": "walks"}}
 
     def check(self, clients: int) -> None:
         """Add checks of synthetic users, their similarity and the clustering.
@@ -355,31 +390,7 @@ class NSIM(ClusteringProtocol):
         views = server_view(self.layer, self.init, unit, not self.privacy.per_client)
         return Disclosures(server=views)
 
-    def observe(
-        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
-    ) -> Line:
-        """Return a history line; after the clustering, add the accuracy of NSIM on clients' data.
-
-        The true similarity is the LCSS of clients' training data; kernels of the same layers are
-        compared with it, too.
-
-        Args:
-            federation: the clients and their data.
-            client: an `NSIMClient`.
-            state: the server's `NSIMState`.
-            scores: of the clients' models.
-        """
-        line = super().observe(federation, client, state, scores)
-        if not state.clustered or state.clustered != state.round:
-            return line
-        # the observer's view: the server has no client's data
-        targets = [federation.shards[i].y for i in state.ids]
-        true = true_similarity(targets, self.radius)
-        predicted = state.similarity.numpy()
-        layer = find_layer(client.cohort.model, self.layer)
-        layers = layer.weights(state.layers)
-        return {
-            **line,
-            **correlations(predicted, layers, true, "_real"),
-            "pairs_real": some_pairs(predicted, true),
-        }
+    @property
+    def observer(self) -> NSIMObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return NSIMObserver(self)

@@ -68,6 +68,7 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
     tasks_of_labels,
 )
+from securecluster.runs.derived import initial_model
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.serialization import FittedState
 from securecluster.runtime.endpoint import config_hash
@@ -290,17 +291,10 @@ class OneShot(EigenvectorProtocol):
         check_objective(federation)
         phi = self.feature_map_of(federation.shape, federation.seed)
         return {
-            "shared": common_layers(self.flat_model(federation), self.common),
+            "shared": common_layers(initial_model(self, federation), self.common),
             "phi": phi.describe(),
             "width": phi.dimension,
         }
-
-    def shown_params(self) -> dict[str, Any]:
-        """Return the hyper-parameters as JSON has them; a user's own features are only named."""
-        params = super().shown_params()
-        if isinstance(self.features, str):
-            return params
-        return params | {"features": {"own": "features"}}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the masks of updates and eigenvectors, and the seal of eigenvectors.

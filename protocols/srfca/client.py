@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,8 @@ class SRFCAClient(SumClient):
         weighted: whether averages are weighted by |D_i|.
         refining: options of the training within clusters.
     """
+
+    one_model: ClassVar[bool] = False  # models restart from w_0
 
     # the latest restart received; 0: the client holds its one-shot model
     _restart = ClientTensor(dtype="int64")

@@ -35,6 +35,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
@@ -110,6 +111,27 @@ class PairsOfLosses(PairOptions):
         return super().refusal(method)
 
 
+class SRFCAObserver(Observer):
+    """The experimenter's measurements of SR-FCA."""
+
+    def models_after_round(self, client: Any, state: Any) -> Rows:
+        """Return all clients' models after the averages that they have yet to receive.
+
+        A client without a cluster uses the model that it trained alone.
+
+        Args:
+            client: a `SRFCAClient`.
+            state: the server's `SRFCAState`.
+        """
+        positions = []
+        for k, i in enumerate(client.cohort.ids):
+            if state.clusters[i] != UNASSIGNED:
+                positions.append(k)
+        recipients = [client.cohort.ids[k] for k in positions]
+        models: Rows = client.advanced(positions, state.outbox.message_for(recipients))
+        return models
+
+
 @protocol
 class SRFCA(ClusteringProtocol):
     """Clusters of models that were trained alone, refined by averaging, reassigning and merging."""
@@ -173,7 +195,6 @@ class SRFCA(ClusteringProtocol):
     sums: SumOptions = group(SumsOfClusters)
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[TrainingClient]] = SRFCAClient
-    one_model: ClassVar[bool] = False  # models restart from w_0
 
     def run_server(self, net: ServerChannel, run: Run) -> SRFCAState:
         """Run the server's side of Algorithm 1.
@@ -389,26 +410,9 @@ class SRFCA(ClusteringProtocol):
             pipeline: the stages between a client's update and the wire.
             config: the run's configuration.
         """
-        plans = self.trainings(self.training(config), config)
+        plans = self.trainings(self.training.usual(self, config), config)
         refining = OneShotTraining(plan=plans["refine"], trims=self.trim > 0, radius=self.radius)
         return SRFCAClient(cohort, plans["usual"], pipeline, self.weighted, refining)
-
-    def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return all clients' models after the averages that they have yet to receive.
-
-        A client without a cluster uses the model that it trained alone.
-
-        Args:
-            client: a `SRFCAClient`.
-            state: the server's `SRFCAState`.
-        """
-        positions = []
-        for k, i in enumerate(client.cohort.ids):
-            if state.clusters[i] != UNASSIGNED:
-                positions.append(k)
-        recipients = [client.cohort.ids[k] for k in positions]
-        models: Rows = client.advanced(positions, state.outbox.message_for(recipients))
-        return models
 
     def check(self, clients: int) -> None:
         """Add checks of λ, t, β and the rounds.
@@ -458,3 +462,8 @@ class SRFCA(ClusteringProtocol):
         )
         to_clients = client_view(self.distance)
         return Disclosures(server=to_server, clients=to_clients)
+
+    @property
+    def observer(self) -> SRFCAObserver:
+        """Return what the experimenter computes outside the protocol."""
+        return SRFCAObserver(self)

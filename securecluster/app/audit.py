@@ -46,6 +46,7 @@ from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning, UsageError
 from securecluster.messaging.parties import Party, client
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.derived import opened_verbs
 from securecluster.runs.disclosures import disclosures
 from securecluster.runs.number_format import printable
 from securecluster.runtime import run_secret
@@ -394,7 +395,7 @@ def audited(
         note(text)
 
     protecting = protections_of(run.protocol)
-    if AUTHORITY in adversary.parties and not run.protocol.opened_verbs:
+    if AUTHORITY in adversary.parties and not opened_verbs(run.protocol):
         raise UsageError(
             "this run has no key authority, since nothing in it is encrypted: give --as server"
         )

@@ -58,7 +58,7 @@ def write(
     result: Any = run.result
     if not with_uncovered:
         config = covered_config(config)
-        result = covered_result(result, run.protocol.server_knows_labels)
+        result = covered_result(result, run.protocol.observer.server_knows_labels)
     texts = {"config.json": _json(public(config)), "result.json": _json(public(result)), **pages}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -25,6 +25,7 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError, unknown
 from securecluster.messaging.messages import Rows
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.settings import Settings
 
 GROUP = "securecluster.claims"
@@ -124,7 +125,7 @@ def _run(claim: Claim, send_weights: bool) -> tuple[ClusteringProtocol, list[Tap
     settings = Settings(transcript="full", threads=1, keys_from_seed=True)
     if not send_weights:
         return tapped(made, federation, settings)
-    start = made.flat_model(federation).initial()
+    start = initial_model(made, federation).initial()
 
     def add_start(client: int, row: Any, round: int) -> Any:
         return row + start

@@ -24,6 +24,7 @@ from securecluster.core import progress
 from securecluster.core.noted_warnings import noted
 from securecluster.data.simulation import DEFAULT_CLIENTS
 from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
+from securecluster.runs.derived import initial_model
 from securecluster.runs.number_format import printable
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
     if settings.dtype == "float64":
         number_bytes = 8
     # an estimate by the model vectors alone
-    vector_bytes = protocol.flat_model(federation).dimension * number_bytes
+    vector_bytes = initial_model(protocol, federation).dimension * number_bytes
     round_bytes = protocol.vectors_per_round * vector_bytes * len(federation)
     if round_bytes * protocol.total_rounds < AUTO_FULL:
         return "full"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import loading
+from securecluster.core.option_groups import option_groups
 from securecluster.core.validation import check_ranges
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
@@ -113,7 +114,7 @@ def _protocol(folder: Path, config: RunConfig) -> ClusteringProtocol:
             params[name] = value
     protocol: ClusteringProtocol = loading.protocol_type(folder, config)(**params)
     try:
-        for options in (*protocol.option_groups, protocol):
+        for options in (*option_groups(protocol), protocol):
             check_ranges(options)
     except UsageError as error:
         raise loading.not_written(folder, error) from None

@@ -18,6 +18,7 @@ from securecluster.app.finished_run import (
 from securecluster.app.privacy_report import Statements
 from securecluster.app.report import bytes_table, megabytes
 from securecluster.runs.contents import Privacy, scores_of
+from securecluster.runs.derived import call_types
 from securecluster.runs.disclosures import READERS, Disclosure, protections
 from securecluster.runs.number_format import number, printable, shown
 from securecluster.runtime import run_secret
@@ -168,7 +169,7 @@ def _query_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
 def _field_names(run: FinishedRun, method: str) -> tuple[list[str], list[str]]:
     """Return the fields of a method's requests and replies; none where they are not known."""
     try:
-        query, reply = run.protocol.message_types(method)
+        query, reply = call_types(run.protocol, method)
     except (AttributeError, KeyError):
         return [], []
     names = []

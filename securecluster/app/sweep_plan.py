@@ -22,6 +22,7 @@ from securecluster.app import sweep_costs, sweep_runner
 from securecluster.app.comparison_options import given_params
 from securecluster.app.failures import Row
 from securecluster.app.registry import protocol_class, protocol_names
+from securecluster.core.option_groups import option_groups
 from securecluster.core.serialization import typed
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, unknown
@@ -335,7 +336,10 @@ def noise_options(protocol: Any) -> list[str]:
     for option in fields(protocol):
         if option.name.endswith("_noise") and option.default == 0:
             names.append(option.name)
-    return [name for name in names if name not in protocol.unused_options]
+    unused: set[str] = set()
+    for options in option_groups(protocol):
+        unused |= options.unused
+    return [name for name in names if name not in unused]
 
 
 def _check_option(kind: Any, name: str) -> None:

@@ -51,6 +51,15 @@ def groups_of(declaring: type) -> dict[str, type]:
     return groups
 
 
+def option_groups(owner: Any) -> list[Any]:
+    """Return the groups of options of an object, such as its `privacy`.
+
+    Args:
+        owner: of a class with groups.
+    """
+    return [vars(owner)[name] for name in groups_of(type(owner))]
+
+
 class Grouped:
     """Base of classes whose options are in groups.
 

@@ -95,8 +95,8 @@ class ClientsHalf:
         Args:
             state: the server's state.
         """
-        scores = self.method.evaluate(self.client, state)
-        line = dict(self.method.observe(self.federation, self.client, state, scores))
+        scores = self.method.observer.evaluate(self.client, state)
+        line = dict(self.method.observer.observe(self.federation, self.client, state, scores))
         line["at_target"] = None
         if self.federation.objective.higher:
             line["at_target"] = share_at(scores, self.settings.target)
@@ -108,7 +108,7 @@ class ClientsHalf:
         Args:
             state: the server's final state.
         """
-        return self.method.known_labels(self.client, state)
+        return self.method.observer.known_labels(self.client, state)
 
     def agreement(self, labels: list[int]) -> dict[str, Any] | None:
         """Return scores against the true clusters; None where nobody knows these.
@@ -127,7 +127,7 @@ class ClientsHalf:
         Args:
             state: the server's final state.
         """
-        return self.method.final_models(self.client, state)
+        return self.method.observer.final_models(self.client, state)
 
     def scores(self, models: Rows) -> NDArray[np.float64]:
         """Return each client's score on its test data, (m,): the server holds none.
@@ -146,7 +146,7 @@ class ClientsHalf:
         """
         assert models.index is not None
         extra = {}
-        shared = self.method.shared_models(self.client)
+        shared = self.method.observer.shared_models(self.client)
         if shared is not None:
             extra[SHARED] = shared
         index = list(models.index)

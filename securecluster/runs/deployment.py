@@ -12,10 +12,10 @@ from statistics import fmean as mean
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import option_groups
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
-from securecluster.models.objectives import objective
 from securecluster.privacy.cohorts import Cohort, Cohorts
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
@@ -37,6 +37,7 @@ from securecluster.protections.protection import (
 )
 from securecluster.protections.registry import survivors_of
 from securecluster.protections.sum_ranges import SumRanges
+from securecluster.runs.derived import call_types, model_of
 from securecluster.runs.method import Method
 from securecluster.runtime.aggregators import Aggregator
 from securecluster.runtime.authority import Authority
@@ -79,13 +80,7 @@ class Deployment:
 
     def initial_model(self) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""
-        from securecluster.models.validation import build
-
-        config = self.config
-        task = objective(config["objective"])
-        shape = tuple(config["shape"])
-        randomness = Randomness(config["seed"])
-        return build(self.method.model, shape, config["classes"], randomness, task)
+        return model_of(self.method, self.config)
 
     def pipeline(self) -> Pipeline:
         """Return the stages between a client's update and the wire, as one party has them."""
@@ -107,7 +102,7 @@ class Deployment:
         messages: list[type] = []
         for name in dir(client):
             if hasattr(getattr(client, name), "__release__"):
-                messages += self.method.message_types(name)
+                messages += call_types(self.method, name)
         names = set(sizes)
         for message in messages:
             names |= free_axes(message)
@@ -127,7 +122,7 @@ class Deployment:
             pipeline: stages between an update and the wire.
         """
         client = self.method.make_client(cohort, pipeline, self.config)
-        for options in self.method.option_groups:
+        for options in option_groups(self.method):
             options.equip(self.method, self.config, client)
         return client
 
@@ -168,7 +163,7 @@ class Deployment:
         privacy = method.privacy
         private_trainings: dict[str, LocalTraining] = {}
         if privacy.per_example and config["noise"]:
-            private_trainings = method.trainings(method.training(config), config)
+            private_trainings = method.trainings(method.training.usual(method, config), config)
         curator = None
         curators: dict[str, TrustedCurator] = {}
         if privacy.per_client and config["noise"] and config["placement"] == "central":
@@ -341,7 +336,7 @@ class Deployment:
             sums=self._sum_facts() if method.sums.by_authority else None,
             pairs=self._pair_facts() if method.pairs.by_authority else None,
             opened=self._opened,
-            reply_class=lambda name: method.message_types(name)[1],
+            reply_class=lambda name: call_types(method, name)[1],
             cohorts=self._cohorts_of_all(),
             randomness=randomness,
             identity=identity,

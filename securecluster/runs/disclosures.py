@@ -22,6 +22,7 @@ from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
 from securecluster.runs.contents import Field, OverRounds, Privacy
+from securecluster.runs.derived import adds_noise
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.method import Method
 from securecluster.runs.number_format import enumerated, times
@@ -645,7 +646,7 @@ def _models_without_noise(fitted: FittedRun) -> list[str]:
 
 def _own_labels(fitted: FittedRun) -> list[str]:
     """Return a sentence on the labels of clients that assign themselves, if they do."""
-    if fitted.method.server_knows_labels:
+    if fitted.method.observer.server_knows_labels:
         return []
     files = f"result.json, history.jsonl, {LEARNED}, {MODELS} and pictures"
     return [
@@ -677,7 +678,7 @@ def _shown_alone(fitted: FittedRun) -> list[int]:
     """
     learned = fitted.kept_.learned
     # such models stay with their clients, or the protocol has a shared model of each cluster
-    noisy = fitted.method.adds_noise(learned.config)
+    noisy = adds_noise(fitted.method, learned.config)
     if noisy or SHARED in fitted.kept_.clients.extra:
         return []
     # the results show each cluster by the model of its first client

@@ -37,6 +37,7 @@ from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import initial_model, params_as_json, server_copy
 from securecluster.runs.method import Method
 from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime.client_half import ClientHalf
@@ -203,7 +204,7 @@ def run_releases(protocol: Any, federation: Federation, clients: int) -> RunRele
     """
     facts = (
         f"{type(protocol).__module__}.{type(protocol).__qualname__}",
-        protocol.shown_params(),
+        params_as_json(protocol),
         list(federation.shape),
         federation.classes,
         federation.objective.as_json(),
@@ -212,7 +213,7 @@ def run_releases(protocol: Any, federation: Federation, clients: int) -> RunRele
     key = json.dumps(facts, sort_keys=True, default=str)
     if key not in _KNOWN:
         counts: Counter[tuple[Expense, bool]] = Counter()
-        is_large = protocol.flat_model(federation).dimension > LARGE
+        is_large = initial_model(protocol, federation).dimension > LARGE
         stand_ins = _stand_ins(federation, clients)
         for changes in ({}, *protocol.dry_runs()):
             count = _of_small_network if is_large else _counted
@@ -297,15 +298,14 @@ def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int
         deployment_class=_OfStandIns,
     )
     config = dry.config(federation, settings.dtype)
-    server = dry.as_server()
-    vars(server)["dry"] = True
+    server = server_copy(dry)
     transport = InProcess(endpoint.answer)
     net = _OfStandIns(server, config).network(transport, secrets=Randomness(federation.seed))
     half = ServerHalf(server, net, Transcript("none"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with nullcontext() if whole else suppress(SecureClusterError):
-            half.final_state(Run(begin=half.begin_round))
+            half.final_state(Run(begin=half.begin_round, dry=True))
     events: dict[int, list[Event]] = {}
     for event in net.state.ledger.events:
         for position, client in enumerate(event.ids):

@@ -20,6 +20,7 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import adds_noise, initial_model
 from securecluster.runs.dry_run import run_releases
 from securecluster.runs.method import Method
 from securecluster.runtime.endpoint import Endpoint, config_hash
@@ -86,7 +87,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     """
     if joins is None:
         config: Mapping[str, Any] = protocol.config(federation, settings.dtype)
-        flat = protocol.flat_model(federation)
+        flat = initial_model(protocol, federation)
     else:
         config = joins
         # Newcomers draw from the run's streams, under numbers of their own.
@@ -103,7 +104,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     noise_streams = streams(keys.noise, run, bounds_rows=whole_clients)
     # Armed before any client exists: nothing can pass it without noise.
     pipeline.arm(noise_streams)
-    pipeline.private = protocol.adds_noise(config)
+    pipeline.private = adds_noise(protocol, config)
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     cohort = trainer(
         federation,
@@ -113,7 +114,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         dtypes[settings.dtype],
         clients,
         numbers,
-        protocol.validation_share,
+        protocol.training.validation_share(protocol),
         noise_streams,
     )
     with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
@@ -150,7 +151,7 @@ def _release_guard(protocol: Method, config: Mapping[str, Any], client: Any) -> 
     cohort = client.cohort
     samples: dict[int, frozenset[float]] = {}
     # where single examples are protected, the relation of neighbours keeps their numbers
-    if protocol.adds_noise(config) and config["dp_unit"] == "example":
+    if adds_noise(protocol, config) and config["dp_unit"] == "example":
         numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
         for number, training, validation in numbers:
             samples[number] = frozenset((float(training), float(validation)))

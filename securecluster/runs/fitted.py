@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, describe
 from securecluster.runs.config import check_kind
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import adds_noise, call_types
 from securecluster.runs.joining import Joined, join
 from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
@@ -148,7 +150,9 @@ class FittedRun:
         poor = len(chance.clients)
         lr = float(self.kept_.learned.config["lr"])
         task = federation.objective
-        default = rate(method.model, task, federation.classes, method.optimizer, federation.bright)
+        default = rate(
+            method.model, task, federation.classes, method.training.optimizer, federation.bright
+        )
         # Advise the network's default learning rate, or a lower one where that was used already.
         suggested = default
         # Advice that was followed already helps nobody.
@@ -160,7 +164,7 @@ class FittedRun:
             advice.append("less noise")
         if rounds < FEW_ROUNDS:
             advice.append("more rounds")
-        if method.epochs > 1 and suggested < lr:
+        if method.training.epochs > 1 and suggested < lr:
             advice.append("fewer epochs")
         self.warning_ = (
             f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
@@ -193,7 +197,7 @@ class FittedRun:
             return state
         members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
         # Noise is to cover the results, and models that were trained alone have none.
-        if self.method.adds_noise(learned.config):
+        if adds_noise(self.method, learned.config):
             members = [i for i in members if i not in learned.local]
         if not members:
             return None
@@ -343,4 +347,4 @@ def recorded_transcript(method: Method, folder: Path, summary: FittedSummary) ->
     if index in marks:
         manifest.checked(folder, index, marks)
     mode = summary.settings.transcript
-    return Transcript.read(mode, folder / "transcript", method.message_types, summary.names)
+    return Transcript.read(mode, folder / "transcript", partial(call_types, method), summary.names)

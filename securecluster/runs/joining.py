@@ -22,6 +22,7 @@ from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.runs.derived import adds_noise, call_types, server_copy
 from securecluster.runs.endpoints import KeySource, build_client, samples_of
 from securecluster.runs.labels import checked_labels
 from securecluster.runs.method import Method
@@ -100,10 +101,10 @@ def join(
 
     numbered = range(1 + max(planned.names))
     names = [planned.names[i] for i in numbered]
-    transcript = Transcript(settings.transcript, None, protocol.message_types, names)
+    transcript = Transcript(settings.transcript, None, partial(call_types, protocol), names)
     device = guests.client.cohort.device
     transport = Recorded(InProcess(answer), transcript)
-    server = protocol.as_server()
+    server = server_copy(protocol)
     net = server.build_network(transport, config, device=device, secrets=secrets)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
     guest_samples = samples_of(guests.client) if protocol.privacy.per_example else {}
@@ -123,7 +124,7 @@ def join(
         reproducible(device),
     ):
         labels = server.assign_newcomers(net, state, guests.ids)
-    labels = protocol.newcomer_labels(guests.client, state, labels)
+    labels = protocol.observer.newcomer_labels(guests.client, state, labels)
     name = f"{type(protocol).__name__}.assign_newcomers"
     clusters = tuple(checked_labels(name, labels, len(guests.ids)))
     return Joined(clusters, net.state.ledger, transcript, transcript.totals())
@@ -233,7 +234,7 @@ def _opened_record(
         record.check_writable()
     except RunFolderError:
         # Updates, training or Gram matrices have noise, so ε has to be complete.
-        if protocol.adds_noise(config):
+        if adds_noise(protocol, config):
             raise
         # Without noise every release of newcomers has an infinite ε, recorded or not.
         return None

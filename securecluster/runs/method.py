@@ -7,7 +7,7 @@ what stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,35 @@ from securecluster.runtime.transport import Transport
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
-    from securecluster.models.validation import FlatModel
+    pass
+
+
+class MethodObserver(Protocol):
+    """What the experimenter computes outside the protocol, of all clients' data."""
+
+    @property
+    def server_knows_labels(self) -> bool:
+        """Return whether the final state has the clients' clusters."""
+
+    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
+        """Return each client's score after a round."""
+
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
+        """Return the observer's numbers after a round."""
+
+    def known_labels(self, client: Any, state: Any) -> list[int]:
+        """Return each client's cluster."""
+
+    def newcomer_labels(self, client: Any, state: Any, labels: list[int]) -> list[int]:
+        """Return the clusters of newcomers."""
+
+    def final_models(self, client: Any, state: Any) -> Rows:
+        """Return the model that each client has at the end."""
+
+    def shared_models(self, client: Any) -> Any:
+        """Return the clusters' models where clients continued alone from them."""
 
 
 class Method(Protocol):
@@ -35,11 +63,11 @@ class Method(Protocol):
     Attributes:
         name: of the method.
         client: class of the clients' object.
+        gps: class of the global parameter server of hierarchical methods.
         fitted_class: class of its results.
         rounds: number of rounds.
         model: name of the network that clients train, or a module of the user's own.
-        epochs: passes over its own data that a client makes in a round.
-        optimizer: of the clients.
+        training: options of local training.
         mask: name of the mask.
         privacy: options of noise.
         sums: options of sums over clients.
@@ -48,11 +76,11 @@ class Method(Protocol):
 
     name: ClassVar[str]
     client: ClassVar[Any]
+    gps: ClassVar[type]
     fitted_class: ClassVar[Any]
     rounds: int
     model: Any
-    epochs: int
-    optimizer: str
+    training: Any
     mask: str
     privacy: Any
     sums: Any
@@ -67,42 +95,16 @@ class Method(Protocol):
     def get_params(self) -> dict[str, Any]:
         """Return the hyper-parameters by name."""
 
-    def shown_params(self) -> dict[str, Any]:
-        """Return the hyper-parameters as JSON values."""
-
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """Return what clients and server must agree on."""
-
-    def program(self) -> str:
-        """Return the digest of the method's source."""
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire."""
 
-    def adds_noise(self, config: Mapping[str, Any]) -> bool:
-        """Return whether anything that leaves clients has noise."""
-
-    def message_types(self, method: str) -> tuple[type, type]:
-        """Return the (query class, reply class) of a call."""
-
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Return the sizes that bound the contents of frames."""
 
-    @property
-    def option_groups(self) -> Sequence[Any]:
-        """Return the groups of options."""
-
-    @property
-    def opened_verbs(self) -> frozenset[str]:
-        """Return the verbs whose sums a key authority opens."""
-
     # clients
-
-    def flat_model(self, federation: Federation) -> FlatModel:
-        """Return the network with its initial weights."""
-
-    def training(self, config: Mapping[str, Any]) -> LocalTraining:
-        """Return the hyper-parameters of a client's training in a round."""
 
     def trainings(
         self, training: LocalTraining, config: Mapping[str, Any]
@@ -119,17 +121,10 @@ class Method(Protocol):
     ) -> Endpoint[Any]:
         """Return the endpoint of all clients of a simulated run."""
 
-    @property
-    def validation_share(self) -> float:
-        """Return the share of each client's training samples that is held out."""
-
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return further hyper-parameters with which a run releases what this one may."""
 
     # the server
-
-    def as_server(self) -> Self:
-        """Return a new object with the same hyper-parameters, on which the server's half runs."""
 
     def build_network(
         self,
@@ -151,31 +146,11 @@ class Method(Protocol):
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return the clusters of newcomers."""
 
+    # the experimenter
+
     @property
-    def server_knows_labels(self) -> bool:
-        """Return whether the final state has the clients' clusters."""
-
-    # the experimenter, outside the protocol
-
-    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Return each client's score after a round."""
-
-    def observe(
-        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
-    ) -> Line:
-        """Return the observer's numbers after a round."""
-
-    def known_labels(self, client: Any, state: Any) -> list[int]:
-        """Return each client's cluster."""
-
-    def newcomer_labels(self, client: Any, state: Any, labels: list[int]) -> list[int]:
-        """Return the clusters of newcomers."""
-
-    def final_models(self, client: Any, state: Any) -> Rows:
-        """Return the model that each client has at the end."""
-
-    def shared_models(self, client: Any) -> Any:
-        """Return the clusters' models where clients continued alone from them."""
+    def observer(self) -> MethodObserver:
+        """Return what the experimenter computes outside the protocol."""
 
     def disclosures(self) -> Any:
         """Return what each party sees beyond the values of single replies."""

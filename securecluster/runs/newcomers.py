@@ -253,7 +253,9 @@ def training_sizes(protocol: Method, newcomers: Federation) -> list[int]:
     training_samples = []
     for shard in newcomers.shards:
         samples = len(shard.y)
-        training_samples.append(samples - math.floor(protocol.validation_share * samples))
+        training_samples.append(
+            samples - math.floor(protocol.training.validation_share(protocol) * samples)
+        )
     return training_samples
 
 
@@ -268,7 +270,7 @@ def samples_batches(protocol: Method, config: Mapping[str, Any], method: str) ->
     if not (protocol.privacy.per_example and config["noise"]):
         return False
     release = getattr(getattr(protocol.client, method, None), "__release__", None)
-    plans = protocol.trainings(protocol.training(config), config)
+    plans = protocol.trainings(protocol.training.usual(protocol, config), config)
     if release is None:
         return False
     plan = plans.get(release.trains)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from securecluster.errors import ReplayError, RunFolderError, SecureClusterError
 from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.runs.contents import Result, RunConfig
+from securecluster.runs.derived import call_types, program_of
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.privacy_section import section
+from securecluster.runs.program import UNKNOWN
 from securecluster.runs.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
-from securecluster.runs.serialization import UNKNOWN, FittedState, read_kept
+from securecluster.runs.serialization import FittedState, read_kept
 from securecluster.runs.server_half import replayed
 from securecluster.runtime import run_secret
 
@@ -72,9 +75,9 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
         raise ReplayError(
             f"{folder / CONFIG} differs from the configuration that clients and server agreed on"
         )
-    transcript = Transcript.read(
-        settings.transcript, folder / TRANSCRIPT, plan.protocol.message_types, config["clients"]
-    )
+    types_of = partial(call_types, plan.protocol)
+    names = config["clients"]
+    transcript = Transcript.read(settings.transcript, folder / TRANSCRIPT, types_of, names)
     _check_index(folder / TRANSCRIPT, transcript)
     secrets = recorded.secrets()
     try:
@@ -83,7 +86,7 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
         raise
     # A changed program may also fail where the run's did not.
     except Exception as error:
-        now = plan.protocol.program()
+        now = program_of(plan.protocol)
         then = recorded.learned.program
         if now == then != UNKNOWN:
             raise
@@ -247,7 +250,7 @@ def _check_result(
     # Some servers never learn the labels: those that the clients told the experimenter are as
     # recorded, and no replay can verify them.
     labels = list(learned.labels)
-    if fitted.method.server_knows_labels:
+    if fitted.method.observer.server_knows_labels:
         labels = [int(label) for label in state.labels]
     names = list(learned.names)
     seed = None if learned.settings.keys_from_seed else learned.config["seed"]

@@ -36,6 +36,7 @@ from securecluster.runs.contents import (
     SweepConfig,
     checked_result,
 )
+from securecluster.runs.derived import params_as_json
 from securecluster.runs.method import Method
 from securecluster.runtime import run_secret
 from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
@@ -109,7 +110,7 @@ class RunPlan:
         content = {
             "schema": SCHEMA,
             "version": securecluster.__version__,
-            "protocol": {"name": self.protocol.name, **self.protocol.shown_params()},
+            "protocol": {"name": self.protocol.name, **params_as_json(self.protocol)},
             "simulation": simulation,
             "settings": dataclasses.asdict(self.settings),
             "data_digest": federation.digest(),

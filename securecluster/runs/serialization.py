@@ -17,6 +17,7 @@ from securecluster.privacy.dp.ledger import Ledger
 from securecluster.runs import newcomers
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.method import Method
+from securecluster.runs.program import UNKNOWN
 from securecluster.runtime import run_secret
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.run import Line
@@ -33,7 +34,6 @@ CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 START = "start.safetensors"  # initial weights of a module of the user's own
 ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
-UNKNOWN = ""  # program of a run that did not say
 # In the clients' extra state: the clusters' models (k, d), where no client's own is one of them.
 SHARED = "shared"
 

@@ -24,6 +24,7 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import Recording, Transcript
 from securecluster.privacy.dp.ledger import Event, Recall
 from securecluster.privacy.masking.identities import Roster
+from securecluster.runs.derived import server_copy
 from securecluster.runs.labels import checked_labels
 from securecluster.runs.method import Method
 from securecluster.runtime.channel_state import ChannelState
@@ -77,7 +78,7 @@ class ServerHalf:
             key: secret bytes of a deployed server.
             roster: identities of the clients that a deployed server accepts.
         """
-        server = method.as_server()
+        server = server_copy(method)
         recorded = Recorded(transport, transcript)
         net = server.build_network(recorded, config, key, device, roster, secrets)
         return cls(server, net, transcript)
@@ -262,7 +263,7 @@ def replayed(
     """
     transport = Replay(transcript)
     server_device = choose_device(device)
-    server = method.as_server()
+    server = server_copy(method)
     net = server.build_network(transport, config, device=server_device, secrets=secrets)
     net.observe = observe
     half = ServerHalf(server, net, transcript)

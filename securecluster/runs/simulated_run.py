@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from securecluster.errors import RunFolderError
 from securecluster.messaging.transcript import Transcript
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types, params_as_json, program_of, server_copy
 from securecluster.runs.endpoints import target_of
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.method import Method
@@ -54,7 +56,7 @@ class SimulatedRun:
         self._federation = federation
         self._settings = settings
         self._folder = folder
-        self._program = method.program()
+        self._program = program_of(method)
         if folder:
             atomic_files.make_folder(folder)
         self._secret = _secret_of(method, settings, folder)
@@ -68,7 +70,7 @@ class SimulatedRun:
         self._authority = self._authority_of(secrets)
         if self._authority is not None:
             transport = WithAuthority(
-                transport, self._authority.answer_frame, lambda name: method.message_types(name)[1]
+                transport, self._authority.answer_frame, lambda name: call_types(method, name)[1]
             )
         device = self.clients.client.cohort.device
         self.server = ServerHalf.over(
@@ -86,7 +88,7 @@ class SimulatedRun:
         Args:
             secrets: secret random streams of the run.
         """
-        authority = Deployment(self.method.as_server(), self._config).authority(secrets=secrets)
+        authority = Deployment(server_copy(self.method), self._config).authority(secrets=secrets)
         if authority is not None:
             authority.observe = experiment_of(self.method).observe_authority
         return authority
@@ -98,9 +100,8 @@ class SimulatedRun:
         if self._folder:
             frames = self._folder / "transcript"
             atomic_files.make_private_folder(frames)
-        return Transcript(
-            self._settings.transcript, frames, self.method.message_types, self._federation.names
-        )
+        types_of = partial(call_types, self.method)
+        return Transcript(self._settings.transcript, frames, types_of, self._federation.names)
 
     def start(self, report: Callable[[Line], None]) -> Run:
         """Return the run, at its last checkpoint if the folder has one.
@@ -160,7 +161,7 @@ class SimulatedRun:
         learned = FittedSummary(
             schema=SCHEMA,
             protocol=method.name,
-            params=method.shown_params(),
+            params=params_as_json(method),
             config=self._config,
             settings=self._settings,
             names=list(self._federation.names),

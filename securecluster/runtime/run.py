@@ -125,6 +125,8 @@ class Run:
         report: receives each history line.
         begin: receives each round's number before the round starts.
         appended: lists that only grow, by name; `NAME.jsonl` in the folder stores them.
+        dry: whether stand-ins take the clients' place, to find out what a run releases: work of the
+            server alone can be left out then, if no release depends on it.
     """
 
     def __init__(
@@ -135,7 +137,9 @@ class Run:
         report: Callable[[Line], None] = lambda line: None,
         begin: Callable[[int], None] = lambda number: None,
         appended: dict[str, Appended] | None = None,
+        dry: bool = False,
     ) -> None:
+        self.dry = dry
         self.history: list[Line] = []
         self._folder = folder
         self._components = components or {}

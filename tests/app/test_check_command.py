@@ -51,7 +51,7 @@ def test_a_failure_is_exit_code_1(here: Path, capsys: pytest.CaptureFixture[str]
         '    """Foresees the releases of one round."""\n'
         "    def run_server(self, net, run) -> CLoVEState:\n"
         "        rounds = self.rounds\n"
-        "        if self.dry:\n"
+        "        if run.dry:\n"
         "            self.rounds = 1\n"
         "        state = super().run_server(net, run)\n"
         "        self.rounds = rounds\n"

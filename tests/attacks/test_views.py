@@ -20,6 +20,7 @@ from securecluster.messaging.transcript import NAMING_METHODS, Transcript
 from securecluster.protections.registry import service_methods
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
 from securecluster.runs import run_folder
+from securecluster.runs.derived import initial_model
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 
@@ -278,7 +279,7 @@ def test_knowledge_has_the_public_start_and_layout(
     fitted: ClusteringProtocol, federation: Federation
 ) -> None:
     knowledge = knowledge_of(fitted)
-    start = fitted.flat_model(federation).initial()
+    start = initial_model(fitted, federation).initial()
     assert torch.equal(knowledge.initial, start)
     assert knowledge.width == len(start) == knowledge.config["dimension"]
     parameters = knowledge.parameters(start[None])

@@ -17,6 +17,7 @@ from securecluster.app.registry import PROTOCOLS
 from securecluster.errors import FrameError, UnforeseenError
 from securecluster.messaging import wire
 from securecluster.protections.registry import RELEVANCES
+from securecluster.runs.derived import call_types, opened_verbs
 from securecluster.runtime import endpoint, server_channel
 
 FRAMES = 25  # of each case and side
@@ -44,7 +45,7 @@ def test_every_protocol_and_every_form_of_sums_and_pairs_has_a_case() -> None:
     assert {method.aggregation for method in methods} == {"plain", "secagg", "bfv", "ckks"}
     assert {method.relevance for method in methods} == set(RELEVANCES)
     for method, case in zip(methods, fuzz.CASES, strict=True):
-        assert ("authority" in fuzz.sides(case)) == bool(method.opened_verbs)
+        assert ("authority" in fuzz.sides(case)) == bool(opened_verbs(method))
 
 
 CASES_AND_SIDES = [(case, side) for case in fuzz.CASES for side in fuzz.sides(case)]
@@ -70,7 +71,7 @@ def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> 
 def test_forged_receipts_are_refused_by_name(forged: object) -> None:
     run = recorded("ifca, private")
     reply = next(sent.reply for sent in run.sent if sent.method == "contribute")
-    message = run.method.message_types("contribute")[1]
+    message = call_types(run.method, "contribute")[1]
     assert wire.decode_reply(reply, message)[2]
     text, tensors = wire._read(reply)
     fields, scalars, _ = json.loads(text)
@@ -83,7 +84,7 @@ def test_forged_receipts_are_refused_by_name(forged: object) -> None:
     fields, scalars = json.loads(text)
     with pytest.raises(FrameError):
         wire.decode(
-            fuzz.saved(fields, scalars, tensors, [forged]), run.method.message_types("choose")[0]
+            fuzz.saved(fields, scalars, tensors, [forged]), call_types(run.method, "choose")[0]
         )
 
 

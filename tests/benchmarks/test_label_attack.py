@@ -15,6 +15,7 @@ from securecluster import Federation, Pathological
 from securecluster.attacks.label_distributions import guess_shares, matched_correlation
 from securecluster.privacy.masking.masks import INFO, LABELS
 from securecluster.protocols import FedAvg, Settings
+from securecluster.runs.derived import initial_model
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_the_attack_reads_what_the_server_read(federation: Federation) -> None:
         federation, Settings(transcript="full", threads=1)
     )
     sizes = np.array([len(shard.y) for shard in federation.shards])
-    moved = fitted.client_models_.row(0) - fitted.flat_model(federation).initial()
+    moved = fitted.client_models_.row(0) - initial_model(fitted, federation).initial()
     mean = (observed_updates(fitted) * sizes[:, None]).sum(0) / sizes.sum()
     assert np.allclose(mean, moved.numpy(), atol=1e-6)
     assert np.allclose(label_shares(federation).sum(1), 1)

@@ -21,6 +21,7 @@ from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.protections.secure_sums.graph import least_survivors
+from securecluster.protocols.common.option_group import refused_methods
 from securecluster.runtime.endpoint import MINIMUM, releases_of
 
 # of which a secure sum is unmasked, by its members
@@ -121,7 +122,7 @@ def methods(fitted: Any) -> tuple[set[str], set[str]]:
     called = {event.method for event in fitted.ledger_.events}
     private, answered = set(), set()
     for name, policy in releases_of(fitted.client).items():
-        if policy.private and not policy.derived and name not in fitted.refused_methods:
+        if policy.private and not policy.derived and name not in refused_methods(fitted):
             # a method of several protocols needs one run
             method = getattr(fitted.client, name).__qualname__
             private.add(method)

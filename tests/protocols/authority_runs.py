@@ -13,6 +13,7 @@ from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
 from securecluster.protections.encryption.authority import KeyAuthority
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 
 
@@ -44,7 +45,7 @@ def run_with_authority(
     transcript = Transcript("full")
 
     def replies(name: str) -> type:
-        return made.message_types(name)[1]
+        return call_types(made, name)[1]
 
     inner = WithAuthority(InProcess(endpoint.answer, lost), authority.answer_frame, replies)
     net = made.build_network(Recorded(meddle(inner), transcript), config)

@@ -27,6 +27,7 @@ from securecluster.protocols.authoring import (
     protocol,
     torch,
 )
+from securecluster.runs.derived import initial_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class FlexCFL(ClusterOnce):
 
     def signature_width(self, federation: Any) -> int:
         """Return d."""
-        return int(self.flat_model(federation).dimension)
+        return int(initial_model(self, federation).dimension)
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
         """Return the group of each client."""

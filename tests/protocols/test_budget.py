@@ -25,6 +25,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protocols import FedAvg, OneShot, Settings
+from securecluster.runs.derived import call_types
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import Framed
 
@@ -54,7 +55,7 @@ def run(made: FedAvg, federation: Federation, own: list[Any]) -> Any:
     """Run the server over the nodes, and return its channel."""
     config = made.config(federation, "float64")
     doors = {i: node.answer_frame for i, node in enumerate(own)}
-    framed = Framed(doors, lambda name: made.message_types(name)[1])
+    framed = Framed(doors, lambda name: call_types(made, name)[1])
     net = made.build_network(with_authority(made, config, framed), config)
     if made.privacy.per_example:
         net.state.ledger.samples = dict(enumerate(config["sizes"]))

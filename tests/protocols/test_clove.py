@@ -139,7 +139,7 @@ def test_clove_equals_a_plain_loop(k: int, rounds: int, mask: str) -> None:
     expected, models = PlainLoop(protocol, federation).run()
     assert served.state.running.choice == expected
     assert adjusted_rand_score(served.state.labels, expected) == 1
-    final = protocol.final_models(served.endpoint.client, served.state).values
+    final = protocol.observer.final_models(served.endpoint.client, served.state).values
     torch.testing.assert_close(final, models, rtol=0, atol=1e-9)
 
 

@@ -19,6 +19,7 @@ from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
 from securecluster.runs import privacy_section
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.transport import Framed
 
@@ -264,7 +265,7 @@ def test_the_authority_refuses_survivors_with_a_part_of_a_cohort(federation: Fed
         if entry.method == "authority_sum"
     ]
     authority = Deployment(made, config).authority()
-    transport = Framed({0: authority.answer_frame}, lambda name: made.message_types(name)[1])
+    transport = Framed({0: authority.answer_frame}, lambda name: call_types(made, name)[1])
 
     def ask(survivors: list[int]) -> None:
         query = dataclasses.replace(call.query, survivors=format_ids(survivors))

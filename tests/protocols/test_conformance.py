@@ -338,7 +338,7 @@ def test_a_client_that_misses_rounds_is_named_and_catches_up(
     state, models = served.state, served.endpoint.client.models.values
     assert served.net.state.lost == {2: [2, 3]}
     assert not state.outbox.lagging_clients()
-    labels = made.known_labels(served.endpoint.client, state)
+    labels = made.observer.known_labels(served.endpoint.client, state)
     same = [i for i in range(6) if labels[i] == labels[2]]
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)

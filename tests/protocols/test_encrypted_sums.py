@@ -47,6 +47,7 @@ from securecluster.protocols.conformance import (
 from securecluster.runs import privacy_section
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runtime.endpoint import SUM, release_of
 from securecluster.runtime.transport import Framed, InProcess, Transport, WithAuthority
 
@@ -432,7 +433,7 @@ def test_ciphertexts_without_signatures_are_still_bound_to_their_call(
 
     def served(change: Callable[[Call, Response], Any]) -> Any:
         def replies(name: str) -> type:
-            return made.message_types(name)[1]
+            return call_types(made, name)[1]
 
         inner = WithAuthority(InProcess(endpoint.answer), authority.answer_frame, replies)
         net = made.build_network(Meddled(inner, change), config, key=b"k" * 32)
@@ -646,7 +647,7 @@ def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federati
         return answer
 
     def replies(name: str) -> type:
-        return made.message_types(name)[1]
+        return call_types(made, name)[1]
 
     doors = {i: door(i) for i in range(len(federation))}
     net = made.build_network(WithAuthority(Framed(doors, replies), authority, replies), config)

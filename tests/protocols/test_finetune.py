@@ -149,7 +149,7 @@ def test_who_missed_rounds_tunes_the_model_of_all(mask: str, small: Federation) 
     )
     client: Any = endpoint.client
     theta = client.shared
-    plan = made.training({"lr": 0.2})
+    plan = made.training.usual(made, {"lr": 0.2})
     alone = client.cohort.train(Rows(theta[None], (0,)), [2], plan, int(client._trained[2]))
     torch.testing.assert_close(client.models.row(2), theta + alone[0], rtol=0, atol=1e-12)
 

@@ -57,7 +57,8 @@ def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(
     start = made.fit(three, DOUBLE).client_models_.values.clone()
     fitted = made.set_params(rounds=4).fit(three, DOUBLE)
     # three calls to train alone, one to hand in
-    updates = cohort.train(Rows(start), range(9), made.training({"lr": 0.2}), 5)
+    plan = made.training.usual(made, {"lr": 0.2})
+    updates = cohort.train(Rows(start), range(9), plan, 5)
     for i in range(9):
         peers = [j for j in range(9) if fitted.labels_[j] == fitted.labels_[i]]
         mean = np.average(updates[peers].numpy(), axis=0, weights=[cohort.sizes[j] for j in peers])
@@ -92,8 +93,8 @@ def test_who_does_not_reply_is_asked_again_under_the_same_mask(
     assert asked == [tuple(range(9)), (1, 4), (4,)]
     assert adjusted_rand_score(state.labels, plain.labels) == 1
     torch.testing.assert_close(
-        made.final_models(endpoint.client, state).values,
-        made.final_models(other.client, plain).values,
+        made.observer.final_models(endpoint.client, state).values,
+        made.observer.final_models(other.client, plain).values,
         rtol=0,
         atol=1e-9,
     )
@@ -108,12 +109,13 @@ def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
     assert state.labels[4] == 3 and state.labels.count(3) == 1
     assert sum(e.method == "send_model" for e in transcript.entries) == 5
     cohort, theta = endpoint.client.cohort, endpoint.client.cohort.start
+    plan = made.training.usual(made, {"lr": 0.2})
     # the calls to hand in count as one; each later round has one to train alone and one to train
     # together
     for step in (1, 2, 4, 6):
-        theta = theta + cohort.train(Rows(theta[None]), [4], made.training({"lr": 0.2}), step)[0]
+        theta = theta + cohort.train(Rows(theta[None]), [4], plan, step)[0]
     torch.testing.assert_close(
-        made.final_models(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9
+        made.observer.final_models(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9
     )
 
 

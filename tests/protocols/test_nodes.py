@@ -33,6 +33,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import adds_noise, call_types, initial_model
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.release_guard import ReleaseGuard
@@ -247,7 +248,14 @@ def cohort_of(
     own = Federation((str(number),), (shard,), config["classes"], config["seed"], objective=kind)
     draws, cpu = Randomness(config["seed"]), torch.device("cpu")
     return LocalTrainer(
-        own, made.flat_model(own), draws, cpu, torch.float32, [0], [number], made.validation_share
+        own,
+        initial_model(made, own),
+        draws,
+        cpu,
+        torch.float32,
+        [0],
+        [number],
+        made.training.validation_share(made),
     )
 
 
@@ -284,7 +292,7 @@ def guard_of(made: Any, client: Any, config: dict[str, Any]) -> ReleaseGuard:
     """The guard of a node's calls, to which numbers of samples are public under dp_unit example."""
     cohort = client.cohort
     public: dict[int, frozenset[float]] = {}
-    if config["dp_unit"] == "example" and made.adds_noise(config):
+    if config["dp_unit"] == "example" and adds_noise(made, config):
         sizes = (float(cohort.sizes[0]), float(cohort.validation_sizes[0]))
         public[cohort.ids[0]] = frozenset(sizes)
     private_training = made.privacy.per_example and config["noise"] > 0
@@ -419,7 +427,7 @@ class World:
         """The server's final state, and its network."""
         doors = {i: self._door(i) for i in self.nodes}
         net = self.made.build_network(
-            Framed(doors, lambda name: self.made.message_types(name)[1]), self.config
+            Framed(doors, lambda name: call_types(self.made, name)[1]), self.config
         )
         part = CheckpointPart(
             ChannelState, lambda: net.state, lambda state: setattr(net, "state", state)
@@ -434,15 +442,15 @@ class World:
 
     def result_of(self, state: Any, net: ServerChannel) -> Result:
         models = [
-            self.made.final_models(node.endpoint().client, state).values[0]
+            self.made.observer.final_models(node.endpoint().client, state).values[0]
             for node in self.nodes.values()
         ]
         alone = [i for i, node in self.nodes.items() if node.endpoint().client.unshared]
         labels = list(state.labels)
-        if not self.made.server_knows_labels:
+        if not self.made.observer.server_knows_labels:
             labels = []
             for node in self.nodes.values():
-                labels += self.made.known_labels(node.endpoint().client, state)
+                labels += self.made.observer.known_labels(node.endpoint().client, state)
         return Result(pack(state), torch.stack(models), labels, pack(net.state.ledger), alone)
 
 

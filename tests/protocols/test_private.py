@@ -174,12 +174,12 @@ def test_nodes_with_one_client_each_draw_as_they_do_together(
     made = private(name, way)
     state, nodes = cases.serve_nodes(made, small)
     together = made.fit(small, DOUBLE)
-    labels = [made.known_labels(node.client, state)[0] for node in nodes]
+    labels = [made.observer.known_labels(node.client, state)[0] for node in nodes]
     if name != "hidden":  # whose server knows no labels
         labels = list(state.labels)
     assert labels == list(together.labels_)
     finals = (
-        torch.cat([made.final_models(node.client, state).values for node in nodes])
+        torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
         if name != "ifca"
         else None
     )

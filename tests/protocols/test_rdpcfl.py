@@ -22,6 +22,7 @@ from securecluster.models.objectives import Trajectory
 from securecluster.privacy.dp.accounting import epsilon
 from securecluster.privacy.dp.exponential_mechanism import noise_multiplier
 from securecluster.protocols.rdpcfl import projected, soft_clusters
+from securecluster.runs.derived import initial_model
 
 FOUR = np.repeat(np.arange(4), 5)
 
@@ -105,13 +106,13 @@ def test_models_of_the_first_round_are_means_of_first_updates(swapped: Federatio
         x = torch.as_tensor(shard.x).flatten(1).double()
         y = torch.as_tensor(shard.y)
         # softmax regression that begins where the run's model does
-        start = fitted.flat_model(swapped).initial().double()
+        start = initial_model(fitted, swapped).initial().double()
         weight = start[: 10 * x.shape[1]].view(10, -1).clone().requires_grad_()
         bias = start[10 * x.shape[1] :].clone().requires_grad_()
         loss = torch.nn.functional.cross_entropy(x @ weight.T + bias, y)
         gradients = torch.autograd.grad(loss, (weight, bias))
         expected.append(-0.5 * torch.cat([gradient.flatten() for gradient in gradients]))
-    start = fitted.flat_model(swapped).initial().double()
+    start = initial_model(fitted, swapped).initial().double()
     for i, label in enumerate(fitted.labels_):
         members = [expected[j] for j, other in enumerate(fitted.labels_) if other == label]
         mean = torch.stack(members).mean(0)

@@ -26,6 +26,7 @@ from securecluster.protocols.authoring import (
     ServerChannel,
     answers,
 )
+from securecluster.protocols.common.observer import Observer
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import InProcess
 
@@ -42,7 +43,7 @@ class Uncounted(FedAvg):
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
         rounds = self.rounds
-        if self.dry:
+        if run.dry:
             self.rounds = 2
         state = super().run_server(net, run)
         self.rounds = rounds
@@ -182,7 +183,7 @@ def test_a_resumed_run_counts_a_repeated_release_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as late, pytest.raises(KeyboardInterrupt):
-        late.setattr(FedAvg, "evaluate", killed)
+        late.setattr(Observer, "evaluate", killed)
         made.fit(small, folder=tmp_path)
     assert '"round": 1' in (tmp_path / "ledger.jsonl").read_text()
     fitted = made.fit(small, folder=tmp_path)
@@ -199,7 +200,7 @@ def test_a_repetition_with_other_bits_is_another_release(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as late, pytest.raises(KeyboardInterrupt):
-        late.setattr(FedAvg, "evaluate", killed)
+        late.setattr(Observer, "evaluate", killed)
         made.fit(small, folder=tmp_path)
     # other noise, as another device might round it
     monkeypatch.setattr(

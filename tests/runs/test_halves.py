@@ -16,6 +16,7 @@ from securecluster.protocols import ClusteringProtocol, OneShot, Settings
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runs.method import Method
 from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
@@ -53,7 +54,7 @@ def frames_to(
     """Return a transport of bytes to some clients, and to the key authority if there is one."""
 
     def replies(name: str) -> type:
-        return method.message_types(name)[1]
+        return call_types(method, name)[1]
 
     doors = dict.fromkeys(range(len(federation)), clients.endpoint.answer_frame)
     transport: Transport = Framed(doors, replies)

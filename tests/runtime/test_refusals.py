@@ -27,6 +27,7 @@ from securecluster.messaging.refusals import SENTENCES, code_of
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runtime.transport import Framed, Recorded
 
 SECRET = "37.25"  # a number of the client's data
@@ -64,7 +65,7 @@ def honest() -> Call:
 
 
 def reply_type(name: str) -> type:
-    return method().message_types(name)[1]
+    return call_types(method(), name)[1]
 
 
 def failing(error: type[Exception], client: int = 0, simulated: bool = False) -> Any:
@@ -182,4 +183,4 @@ def test_the_key_authority_says_no_more_to_the_server(caplog: pytest.LogCaptureF
     frame = authority.answer_frame(wire.encode(call.header(0), call.query))
     assert SECRET.encode() not in frame and SECRET in caplog.text
     with pytest.raises(RefusedError, match=r"^authority refused authority_key .* policy forbids"):
-        wire.decode(frame, made.message_types("authority_key")[1])
+        wire.decode(frame, call_types(made, "authority_key")[1])

@@ -91,7 +91,7 @@ def test_fedavg_is_that_of_one_optimizer_a_client(share: float, small: Federatio
     made = FedAvg(rounds=4, model="linear", participation=share, **OPTIONS)
     fitted = made.fit(small, EXACT)
     cohort = made.build_client(small, EXACT).client.cohort
-    plan = made.training({"lr": 0.05})
+    plan = made.training.usual(made, {"lr": 0.05})
     theirs = [Theirs(small, cohort, i) for i in range(6)]
     weight = torch.tensor([float(len(s.y)) for s in small.shards], dtype=torch.float64)
     theta, asked = cohort.start.clone(), []

@@ -30,6 +30,7 @@ from securecluster.privacy.masking.key_agreement import (
     _tensor,
 )
 from securecluster.protocols import FedAvg, Settings
+from securecluster.runs.derived import call_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed
 
@@ -159,7 +160,7 @@ def node(method: Any, federation: Federation, i: int, identity: Any, known: Any)
 
 
 def serve(method: Any, federation: Federation, doors: dict[int, Any]) -> Any:
-    framed = Framed(doors, lambda name: method.message_types(name)[1])
+    framed = Framed(doors, lambda name: call_types(method, name)[1])
     net = method.build_network(framed, method.config(federation, "float32"))
     return method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
 
@@ -195,7 +196,7 @@ def test_a_server_that_swaps_a_key_on_the_wire_fails_where_nodes_have_a_roster(
             header = wire.peek(data)
             reply = nodes[i].answer_frame(data)
             if header.method == "key_offer" and i == 1:
-                back, offer = wire.decode(reply, method.message_types("key_offer")[1])
+                back, offer = wire.decode(reply, call_types(method, "key_offer")[1])
                 offer.key.table[0] = _tensor(_public(SERVER))
                 return wire.encode(back, offer)
             if header.method == "key_seal":

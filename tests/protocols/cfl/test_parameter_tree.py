@@ -21,6 +21,7 @@ from securecluster.protocols.cfl.client import PathModels
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, find_leaves
 from securecluster.protocols.common.messages import ModelDelta, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.derived import call_types
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
@@ -382,7 +383,7 @@ def test_clusters_at_unequal_depths_are_judged_over_real_frames_as_in_one_proces
         endpoint = made.build_client(federation, Settings(dtype="float64"))
         each = dict.fromkeys(range(12), endpoint.answer_frame)
         transport = (
-            Framed(each, lambda name: made.message_types(name)[1])
+            Framed(each, lambda name: call_types(made, name)[1])
             if framed
             else InProcess(endpoint.answer)
         )

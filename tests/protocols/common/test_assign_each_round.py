@@ -61,7 +61,7 @@ def test_a_method_needs_a_question_only() -> None:
 
 def test_models_are_means_over_the_clients_that_have_them() -> None:
     served = serve(made(mask="none"), FEDERATION)
-    rows = made().final_models(served.endpoint.client, served.state).values
+    rows = made().observer.final_models(served.endpoint.client, served.state).values
     assert torch.equal(rows[0], rows[2])
     assert torch.equal(rows[1], rows[3])
     assert not torch.equal(rows[0], rows[1])

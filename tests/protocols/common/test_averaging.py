@@ -62,7 +62,10 @@ def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(
             from securecluster.messaging.messages import Rows
 
             delta = cohort.train(
-                Rows(theta[list(entry.to)]), entry.to, fitted.training({"lr": 0.2}), entry.step
+                Rows(theta[list(entry.to)]),
+                entry.to,
+                fitted.training.usual(fitted, {"lr": 0.2}),
+                entry.step,
             )
             for c in {labels[i] for i in entry.to}:
                 own = [k for k, i in enumerate(entry.to) if labels[i] == c]

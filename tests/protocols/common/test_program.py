@@ -14,8 +14,9 @@ from securecluster.app.cli import main
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import CFL, FedAvg, Settings
-from securecluster.protocols.common import program
 from securecluster.protocols.common.averaging import AveragingState
+from securecluster.runs import derived, program
+from securecluster.runs.derived import program_of
 from securecluster.runs.serialization import FittedSummary
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -33,7 +34,7 @@ def digest_of(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     importlib.invalidate_caches()
     for loaded in [known for known in sys.modules if known.split(".")[0] == name.split(".")[0]]:
         del sys.modules[loaded]
-    return importlib.import_module(name).Own().program()  # type: ignore[no-any-return]
+    return program_of(importlib.import_module(name).Own())  # type: ignore[no-any-return]
 
 
 def test_a_module_outside_counts_with_its_own_source(
@@ -67,15 +68,15 @@ def test_a_package_counts_with_all_its_modules_wherever_it_lies(
 def test_methods_of_this_project_differ_and_count_with_the_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = FedAvg().program()
-    assert before == FedAvg(rounds=3).program() != CFL().program()
+    before = program_of(FedAvg())
+    assert before == program_of(FedAvg(rounds=3)) != program_of(CFL())
     monkeypatch.setattr(program.securecluster, "__version__", "0.0.0")
-    assert FedAvg().program() != before
+    assert program_of(FedAvg()) != before
 
 
 def test_a_class_without_a_file_has_no_digest() -> None:
     made = type("Typed", (FedAvg,), {"__module__": "typed_in_a_terminal"})
-    assert made().program() == program.UNKNOWN
+    assert program_of(made()) == program.UNKNOWN
 
 
 def diverge(self: FedAvg, net: ServerChannel, run: Run) -> AveragingState:
@@ -117,9 +118,9 @@ def test_replay_tells_a_changed_program_from_a_peeking_server(
 ) -> None:
     out = tmp_path / "run"
     options = ["--clients", "4", "--clusters", "2", "--samples", "20", "--model", "linear"]
-    monkeypatch.setattr(FedAvg, "program", lambda self: then)
+    monkeypatch.setattr(derived, "program_digest", lambda *classes: then)
     assert main(["run", "fedavg", *options, "--rounds", "1", "--quiet", "--out", str(out)]) == 0
-    monkeypatch.setattr(FedAvg, "program", lambda self: now)
+    monkeypatch.setattr(derived, "program_digest", lambda *classes: now)
     # a program that changed, and does the same, replays
     assert main(["replay", str(out)]) == 0
     monkeypatch.setattr(FedAvg, "run_server", loop)
@@ -138,10 +139,10 @@ def test_a_run_that_is_resumed_by_another_program_keeps_the_first_one_s_digest(
     def stop(line: Any) -> None:
         raise SecureClusterError
 
-    monkeypatch.setattr(FedAvg, "program", lambda self: "first")
+    monkeypatch.setattr(derived, "program_digest", lambda *classes: "first")
     with pytest.raises(SecureClusterError):
         made.fit(four_clients, Settings(), folder=tmp_path, report=stop)
-    monkeypatch.setattr(FedAvg, "program", lambda self: "second")
+    monkeypatch.setattr(derived, "program_digest", lambda *classes: "second")
     assert made.fit(four_clients, Settings(), folder=tmp_path).kept_.learned.program == "first"
 
 
@@ -149,7 +150,7 @@ def test_a_record_without_a_digest_is_read(four_clients: Any) -> None:
     """As those that earlier versions wrote."""
     fitted = FedAvg(rounds=1, epochs=1, model="linear").fit(four_clients)
     learned = fitted.kept_.learned
-    assert learned.program == fitted.program()
+    assert learned.program == program_of(fitted)
     packed = pack(learned)
     old = packed.replace(f',\\"program\\":\\"{learned.program}\\"'.encode(), b"")
     assert len(old) < len(packed)

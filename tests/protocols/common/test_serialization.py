@@ -16,6 +16,7 @@ from securecluster import Federation, Iid, LabelSwap
 from securecluster.core.client_names import at
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, FineTune, Local, Settings
+from securecluster.runs.derived import initial_model
 
 EVERY = [
     (CFL, "permutation"),
@@ -217,7 +218,7 @@ def test_a_module_that_was_trained_on_still_lets_newcomers_in(
     found, start = list(fitted.predict(later)), fitted.network_.initial()
     net.load_state_dict(fitted.models_[0])  # as the README does
     assert list(fitted.predict(later)) == found
-    assert torch.equal(fitted.result_.method.flat_model(small).initial(), start)
+    assert torch.equal(initial_model(fitted.result_.method, small).initial(), start)
     fitted.save(tmp_path)
     assert list(CFL.load(tmp_path, model=net).predict(later)) == found
 

@@ -280,7 +280,7 @@ def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
 def test_nodes_assign_themselves_as_clients_in_one_batch_do(federation: Federation) -> None:
     made = make(mask="permutation")
     state, nodes = serve_nodes(made, federation)
-    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
+    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
     together = made.fit(federation, DOUBLE)
     torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
     assert [node.client.labels[0] for node in nodes] == list(together.labels_)

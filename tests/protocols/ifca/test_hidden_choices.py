@@ -66,7 +66,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def models(served: Served, made: Any) -> torch.Tensor:
-    found: torch.Tensor = made.final_models(served.endpoint.client, served.state).values
+    found: torch.Tensor = made.observer.final_models(served.endpoint.client, served.state).values
     return found
 
 
@@ -121,7 +121,7 @@ def test_who_alone_chose_a_model_trains_alone_and_moves_it_for_nobody_else(
         3,
         0,
     )
-    assert make().known_labels(client, served.state) == [0, 0, 1, 0, 0, 0]
+    assert make().observer.known_labels(client, served.state) == [0, 0, 1, 0, 0, 0]
 
 
 def test_an_average_replaces_what_a_client_trained_alone(
@@ -472,7 +472,7 @@ def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
 def test_nodes_choose_as_clients_in_one_batch_do(federation: Federation) -> None:
     made = make(starts=2, start_rounds=1, mask="permutation")
     state, nodes = serve_nodes(made, federation)
-    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
+    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
     together = made.fit(federation, DOUBLE)
     torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
     # the server of a deployment knows one cluster of all clients

@@ -21,6 +21,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.ifca.protocol import IFCA, IFCAState
+from securecluster.runs.derived import initial_model
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.server_channel import ServerChannel
@@ -48,7 +49,13 @@ def served(
 ) -> tuple[IFCAState, torch.Tensor, Endpoint[Any], ServerChannel, Transcript]:
     """The server's final state, each client's last model, both ends, and what went between them."""
     state, endpoint, net, transcript = cases.serve(made, federation, lost, Settings(dtype=dtype))
-    return state, made.final_models(endpoint.client, state).values, endpoint, net, transcript
+    return (
+        state,
+        made.observer.final_models(endpoint.client, state).values,
+        endpoint,
+        net,
+        transcript,
+    )
 
 
 class Reference:
@@ -263,7 +270,7 @@ def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
 ) -> None:
     made = IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask)
     state, nodes = cases.serve_nodes(made, small)
-    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
+    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
     torch.testing.assert_close(
         apart, made.fit(small, cases.DOUBLE).client_models_.values, rtol=0, atol=1e-9
     )
@@ -325,7 +332,7 @@ def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path)
         "digits", scenario=LabelSwap(clusters=3), clients=15, samples=60, seed=1
     )
     labels = fitted.predict(fresh)
-    start = fitted.flat_model(federation)
+    start = initial_model(fitted, federation)
     for i, shard in enumerate(fresh.shards):
         losses = []
         for theta in fitted.models_:

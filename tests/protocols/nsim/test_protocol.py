@@ -24,6 +24,7 @@ from securecluster.protocols.nsim.pair_network import PairNetworkConfig, pairwis
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk, windows
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.nsim.synthetic_users import SyntheticUsersConfig, correlations
+from securecluster.runs.derived import initial_model, params_as_json
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import config_hash
 
@@ -166,12 +167,11 @@ def test_synthetic_users_train_as_clients_do(corners: Federation) -> None:
     federation = Federation.simulate("digits", clients=4, samples=20, seed=5)
     users = [(s.x, s.y) for s in federation.shards]
     local = Local(model="mlp", lr=0.1, epochs=2, rounds=3)
-    flat = local.flat_model(federation)
+    flat = initial_model(local, federation)
+    plan = local.training.usual(local, {"lr": 0.1})
     for start in ("common", "independent"):
         made = SyntheticUsersConfig(8, RandomWalk(), Format(), 0.2, "last", start, 3, 1, 1)
-        found = made.trained(
-            users, flat, local.training({"lr": 0.1}), federation.classes, "float32", federation.seed
-        )
+        found = made.trained(users, flat, plan, federation.classes, "float32", federation.seed)
         if start == "common":
             torch.testing.assert_close(
                 found, local.fit(federation).client_models_.values, rtol=0, atol=0
@@ -348,7 +348,7 @@ def test_other_data_need_a_generator_of_their_own(small: Federation) -> None:
         small
     )
     assert len(fitted.labels_) == 6
-    assert fitted.shown_params()["walks"] == {"own": "walks"}
+    assert params_as_json(fitted)["walks"] == {"own": "walks"}
 
 
 @pytest.mark.parametrize(

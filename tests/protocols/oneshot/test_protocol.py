@@ -270,7 +270,7 @@ def test_what_a_single_member_sent_stays_with_its_lps(
     )
     assert zero.size.values[0, -1] == 0 and not bool(zero.deltas.values[0, -1].any())
     assert one.size.values[0, -1] > 0 and bool(one.deltas.values[0, -1].any())
-    models = made.final_models(endpoint.client, state).values
+    models = made.observer.final_models(endpoint.client, state).values
     # the other's, all the same
     torch.testing.assert_close(models[:, : 64 * 64 + 64], models[:1, : 64 * 64 + 64].expand(10, -1))
 

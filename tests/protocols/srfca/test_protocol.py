@@ -187,8 +187,9 @@ def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Feder
         fitted = made.fit(two, DOUBLE)
         cohort = made.build_client(two, DOUBLE).client.cohort
         theta, labels = cohort.start[None].repeat(8, 1), fitted.labels_
+        plan = made.training.usual(made, {"lr": 0.2})
         for step in (7, 8):  # four calls to train alone, one to hand in, one to judge
-            updates = cohort.train(Rows(theta), range(8), made.training({"lr": 0.2}), step).numpy()
+            updates = cohort.train(Rows(theta), range(8), plan, step).numpy()
             means = [trim_mean(updates[labels == labels[i]], trim, axis=0) for i in range(8)]
             theta = theta + torch.as_tensor(np.stack(means))
         torch.testing.assert_close(fitted.client_models_.values, theta, rtol=0, atol=1e-9)
@@ -206,9 +207,9 @@ def test_clients_with_more_samples_count_more_unless_the_average_is_uniform(
         fitted = made.fit(uneven, DOUBLE)
     cohort = made.build_client(uneven, DOUBLE).client.cohort
     step = max(e.step for e in fitted.ledger_.events if e.method == "contribute")
-    updates = cohort.train(
-        Rows(cohort.start[None].repeat(8, 1)), range(8), made.training({"lr": 0.2}), step
-    ).numpy()
+    plan = made.training.usual(made, {"lr": 0.2})
+    same_start = Rows(cohort.start[None].repeat(8, 1))
+    updates = cohort.train(same_start, range(8), plan, step).numpy()
     weight = np.ones(8) if average == "uniform" else np.array(kept)
     mean = cohort.start + torch.as_tensor(np.average(updates, axis=0, weights=weight))
     torch.testing.assert_close(
@@ -383,7 +384,7 @@ def test_who_never_hands_in_is_served_in_the_end(distance: str, mask: str, two: 
     if distance == "loss":  # it says itself which cluster fits its samples
         assert adjusted_rand_score(two.truth or (), state.labels) == 1
     peer = next(i for i in kept if state.labels[i] == state.labels[3])
-    models = made.final_models(endpoint.client, state)
+    models = made.observer.final_models(endpoint.client, state)
     assert torch.equal(models.row(3), models.row(peer))
     asked = {e.method: e.to for e in transcript.entries if e.method in ("losses", "known_losses")}
     assert all(3 not in to for to in asked.values())
@@ -397,7 +398,9 @@ def test_who_has_no_cluster_waits_with_its_own_model_until_one_is_nearest(two: F
     net = made.build_network(InProcess(endpoint.answer, silent), made.config(two, "float64"))
 
     def observe(state: Any) -> dict[str, Any]:
-        seen.append((state.labels, made.models_after_round(endpoint.client, state).row(3).clone()))
+        seen.append(
+            (state.labels, made.observer.models_after_round(endpoint.client, state).row(3).clone())
+        )
         return {}
 
     state = made.run_server(
@@ -425,7 +428,7 @@ def test_who_misses_rounds_of_a_refinement_catches_up(
         )
         assert net.state.lost == {2: list(rounds)} and not state.outbox.lagging_clients()
         assert adjusted_rand_score(two.truth or (), state.labels) == 1
-        models = made.final_models(endpoint.client, state)
+        models = made.observer.final_models(endpoint.client, state)
         assert all(
             torch.equal(models.row(i), models.row(2))
             for i in range(8)
@@ -442,7 +445,7 @@ def test_nobody_replies_to_anything_that_refines(two: Federation) -> None:
     assert adjusted_rand_score(two.truth or (), state.labels) == 1  # those of ONE_SHOT
     assert (
         not len(state.models.table)
-        and made.final_models(endpoint.client, state).values.isfinite().all()
+        and made.observer.final_models(endpoint.client, state).values.isfinite().all()
     )
     nothing, *_ = serve(made, two, lambda call: set(range(8)))
     assert list(nothing.labels) == [0] * 8
@@ -455,7 +458,7 @@ def test_nobody_hands_in_a_model_and_everyone_is_one_cluster(two: Federation) ->
             made, two, lambda call: set(call.to) if call.method == "send_model" else set()
         )
         assert state.clusters == [0] * 8
-        assert len(made.final_models(endpoint.client, state).table) == 1
+        assert len(made.observer.final_models(endpoint.client, state).table) == 1
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
@@ -469,8 +472,8 @@ def test_a_refinement_that_nobody_replies_in_leaves_the_models_of_the_one_before
     (state, endpoint, *_), (before, other, *_) = serve(made, two, silent), serve(once, two)
     assert state.clusters == before.clusters and not state.outbox.lagging_clients()
     torch.testing.assert_close(
-        made.final_models(endpoint.client, state).values,
-        once.final_models(other.client, before).values,
+        made.observer.final_models(endpoint.client, state).values,
+        once.observer.final_models(other.client, before).values,
         rtol=0,
         atol=1e-12,
     )
@@ -516,8 +519,11 @@ def test_newcomers_that_cannot_be_placed_are_an_error(
     gather = ServerChannel.gather
 
     def silent(net: ServerChannel, method: Any, query: Any, to: Any, **rest: Any) -> Any:
-        nobody = type("Nobody", (), {"ids": (), "reply": None})
-        monkeypatch.setattr(net, "_exchange", lambda method, call, tries: nobody)
+        monkeypatch.setattr(
+            net,
+            "_exchange",
+            lambda method, call, tries: type("Nobody", (), {"ids": (), "reply": None}),
+        )
         return gather(net, method, query, to, **rest)
 
     with monkeypatch.context() as patch:

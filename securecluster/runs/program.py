@@ -13,17 +13,16 @@ import sys
 from pathlib import Path
 
 import securecluster
-from securecluster.runs.serialization import UNKNOWN
 
-# A package of several protocols: those in modules of their own do not depend on each other.
-SHARED_PACKAGE = "securecluster.protocols"
+UNKNOWN = ""  # program of a run that did not say
+APART = "MODULES_APART"  # set in a package whose modules do not depend on each other
 
 
 def program_digest(*classes: type) -> str:
     """Return the digest of the source of some classes and their bases, and of this version.
 
     A class in a package counts with all modules of the package's folder, and any other with its own
-    module.
+    module; so does one of a package that sets `MODULES_APART`.
 
     Args:
         classes: of a protocol, its clients, and its state.
@@ -69,6 +68,7 @@ def _files(module: str) -> list[Path]:
     if file is None or not Path(file).is_file():
         return []
     path = Path(file)
-    if _package(module) in ("", SHARED_PACKAGE):
+    package = _package(module)
+    if not package or getattr(sys.modules.get(package), APART, False):
         return [path]
     return sorted(path.parent.glob("*.py"))

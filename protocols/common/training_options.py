@@ -1,0 +1,81 @@
+"""Options of the clients' local training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from securecluster.data import Federation
+from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.training.local_trainer import LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.hooks import ProtocolHooks
+
+
+@dataclass(kw_only=True)
+class TrainingOptions(OptionGroup):
+    """Options of a client's training in a round."""
+
+    lr: float | None = None
+    """learning rate of the clients' optimizer; None is the network's default: with sgd 0.2 for
+    images and tables, and 0.03 for networks without convolutions on data sets of bright images
+    (femnist, cifar10, cifar100, negatives of mnist and fashion_mnist); with adam 0.001; others for
+    text and trajectories
+    """
+    epochs: int = 3
+    """passes over its own data that a client makes in a round"""
+    batch_size: int = 20
+    """samples per mini-batch"""
+    optimizer: str = "sgd"
+    """sgd or adam"""
+    momentum: float = 0.0
+    """momentum of sgd, in [0, 1); its buffers are reset each round unless keep_momentum is set"""
+    keep_momentum: bool = False
+    """momentum buffers persist between rounds, one per client; takes memory for two more models per
+    client
+    """
+
+    def resolved(
+        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the learning rate, whose default depends on the network and the data.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            known: what is resolved already.
+        """
+        from securecluster.models.architectures import rate
+
+        lr = self.lr
+        if lr is None:
+            task, classes = federation.objective, federation.classes
+            lr = rate(method.model, task, classes, self.optimizer, federation.bright)
+        return {"lr": float(lr)}
+
+    def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:
+        """Return the hyper-parameters of a client's training in a round.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on, with the resolved learning rate and noise.
+        """
+        plan = LocalTraining(
+            config["lr"],
+            self.epochs,
+            self.batch_size,
+            self.optimizer,
+            self.momentum,
+            keep_momentum=bool(self.keep_momentum),
+        )
+        return method.privacy.training(plan, config)
+
+    def validation_share(self, method: ProtocolHooks) -> float:
+        """Return the share of each client's training samples that is held out for validation.
+
+        Args:
+            method: whose options they are.
+        """
+        return 0.0

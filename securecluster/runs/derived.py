@@ -1,0 +1,160 @@
+"""What follows from a method with its hyper-parameters, for all parties of a run and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Number
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from securecluster.core.option_groups import option_groups
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.models.objectives import objective
+from securecluster.runs.config import known, numbers
+from securecluster.runs.method import Method
+from securecluster.runs.program import program_digest
+from securecluster.runtime.client_half import HiddenReplies
+from securecluster.runtime.endpoint import PAIRS, SUM, hidden_message_types, message_types
+
+if TYPE_CHECKING:
+    from securecluster.models.validation import FlatModel
+
+M = TypeVar("M", bound=Method)
+
+
+def server_copy(method: M) -> M:
+    """Return a new object with the same hyper-parameters, on which the server's half runs.
+
+    Security rule: it has none of the attributes that the method may have been given while it saw
+    clients' data.
+
+    Args:
+        method: the user's object.
+    """
+    return type(method)(**method.get_params())
+
+
+def params_as_json(method: Method) -> dict[str, Any]:
+    """Return the hyper-parameters as JSON values.
+
+    A module of the user's own is represented by its text and the hash of its weights; other objects
+    of the user's own are only named.
+
+    Args:
+        method: with its hyper-parameters.
+    """
+    from securecluster.models.validation import describe
+
+    params: dict[str, Any] = {}
+    for name, value in method.get_params().items():
+        params[name] = value if _of_json(value) else {"own": name}
+    return numbers({**params, "model": describe(method.model)})
+
+
+def _of_json(value: Any) -> bool:
+    """Return whether JSON has a value of a hyper-parameter."""
+    if isinstance(value, (list, tuple)):
+        return all(_of_json(item) for item in value)
+    return value is None or isinstance(value, (str, Number, np.generic))
+
+
+def resolved_defaults(method: Method, federation: Federation) -> dict[str, Any]:
+    """Return the data-dependent defaults: model, learning rate, loss bound and noise.
+
+    Args:
+        method: with its options.
+        federation: the clients and their data.
+    """
+    from securecluster.models.architectures import chosen
+
+    resolved: dict[str, Any] = {}
+    if isinstance(method.model, str):
+        resolved["model"] = chosen(method.model, federation.objective, federation.classes)
+    for options in option_groups(method):
+        resolved |= options.resolved(method, federation, resolved)
+    return resolved
+
+
+def initial_model(method: Method, federation: Federation) -> FlatModel:
+    """Return the network with its initial weights θ_0, as a flat vector.
+
+    Args:
+        method: names the network.
+        federation: the clients and their data.
+    """
+    return model_of(method, known(federation))
+
+
+def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
+    """Return the network with its initial weights θ_0, as a flat vector.
+
+    Args:
+        method: names the network.
+        config: has the objective, the shape of a sample, the number of classes and the seed.
+    """
+    from securecluster.models.validation import build
+
+    task = objective(config["objective"])
+    randomness = Randomness(config["seed"])
+    return build(method.model, tuple(config["shape"]), config["classes"], randomness, task)
+
+
+def adds_noise(method: Method, config: Mapping[str, Any]) -> bool:
+    """Return whether anything that clients release in a run has noise.
+
+    Then models that clients trained alone stay out of the results, since no noise covers them, and
+    no error of a client may depend on its data.
+
+    Args:
+        method: with its options.
+        config: what clients and server agreed on.
+    """
+    return any(options.adds_noise(config) for options in option_groups(method))
+
+
+def opened_verbs(method: Method) -> frozenset[str]:
+    """Return the verbs of whose replies a key authority opens what the server computes.
+
+    Args:
+        method: with its options.
+    """
+    verbs = set()
+    if method.sums.by_authority:
+        verbs.add(SUM)
+    if method.pairs.by_authority:
+        verbs.add(PAIRS)
+    return frozenset(verbs)
+
+
+def call_types(method: Method, name: str) -> tuple[type, type]:
+    """Return the (query class, reply class) of a call.
+
+    Args:
+        method: whose clients answer.
+        name: of a client method, or of a method of the global parameter server, which local
+            parameter servers call.
+    """
+    if hasattr(method.gps, name):
+        return message_types(method.gps, name)
+    hidden: dict[str, HiddenReplies] = {}
+    if method.sums.hide_replies:
+        hidden[SUM] = method.sums.protection.replies()
+    if method.pairs.hide_rows:
+        hidden[PAIRS] = method.pairs.protection.replies(method.pairs.fields)
+    return hidden_message_types(method.client, name, hidden)
+
+
+def program_of(method: Method) -> str:
+    """Return the digest of a method's source, which every run records.
+
+    It is in no configuration: noise and keys do not follow from it.
+
+    Args:
+        method: of a class of the package, or of an author's own.
+
+    Returns:
+        "" where a class of the method has no source file.
+    """
+    return program_digest(type(method), method.client, method.gps, method.state_class())
