@@ -41,8 +41,8 @@ LEFT_OUT = (
     "*.egg-info",
     "build",
     "dist",
-    "runs",
 )
+RUNS = "runs"  # at the top: runs that somebody left there
 # errors of code that does not run at all: any test would catch it, so it proves nothing
 BROKEN = ("ImportError", "IndentationError", "ModuleNotFoundError", "NameError", "SyntaxError")
 # exit status of pytest if a test failed; others are errors of its use or of the collection
@@ -53,6 +53,14 @@ TAIL = 15
 ALL_TESTS = ["tests", "--ignore=tests/test_mutants.py"]
 # time limit of all tests on the unchanged copy, in limits of one mutant's
 UNCHANGED = 10
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """Return the names in a folder that are not copied."""
+    left = set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))
+    if Path(folder) == ROOT:
+        left.add(RUNS)
+    return left
 
 
 class DoesNotApplyError(Exception):
@@ -172,7 +180,7 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT), dirs_exist_ok=True)
+        shutil.copytree(ROOT, folder, ignore=_left_out, dirs_exist_ok=True)
         # An editable installation maps these folders of the checkout into the package. Here they
         # are where a plain import finds them.
         for name in MAPPED:

@@ -467,7 +467,7 @@ def dry_run_seconds(protocol: ClusteringProtocol, federation: Federation) -> flo
     with patch.dict(dry_run._KNOWN, clear=True):
         gc.collect()
         start = time.process_time()
-        run_releases(protocol, federation, len(federation))
+        run_releases(protocol, federation.facts, len(federation))
         return time.process_time() - start
 
 

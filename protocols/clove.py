@@ -34,7 +34,7 @@ from securecluster.clustering.k_means import kmeans
 from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import AtLeast
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies
@@ -230,20 +230,20 @@ class CLoVE(AssignEachRound):
             return self.rounds
         return min(self.cluster_rounds, self.rounds)
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Check that clients can draw the models that are never sent.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: the initial weights of a user's module cannot be drawn again.
         """
         if self.k > 1:
             # Clients draw all models but the first from the seed, so that none has to be sent.
-            model = initial_model(self, federation)
-            model.redrawn(Randomness(federation.seed), "start", 0, 1)
-        return super().shared_facts(federation)
+            model = initial_model(self, facts)
+            model.redrawn(Randomness(facts.seed), "start", 0, 1)
+        return super().shared_facts(facts)
 
     def check(self, clients: int) -> None:
         """Check the numbers of rounds, too.

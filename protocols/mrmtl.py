@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import Number
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Whole
 from securecluster.messaging.messages import Rows
@@ -273,23 +273,23 @@ class MRMTL(ClusteringProtocol):
         training = self.training.usual(self, config)
         return PersonalClient(cohort, training, pipeline, self.weighted, float(self.regularization))
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Check λ against the learning rate, too.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: steps along the regularizer's gradient would go beyond the mean.
         """
         # A step on λ/2 ‖w − w̄‖² maps w − w̄ to (1 − lr·λ)(w − w̄), which changes sign if lr·λ > 1.
-        lr = float(resolved_defaults(self, federation)["lr"])
+        lr = float(resolved_defaults(self, facts)["lr"])
         if self.training.optimizer == "sgd" and self.regularization * lr > 1:
             raise UsageError(
                 f"regularization {self.regularization:g} at learning rate {lr:g} steps beyond the "
                 f"mean: give at most 1/lr = {1 / lr:g}"
             )
-        return super().shared_facts(federation)
+        return super().shared_facts(facts)
 
     @property
     def observer(self) -> MRMTLObserver:

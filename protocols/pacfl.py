@@ -30,7 +30,7 @@ from securecluster.clustering.agglomerative import linkage_clusters, nearest
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import Number, OneOf
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification
 from securecluster.privacy.pipeline import Pipeline
@@ -160,23 +160,23 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         distance = angles(newcomers, signatures, self.angle)
         return nearest(distance.numpy(), labels, self.linkage)
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Return the length of vectors.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: the data are text, or have no labels while each label has a subspace.
         """
-        facts = super().shared_facts(federation)
-        labelled = isinstance(federation.objective, Classification)
+        agreed = super().shared_facts(facts)
+        labelled = isinstance(facts.objective, Classification)
         if self.subspaces == "classes" and not labelled:
             raise UsageError(
                 "subspaces classes needs samples with labels, and these have none: take subspaces "
                 "samples"
             )
-        return facts
+        return agreed
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the number of vectors that a client shares.

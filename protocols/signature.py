@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.cluster_once import ClusterOnce
 from securecluster.protocols.common.declaration import protocol
@@ -79,13 +79,13 @@ class Signature(ClusterOnce):
         """
         return nearest_on_average(squared_distances(newcomers, signatures), labels)
 
-    def signature_width(self, federation: Federation) -> int:
+    def signature_width(self, facts: Facts) -> int:
         """Return q, or r of class blocks.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
         """
-        return int(resolved_defaults(self, federation)["signature_size"])
+        return int(resolved_defaults(self, facts)["signature_size"])
 
     def _rows(self, rows: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """Return signatures as they were packed, since `cluster` reads their noise."""

@@ -20,6 +20,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
 from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.transcript import Transcript
@@ -296,17 +297,21 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """Return the names of attributes, those of a result included."""
         return sorted({*super().__dir__(), *dir(vars(self).get("result_"))})
 
-    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
+    def config(self, data: Federation | Facts, dtype: str) -> dict[str, Any]:
         """Return what client and server must agree on; its hash is in every frame.
 
+        It follows from facts alone, which each client may tell of its own data (`data.facts`).
+
         Args:
-            federation: the clients and their data.
+            data: the clients and their data, or facts of them.
             dtype: of the models, float32 or float64.
 
         Raises:
-            UsageError: a mask that does not work with the model's dimension.
+            UsageError: a mask that does not work with the model's dimension, or facts that lack
+                numbers of samples where they are needed.
         """
-        dimension = initial_model(self, federation).dimension
+        facts = data.facts
+        dimension = initial_model(self, facts).dimension
         config = numbers(
             {
                 "schema": 2,
@@ -315,13 +320,13 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "dtype": dtype,
                 "dimension": dimension,
                 **params_as_json(self),
-                **resolved_defaults(self, federation),
-                **known(federation),
-                **self.shared_facts(federation),
+                **resolved_defaults(self, facts),
+                **known(facts),
+                **self.shared_facts(facts),
             }
         )
         for options in option_groups(self):
-            config = options.agreed(self, federation, config)
+            config = options.agreed(self, facts, config)
         # A mask that cannot work on this model is refused before anything is written.
         self.sums.check_noise(self, config, self.pipeline(config))
         return config

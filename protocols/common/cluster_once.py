@@ -21,7 +21,7 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noisy_rows import NoisyRows
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, grouped
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.masking.masks import build
@@ -295,23 +295,23 @@ class ClusterOnce(ClusteringProtocol):
             )
         return names[0]
 
-    def signature_width(self, federation: Federation) -> int:
+    def signature_width(self, facts: Facts) -> int:
         """Return the length of a signature's last axis, along which it is masked.
 
         By default it is the number of values in a sample.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
         """
-        return int(np.prod(federation.shape))
+        return int(np.prod(facts.shape))
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Add the length of signatures.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
         """
-        return {**super().shared_facts(federation), "width": self.signature_width(federation)}
+        return {**super().shared_facts(facts), "width": self.signature_width(facts)}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the length of signatures, as "width".

@@ -16,7 +16,7 @@ from securecluster.clustering.eigenvectors import top
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, grouped
 from securecluster.core.validation import AtLeast, NoiseMultiplier
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
@@ -311,13 +311,13 @@ class GramOptions(OptionGroup):
         return bool(config["gram_noise"])
 
     def resolved(
-        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the noise multiplier; with a `target_epsilon` that of all other noise.
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             known: what is resolved already.
         """
         noise = float(self.gram_noise)
@@ -356,17 +356,17 @@ class EigenvectorProtocol(ClusteringProtocol):
                 "noise replaces that of signatures"
             )
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Return D, the numbers of a sample's features.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: the data are text.
         """
-        check_objective(federation)
-        return {**super().shared_facts(federation), "width": int(np.prod(federation.shape))}
+        check_objective(facts)
+        return {**super().shared_facts(facts), "width": int(np.prod(facts.shape))}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the number of eigenvectors that a client shares, and their length.
@@ -446,13 +446,13 @@ class EigenvectorProtocol(ClusteringProtocol):
         super().check(clients)
 
 
-def check_objective(federation: Federation) -> None:
+def check_objective(facts: Facts) -> None:
     """Raise UsageError for text: a Gram matrix of token numbers means nothing.
 
     Args:
-        federation: the clients and their data.
+        facts: of the clients and their data.
     """
-    if isinstance(federation.objective, Language):
+    if isinstance(facts.objective, Language):
         raise UsageError(
             "eigenvectors are of samples that are numbers, and text is not: choose another "
             "protocol, cfl say"

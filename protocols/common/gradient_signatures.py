@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows, weighted_mean
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Between, Real
 from securecluster.messaging.messages import Empty, Rows, Shared
@@ -46,7 +46,7 @@ from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES
-from securecluster.runs.newcomers import training_sizes
+from securecluster.runs.derived import training_sizes
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 
@@ -398,19 +398,19 @@ def example_map(config: Mapping[str, Any]) -> GradientSketch | ClassBlocks:
     )
 
 
-def resolved_signature(method: Any, federation: Federation, noise: float) -> dict[str, Any]:
+def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any]:
     """Return what the configuration says of signatures.
 
     Args:
         method: with its options of signatures.
-        federation: the clients and their data.
+        facts: of the clients and their data.
         noise: z of signatures, which `target_epsilon` may have found.
 
     Raises:
         UsageError: the data have no classes, or signatures would be longer than what they are of.
     """
     options = method.signatures
-    if not isinstance(federation.objective, Classification):
+    if not isinstance(facts.objective, Classification):
         others = [name for name in options.choices if name != options.signature]
         advice = "choose another protocol, cfl say"
         if others:
@@ -420,12 +420,12 @@ def resolved_signature(method: Any, federation: Federation, noise: float) -> dic
         )
     per_client = method.privacy.dp_unit == "client"
     sizes: list[int] = []
-    if not per_client:
+    if options.needs_samples(method):
         # signatures are of the samples that clients train on
-        sizes = training_sizes(method, federation)
+        sizes = training_sizes(method, facts)
     blocks = str(options.signature_blocks)
     if blocks == "auto":
-        by_rule = blocks_by_rule(noise, federation.classes, sizes, per_client)
+        by_rule = blocks_by_rule(noise, facts.classes, sizes, per_client)
         blocks = "plain"
         if by_rule and options.offers_blocks:
             blocks = "blocks"
@@ -433,9 +433,7 @@ def resolved_signature(method: Any, federation: Federation, noise: float) -> dic
     if size is None:
         size = DEFAULT_SIZES[blocks]
     else:
-        _check_size(int(size), blocks, federation)
-    if not noise:
-        sizes = []  # the server has no use for them
+        _check_size(int(size), blocks, facts)
     return {
         "signature_noise": noise,
         "signature_kind": blocks,
@@ -444,18 +442,18 @@ def resolved_signature(method: Any, federation: Federation, noise: float) -> dic
     }
 
 
-def _check_size(size: int, kind: str, federation: Federation) -> None:
+def _check_size(size: int, kind: str, facts: Facts) -> None:
     """Raise UsageError for signatures that are longer than what they are of.
 
     Args:
         size: numbers of a sketch, or projections of a class block.
         kind: "plain" or "blocks".
-        federation: the clients and their data.
+        facts: of the clients and their data.
     """
-    longest = math.prod(federation.shape)
+    longest = math.prod(facts.shape)
     if kind == "plain":
         # weights and biases of softmax regression
-        longest = (longest + 1) * federation.classes
+        longest = (longest + 1) * facts.classes
     if size > max(longest, DEFAULT_SIZES[kind]):
         raise UsageError(
             f"signature_size = {size} is more than the {longest} numbers that it is a sketch of: "

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, get_type_hints
 
 from securecluster.core.option_groups import Grouped, option_groups
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP
 from securecluster.protocols.common.client import TrainingClient
@@ -140,11 +140,11 @@ class ProtocolHooks(Grouped, ABC):
         full = self.privacy.training(FULL_GRADIENT, config)
         return {"usual": usual, "full": full}
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Return what client and server must agree on besides the hyper-parameters.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
         """
         return {}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.option_groups import option_groups
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.privacy.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -40,20 +40,18 @@ class OptionGroup:
         return frozenset()
 
     def resolved(
-        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the options whose default depends on public facts of the data.
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             known: what is resolved already.
         """
         return {}
 
-    def agreed(
-        self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
-    ) -> dict[str, Any]:
+    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration with what all parties have to agree on for this group.
 
         A run in which the group has no effect has the configuration that it had before there were
@@ -61,7 +59,7 @@ class OptionGroup:
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             config: the configuration, with defaults resolved.
         """
         return config
@@ -96,6 +94,14 @@ class OptionGroup:
             config: what clients and server agreed on.
             client: the clients' object.
         """
+
+    def needs_samples(self, method: ProtocolHooks) -> bool:
+        """Return whether the configuration follows from each client's number of samples.
+
+        Args:
+            method: whose options they are.
+        """
+        return False
 
     @property
     def refused_methods(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import KeyOf, OneOf, check_choice
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.protection import LABELS, MATRIX, PairProtection
@@ -132,14 +132,12 @@ class PairOptions(OptionGroup):
                 "enough: take relevance_release matrix"
             )
 
-    def agreed(
-        self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
-    ) -> dict[str, Any]:
+    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without options that have no effect.
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             config: hyper-parameters with their defaults resolved.
         """
         left_out = []

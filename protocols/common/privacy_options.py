@@ -8,14 +8,13 @@ multiplier. How much a run releases is found by runs without data (`dry_run`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from securecluster.core.validation import NoiseMultiplier, Number, OneOf
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import Step
 from securecluster.privacy.dp.client_noise import ClientNoise
@@ -25,6 +24,7 @@ from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_r
 from securecluster.privacy.pipeline import Stage
 from securecluster.protections.registry import survivors_of
 from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.runs.derived import training_sizes
 from securecluster.runs.dry_run import run_releases
 from securecluster.training.local_trainer import LocalTraining
 
@@ -223,7 +223,7 @@ class PrivacyOptions(OptionGroup):
         return replace(plan, clip=clip, noise=noise)
 
     def resolved(
-        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the bound of a loss, the noise multiplier, and public numbers of samples.
 
@@ -232,18 +232,15 @@ class PrivacyOptions(OptionGroup):
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             known: what is resolved already.
         """
-        sizes = []
-        for shard in federation.shards:
-            samples = len(shard.y)
-            sizes.append(samples - math.floor(method.training.validation_share(method) * samples))
+        sizes = training_sizes(method, facts) if self.needs_samples(method) else []
         noise = float(self.noise)
         if self.target_epsilon is not None:
-            noise = self.smallest_noise(method, federation, sizes)
+            noise = self.smallest_noise(method, facts, sizes)
         if self.loss_clip is None:
-            loss_clip = federation.objective.loss_bound(federation.classes)
+            loss_clip = facts.objective.loss_bound(facts.classes)
         else:
             loss_clip = float(self.loss_clip)
         resolved: dict[str, Any] = {"loss_clip": loss_clip, "noise": noise}
@@ -251,19 +248,17 @@ class PrivacyOptions(OptionGroup):
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
         return resolved
 
-    def smallest_noise(
-        self, method: ProtocolHooks, federation: Federation, sizes: Sequence[int]
-    ) -> float:
+    def smallest_noise(self, method: ProtocolHooks, facts: Facts, sizes: Sequence[int]) -> float:
         """Return the smallest noise multiplier with which every client stays within the target.
 
         Args:
             method: whose options they are.
-            federation: the clients, of which public facts count.
+            facts: of the clients and their data.
             sizes: number of samples that each client trains on.
         """
         if self.stand_ins:
             return 1.0
-        releases = run_releases(method, federation, len(federation))
+        releases = run_releases(method, facts, facts.clients)
         assert self.target_epsilon is not None
         target = float(self.target_epsilon)
         if releases.summed:
@@ -276,6 +271,14 @@ class PrivacyOptions(OptionGroup):
             units = {((1.0, 1.0, 1),)}
         # Sorted, so that equal sets of histories have one cache entry.
         return _smallest_noise(tuple(sorted(units)), target, float(self.delta))
+
+    def needs_samples(self, method: ProtocolHooks) -> bool:
+        """Return whether numbers of samples are public, as the price of DP-SGD assumes.
+
+        Args:
+            method: whose options they are.
+        """
+        return self.per_example and self.noisy
 
     @property
     def holds_target(self) -> bool:

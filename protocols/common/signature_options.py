@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_choice
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
@@ -128,22 +128,30 @@ class GradientSignatureOptions(OptionGroup):
         return float(self.signature_noise)
 
     def resolved(
-        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the kind, the size and the noise of signatures.
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             known: what is resolved already.
         """
         if not self.by_gradients:
             return {}
-        return resolved_signature(method, federation, self._multiplier(method, known["noise"]))
+        return resolved_signature(method, facts, self._multiplier(method, known["noise"]))
 
-    def agreed(
-        self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
-    ) -> dict[str, Any]:
+    def needs_samples(self, method: ProtocolHooks) -> bool:
+        """Return whether the noise of signatures is weighed by numbers of samples.
+
+        Args:
+            method: whose options they are.
+        """
+        privacy = method.privacy
+        noisy = self.signature_noise > 0 or privacy.target_epsilon is not None
+        return self.by_gradients and privacy.dp_unit == "example" and noisy
+
+    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without options that have no effect.
 
         Noise follows the configuration: that of a run without signatures is as it was before there
@@ -151,7 +159,7 @@ class GradientSignatureOptions(OptionGroup):
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             config: the configuration, with defaults resolved.
         """
         left_out: set[str] = set()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import AtLeast, KeyOf, Number, check_choice
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
@@ -211,9 +211,7 @@ class SumOptions(OptionGroup):
         if noise is not None:
             noise.plan(pipeline.width(config["dimension"]), config["clients"])
 
-    def agreed(
-        self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
-    ) -> dict[str, Any]:
+    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration with the range of a client's number in secure sums.
 
         The largest number of samples of a client is public then, unless updates are clipped: these
@@ -222,7 +220,7 @@ class SumOptions(OptionGroup):
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             config: hyper-parameters with their defaults resolved.
         """
         if not self.hide_replies:
@@ -235,10 +233,18 @@ class SumOptions(OptionGroup):
             if privacy.per_client:
                 noise = float(config["noise"])
                 bound = float(config["clip"]) * (ROUNDING + DEVIATIONS * noise)
-        facts: dict[str, Any] = {"sum_bound": float(bound)}
+        agreed: dict[str, Any] = {"sum_bound": float(bound)}
         if not privacy.per_client:
-            facts["most_samples"] = max(len(shard.y) for shard in federation.shards)
-        return {**config, **facts}
+            agreed["most_samples"] = max(facts.sizes)
+        return {**config, **agreed}
+
+    def needs_samples(self, method: ProtocolHooks) -> bool:
+        """Return whether the bound of sums follows from the largest number of samples.
+
+        Args:
+            method: whose options they are.
+        """
+        return self.hide_replies and not method.privacy.per_client
 
 
 @dataclass(kw_only=True)

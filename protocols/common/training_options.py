@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
 
@@ -38,21 +38,21 @@ class TrainingOptions(OptionGroup):
     """
 
     def resolved(
-        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the learning rate, whose default depends on the network and the data.
 
         Args:
             method: whose options they are.
-            federation: the clients and their data.
+            facts: of the clients and their data.
             known: what is resolved already.
         """
         from securecluster.models.architectures import rate
 
         lr = self.lr
         if lr is None:
-            task, classes = federation.objective, federation.classes
-            lr = rate(method.model, task, classes, self.optimizer, federation.bright)
+            task, classes = facts.objective, facts.classes
+            lr = rate(method.model, task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
 
     def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:

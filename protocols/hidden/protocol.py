@@ -32,7 +32,7 @@ from securecluster.clustering.labels import Array, check_number
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast, Number, check_whole
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.messaging.replies import Sums
@@ -477,28 +477,28 @@ class Hidden(ClusteringProtocol):
             self.sums.weights_updates(self),
         )
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Refuse data without labels, and points that are longer than the class means.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: clients cannot have such a point.
         """
-        if federation.objective.kind != Classification.kind:
+        if facts.objective.kind != Classification.kind:
             raise UsageError(
                 "hidden clusters clients by the means of their classes, and these data have none: "
                 "take ifca, with aggregation secagg"
             )
         if self.signature_size is not None:
-            point = ClassMeans(federation.shape, federation.classes, self.size, federation.seed)
+            point = ClassMeans(facts.shape, facts.classes, self.size, facts.seed)
             if self.size > point.length:
                 raise UsageError(
                     f"signature_size = {self.size} is more than the {point.length} numbers that it "
                     "is a sketch of: give a smaller one, or leave it out"
                 )
-        return super().shared_facts(federation)
+        return super().shared_facts(facts)
 
     def check(self, clients: int) -> None:
         """Add checks of the number of clusters and of the sums' options.

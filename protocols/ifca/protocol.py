@@ -35,7 +35,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import AtLeast
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies, Sums
@@ -432,20 +432,20 @@ class IFCA(ModelSetProtocol):
         """Return True: each model is the mean over samples (the paper's is over clients)."""
         return True
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Check that clients can draw the models that are never sent.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: the initial weights of a user's module cannot be drawn again.
         """
         # all but the first model of the first start are drawn by clients, and never sent
         if max(self.k, self.starts) > 1:
-            model = initial_model(self, federation)
-            model.redrawn(Randomness(federation.seed), "start", 0, 1)
-        return super().shared_facts(federation)
+            model = initial_model(self, facts)
+            model.redrawn(Randomness(facts.seed), "start", 0, 1)
+        return super().shared_facts(facts)
 
     def check(self, clients: int) -> None:
         """Add checks of the numbers of models and starts.

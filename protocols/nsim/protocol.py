@@ -30,6 +30,7 @@ from securecluster.clustering.labels import members, relabel
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.pipeline import Pipeline
@@ -343,18 +344,18 @@ class NSIM(ClusteringProtocol):
             cohort, self.training.usual(self, config), pipeline, self.weighted, layer, self.init
         )
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Return the declared format, and the numbers of the layer that clients send.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: random walks for data that are no positions, or a model without the layer.
         """
-        check_walks(self.walks, federation.objective)
-        size = find_layer(initial_model(self, federation), self.layer).size
-        form = self._synthesis(federation.shape).form
+        check_walks(self.walks, facts.objective)
+        size = find_layer(initial_model(self, facts), self.layer).size
+        form = self._synthesis(facts.shape).form
         return {"format": form.as_json(), "layer_size": size}
 
     def check(self, clients: int) -> None:

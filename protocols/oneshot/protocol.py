@@ -30,7 +30,7 @@ from securecluster.clustering.noise_robust import CLUSTERERS
 from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.masking.block_mask import Blocks
@@ -279,19 +279,19 @@ class OneShot(EigenvectorProtocol):
         """Return True: averages are over samples."""
         return True
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Return the number of common parameters, and the description of Φ.
 
         Args:
-            federation: the clients and their data.
+            facts: of the clients and their data.
 
         Raises:
             UsageError: the data are text, or the layers or the feature map do not fit.
         """
-        check_objective(federation)
-        phi = self.feature_map_of(federation.shape, federation.seed)
+        check_objective(facts)
+        phi = self.feature_map_of(facts.shape, facts.seed)
         return {
-            "shared": common_layers(initial_model(self, federation), self.common),
+            "shared": common_layers(initial_model(self, facts), self.common),
             "phi": phi.describe(),
             "width": phi.dimension,
         }

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import check_command, compare, execution, report_command, sweep
+from securecluster.app import check_command, compare, execution, node_command, report_command, sweep
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
@@ -27,6 +27,8 @@ USAGE = """usage: securecluster COMMAND
   audit DIR [options]            attack a finished run and its unprotected twin
   check PROTOCOL [options]       run every check that a protocol must pass, also one of your own
                                  (module:Class)
+  node init|serve|ledger DIR     a client of runs on many machines: make its folder, answer for it,
+                                 or show what it has released
   list [--privacy]               protocols, data sets, scenarios, models and masks; or which masks,
                                  secure sums and noise each protocol works with, and why not
 
@@ -126,6 +128,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "report": report_command.report,
         "audit": report_command.audit,
         "check": check_command.check,
+        "node": node_command.node,
         "list": _list,
     }
     if _asks_for_usage(argv):

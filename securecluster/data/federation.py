@@ -23,6 +23,7 @@ from securecluster.core.client_names import Client, ClientNames, names_of
 from securecluster.core.randomness import Randomness
 from securecluster.data import plausibility
 from securecluster.data.datasets import Source, is_bright, source
+from securecluster.data.facts import ClientFacts, Facts, Form
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
@@ -132,6 +133,42 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """Return the shape of one sample."""
         return self.shards[0].x.shape[1:]
+
+    @property
+    def facts(self) -> Facts:
+        """Return what is public of the clients and their data, numbers of samples included."""
+        first = self.shards[0]
+        return Facts(
+            clients=len(self),
+            x=Form.of(first.x),
+            y=Form.of(first.y),
+            classes=self.classes,
+            seed=self.seed,
+            objective=self.objective,
+            feature_names=self.feature_names,
+            bright=self.bright,
+            samples=tuple(len(shard.y) for shard in self.shards),
+        )
+
+    def facts_of(self, client: int, samples: bool = False, classes: bool = False) -> ClientFacts:
+        """Return what one client tells of its data before a run on many machines.
+
+        Args:
+            client: its position.
+            samples: tell its number of training samples.
+            classes: tell how many outputs its data need.
+        """
+        shard = self.shards[client]
+        pairs = [(shard.x, shard.y), (shard.x_test, shard.y_test)]
+        return ClientFacts(
+            x=Form.of(shard.x),
+            y=Form.of(shard.y),
+            objective=self.objective.as_json(),
+            classes=outputs(pairs, self.objective) if classes else None,
+            feature_names=self.feature_names,
+            bright=self.bright,
+            samples=len(shard.y) if samples else None,
+        )
 
     @property
     def bright(self) -> bool:

@@ -74,6 +74,19 @@ def refused(header: Header, code: str) -> RefusedError:
     )
 
 
+def refusal(asked: str, code: str) -> RefusedError:
+    """Return the error that stands for a refusal outside of any frame.
+
+    Args:
+        asked: what was asked for.
+        code: of the refusal; one that is none stands for a failure.
+    """
+    known = code if code in SENTENCES else FAILED
+    return RefusedError(
+        f"the node refused {asked}: {SENTENCES[known]} (its own log says more)", known
+    )
+
+
 def log(error: Exception) -> None:
     """Write the text of a refusal into the log of the party that refuses.
 

@@ -8,27 +8,28 @@ from typing import Any
 import numpy as np
 
 from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 
 
-def known(federation: Federation) -> dict[str, Any]:
-    """Return the facts about the data that are public in a run.
+def known(facts: Facts) -> dict[str, Any]:
+    """Return the facts about the data that are public in every run.
 
     These are shapes, classes, objective, number of clients, seed, and names of features if any.
 
     Args:
-        federation: the clients and their data.
+        facts: of the clients and their data.
     """
-    facts: dict[str, Any] = {
-        "shape": list(federation.shape),
-        "classes": federation.classes,
-        "objective": federation.objective.as_json(),
+    public: dict[str, Any] = {
+        "shape": list(facts.shape),
+        "classes": facts.classes,
+        "objective": facts.objective.as_json(),
     }
-    if federation.feature_names is not None:
-        facts["feature_names"] = list(federation.feature_names)
-    facts["clients"] = len(federation)
-    facts["seed"] = federation.seed
-    return facts
+    if facts.feature_names is not None:
+        public["feature_names"] = list(facts.feature_names)
+    public["clients"] = facts.clients
+    public["seed"] = facts.seed
+    return public
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ import numpy as np
 from securecluster.core.option_groups import option_groups
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.models.objectives import objective
 from securecluster.runs.config import known, numbers
 from securecluster.runs.method import Method
@@ -60,31 +62,31 @@ def _of_json(value: Any) -> bool:
     return value is None or isinstance(value, (str, Number, np.generic))
 
 
-def resolved_defaults(method: Method, federation: Federation) -> dict[str, Any]:
+def resolved_defaults(method: Method, facts: Facts) -> dict[str, Any]:
     """Return the data-dependent defaults: model, learning rate, loss bound and noise.
 
     Args:
         method: with its options.
-        federation: the clients and their data.
+        facts: of the clients and their data.
     """
     from securecluster.models.architectures import chosen
 
     resolved: dict[str, Any] = {}
     if isinstance(method.model, str):
-        resolved["model"] = chosen(method.model, federation.objective, federation.classes)
+        resolved["model"] = chosen(method.model, facts.objective, facts.classes)
     for options in option_groups(method):
-        resolved |= options.resolved(method, federation, resolved)
+        resolved |= options.resolved(method, facts, resolved)
     return resolved
 
 
-def initial_model(method: Method, federation: Federation) -> FlatModel:
+def initial_model(method: Method, data: Federation | Facts) -> FlatModel:
     """Return the network with its initial weights θ_0, as a flat vector.
 
     Args:
         method: names the network.
-        federation: the clients and their data.
+        data: the clients and their data, or facts of them.
     """
-    return model_of(method, known(federation))
+    return model_of(method, known(data.facts))
 
 
 def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
@@ -158,3 +160,25 @@ def program_of(method: Method) -> str:
         "" where a class of the method has no source file.
     """
     return program_digest(type(method), method.client, method.gps, method.state_class())
+
+
+def needs_samples(method: Method) -> bool:
+    """Return whether the configuration follows from each client's number of samples.
+
+    Then the clients tell it before the run, and the server knows it.
+
+    Args:
+        method: with its options.
+    """
+    return any(options.needs_samples(method) for options in option_groups(method))
+
+
+def training_sizes(method: Any, facts: Facts) -> list[int]:
+    """Return the number of samples that each client trains on, without validation samples.
+
+    Args:
+        method: says what share is held out.
+        facts: of the clients and their data.
+    """
+    held_out = method.training.validation_share(method)
+    return [samples - math.floor(held_out * samples) for samples in facts.sizes]

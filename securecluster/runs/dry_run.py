@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
+from securecluster.data.facts import Facts, Form
 from securecluster.data.federation import Shard
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Rows
@@ -194,27 +195,27 @@ class StandInStreams(NoiseStreams):
 _KNOWN: dict[str, RunReleases] = {}
 
 
-def run_releases(protocol: Any, federation: Federation, clients: int) -> RunReleases:
+def run_releases(protocol: Any, facts: Facts, clients: int) -> RunReleases:
     """Return what a client of a protocol releases in a whole run, at the noise multiplier 1.
 
     Args:
         protocol: with a `target_epsilon`, so that all its noise has one multiplier.
-        federation: of whose clients the form of the samples counts.
+        facts: of the clients and their data.
         clients: number of the run's clients.
     """
-    facts = (
+    known_by = (
         f"{type(protocol).__module__}.{type(protocol).__qualname__}",
         params_as_json(protocol),
-        list(federation.shape),
-        federation.classes,
-        federation.objective.as_json(),
+        list(facts.shape),
+        facts.classes,
+        facts.objective.as_json(),
         clients,
     )
-    key = json.dumps(facts, sort_keys=True, default=str)
+    key = json.dumps(known_by, sort_keys=True, default=str)
     if key not in _KNOWN:
         counts: Counter[tuple[Expense, bool]] = Counter()
-        is_large = initial_model(protocol, federation).dimension > LARGE
-        stand_ins = _stand_ins(federation, clients)
+        is_large = initial_model(protocol, facts).dimension > LARGE
+        stand_ins = _stand_ins(facts, clients)
         for changes in ({}, *protocol.dry_runs()):
             count = _of_small_network if is_large else _counted
             counts |= count(protocol, stand_ins, changes)
@@ -313,40 +314,40 @@ def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int
     return events
 
 
-def _stand_ins(federation: Federation, clients: int) -> Federation:
+def _stand_ins(facts: Facts, clients: int) -> Federation:
     """Return stand-ins for clients, made up from public facts.
 
     Args:
-        federation: of which the form of the samples counts.
+        facts: of the clients and their data.
         clients: number of the run's clients.
     """
-    form = federation.shards[0]
     stand_ins = range(min(clients, CLIENTS))
     shards = []
     for k in stand_ins:
-        x = _made_up(form.x, k, federation.classes)
-        y = _made_up(form.y, k, federation.classes)
+        x = _made_up(facts.x, k, facts.classes)
+        y = _made_up(facts.y, k, facts.classes)
         shards.append(Shard(x, y, x[:1], y[:1]))
-    return replace(
-        federation,
+    return Federation(
         names=tuple(f"stand-in {k}" for k in stand_ins),
         shards=tuple(shards),
-        truth=None,
-        recipe=None,
+        classes=facts.classes,
         seed=0,
+        objective=facts.objective,
+        feature_names=facts.feature_names,
     )
 
 
-def _made_up(like: Any, k: int, classes: int) -> Any:
+def _made_up(form: Form, k: int, classes: int) -> Any:
     """Return samples, or targets, of a form.
 
     Args:
-        like: of which the form counts.
+        form: of a row.
         k: number of the client.
         classes: largest token or class, plus one.
     """
-    shape = (SAMPLES, *like.shape[1:])
+    shape = (SAMPLES, *form.shape)
+    dtype = np.dtype(form.dtype)
     draws = np.random.default_rng([k])
-    if like.dtype.kind == "f":
-        return draws.random(shape).astype(like.dtype)
-    return (np.arange(np.prod(shape)) + k).reshape(shape).astype(like.dtype) % classes
+    if dtype.kind == "f":
+        return draws.random(shape).astype(dtype)
+    return (np.arange(np.prod(shape)) + k).reshape(shape).astype(dtype) % classes

@@ -59,6 +59,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     clients: Sequence[int] | None = None,
     key_source: KeySource = SIMULATED,
     joins: Mapping[str, Any] | None = None,
+    agreed: Mapping[str, Any] | None = None,
     numbers: Sequence[int] | None = None,
     budget: Budget | None = None,
     trainer: type[LocalTrainer] = LocalTrainer,
@@ -75,6 +76,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         key_source: of the clients' keys.
         joins: the configuration of a run that these clients join as newcomers; None where the run
             is their own.
+        agreed: the configuration of the run, where the federation has these clients alone, as on a
+            machine of their own; None where it has all.
         numbers: of the federation's clients; None counts from 0, and for newcomers from the number
             after the run's clients.
         budget: of the one client, over all runs; None for none.
@@ -85,11 +88,12 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     Raises:
         UsageError: an identity, a roster or a budget that does not fit the clients.
     """
-    if joins is None:
+    given = joins if agreed is None else agreed
+    if given is None:
         config: Mapping[str, Any] = protocol.config(federation, settings.dtype)
         flat = initial_model(protocol, federation)
     else:
-        config = joins
+        config = given
         # Newcomers draw from the run's streams, under numbers of their own.
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
         flat = Deployment(protocol, config).initial_model()
@@ -192,7 +196,7 @@ def target_of(
     """
     privacy = protocol.privacy
     assert privacy.target_epsilon is not None
-    releases = run_releases(protocol, federation, len(federation))
+    releases = run_releases(protocol, federation.facts, int(config["clients"]))
     plan = partial(releases.plan, float(config["noise"]))
     return Target(float(privacy.target_epsilon), float(privacy.delta), plan, samples)
 

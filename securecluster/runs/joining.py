@@ -22,17 +22,11 @@ from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runs.derived import adds_noise, call_types, server_copy
+from securecluster.runs.derived import adds_noise, call_types, server_copy, training_sizes
 from securecluster.runs.endpoints import KeySource, build_client, samples_of
 from securecluster.runs.labels import checked_labels
 from securecluster.runs.method import Method
-from securecluster.runs.newcomers import (
-    NewcomerRecord,
-    check_sizes,
-    number_of,
-    samples_batches,
-    training_sizes,
-)
+from securecluster.runs.newcomers import NewcomerRecord, check_sizes, number_of, samples_batches
 from securecluster.runs.serialization import FittedState
 from securecluster.runs.server_half import without_clients
 from securecluster.runtime.channel_state import ChannelState
@@ -77,7 +71,7 @@ def join(
     config = learned.config
     settings = learned.settings
     newcomers = _check_kind_of_data(newcomers, config)
-    sizes = training_sizes(protocol, newcomers)
+    sizes = training_sizes(protocol, newcomers.facts)
     record = _opened_record(protocol, config, ledger, record)
     ledger.names = dict(enumerate(learned.names)) | ledger.names
     first = int(config["clients"])

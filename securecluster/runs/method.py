@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.pipeline import Pipeline
@@ -95,7 +96,7 @@ class Method(Protocol):
     def get_params(self) -> dict[str, Any]:
         """Return the hyper-parameters by name."""
 
-    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
+    def config(self, data: Federation | Facts, dtype: str) -> dict[str, Any]:
         """Return what clients and server must agree on."""
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:

@@ -9,7 +9,6 @@ same bits. Each `predict` starts from the end of the run, and adds to its ledger
 from __future__ import annotations
 
 import json
-import math
 import os
 import warnings
 from collections import Counter
@@ -243,22 +242,6 @@ def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> i
     return number
 
 
-def training_sizes(protocol: Method, newcomers: Federation) -> list[int]:
-    """Return the number of samples that each newcomer trains on, without validation samples.
-
-    Args:
-        protocol: as it was fitted.
-        newcomers: the clients and their data.
-    """
-    training_samples = []
-    for shard in newcomers.shards:
-        samples = len(shard.y)
-        training_samples.append(
-            samples - math.floor(protocol.training.validation_share(protocol) * samples)
-        )
-    return training_samples
-
-
 def samples_batches(protocol: Method, config: Mapping[str, Any], method: str) -> bool:
     """Return whether clients train with DP-SGD on sampled batches to answer a call.
 
@@ -302,7 +285,7 @@ def check_sizes(
     target = protocol.privacy.target_epsilon
     if target is None:
         return
-    releases = run_releases(protocol, newcomers, int(config["clients"]))
+    releases = run_releases(protocol, newcomers.facts, int(config["clients"]))
     for name, n in zip(newcomers.names, sizes, strict=True):
         # The run's noise was chosen for its clients' numbers of samples. For
         # any other number the cost is computed anew.

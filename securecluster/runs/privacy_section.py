@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from securecluster.privacy.dp.ledger import Price, Row
+from securecluster.runs.derived import needs_samples
 from securecluster.runs.disclosures import (
     CLIENT,
     Disclosure,
@@ -172,9 +173,10 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
         "masks": _masks(fitted.method.mask, info.padding_bytes),
         "server_view": [*sentences("server"), *declared.server],
     }
-    if "most_samples" in fitted.kept_.learned.config:
+    if needs_samples(fitted.method):
         views["server_view"].append(
-            "the largest number of samples of a client, which is part of the configuration"
+            "each client's number of samples, which it tells before the run: the configuration "
+            "follows from it"
         )
     of_some_runs = {
         "lps_view": [*sentences("lps"), *declared.lps],

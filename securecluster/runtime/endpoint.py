@@ -903,10 +903,14 @@ class Endpoint(Generic[C]):
             The bytes of the reply, or of a refusal.
         """
         recipient = f"client/{self.ids[0]}"
-        return answered(self._answered, data, recipient, self.on_refusal)
+        return answered(self.reply_frame, data, recipient, self.on_refusal)
 
-    def _answered(self, data: bytes) -> bytes:
-        """Return the reply to a frame, or raise one of many errors."""
+    def reply_frame(self, data: bytes) -> bytes:
+        """Return the reply to a frame, or raise one of many errors, whose text may hold data.
+
+        Args:
+            data: bytes of the request.
+        """
         header = wire.peek(data)
         self._refuse_other_addresses(header)
         # Before its query is decoded: another configuration may have other methods.

@@ -52,11 +52,7 @@ class ReleaseBudget:
         Raises:
             BudgetError: it would cost more than is left.
         """
-        # A node that keeps no keys draws new noise in an equal run, which costs again.
-        key = hashlib.blake2b(
-            self.noise_key(), digest_size=16, person=b"securecluster bd"
-        ).hexdigest()
-        run = f"{self.run} {key}"
+        run = self._name
         written = self.budget.due(run, receipts[0], call.method, call.step)
         digests: tuple[str, ...] = ()
         # A trusted server's noise is new in each sum, for all that its client knows.
@@ -82,3 +78,18 @@ class ReleaseBudget:
         )
         if events:
             self.budget.reserve(run, events, self.samples)
+
+    def recorded(self) -> list[Event]:
+        """Return what the client has released in this run, by the budget's file."""
+        return self.budget.events(self._name)
+
+    @property
+    def _name(self) -> str:
+        """Return the name of the run in the budget.
+
+        A node that keeps no keys draws new noise in an equal run, which costs again.
+        """
+        key = hashlib.blake2b(
+            self.noise_key(), digest_size=16, person=b"securecluster bd"
+        ).hexdigest()
+        return f"{self.run} {key}"

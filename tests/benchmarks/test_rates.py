@@ -14,12 +14,13 @@ import torch
 
 from securecluster import Federation, Inversion, LabelSwap, Rotation
 from securecluster.data.datasets import SOURCES
+from securecluster.data.facts import Facts
 from securecluster.models.architectures import BRIGHT_RATE, RATE
 from securecluster.protocols import CFL, FedAvg, Local
 
 
-def resolved(federation: Federation, **params: Any) -> float:
-    lr: float = FedAvg(**params).config(federation, "float32")["lr"]
+def resolved(facts: Facts, **params: Any) -> float:
+    lr: float = FedAvg(**params).config(facts, "float32")["lr"]
     return lr
 
 

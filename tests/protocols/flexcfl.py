@@ -65,9 +65,9 @@ class FlexCFL(ClusterOnce):
     signature_method: ClassVar[Any] = FirstUpdateClient.pretrain
     clusters_rows: ClassVar[bool] = True
 
-    def signature_width(self, federation: Any) -> int:
+    def signature_width(self, facts: Any) -> int:
         """Return d."""
-        return int(initial_model(self, federation).dimension)
+        return int(initial_model(self, facts).dimension)
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
         """Return the group of each client."""

@@ -18,7 +18,7 @@ from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import members
 from securecluster.clustering.similarity import gram, mean_row
 from securecluster.core.lazy_torch import torch
-from securecluster.data import Federation
+from securecluster.data.facts import Facts
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.authoring import (
@@ -140,9 +140,9 @@ class Sixth(ClusteringProtocol):
         found = dict(zip(got.ids, away.argmin(1).tolist(), strict=True))
         return [found[i] for i in to]
 
-    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Add how many numbers a sample has."""
-        return {"width": int(np.prod(federation.shape))}
+        return {"width": int(np.prod(facts.shape))}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add how many numbers a sample has."""

@@ -188,7 +188,7 @@ def bounds(name: str, way: str) -> tuple[int, int]:
 def foreseen(made: Any, federation: Federation) -> tuple[int, int]:
     """Return how many noisy rows, and how many noisy trainings, a run of stand-ins releases."""
     found: Counter[str] = Counter()
-    for expense, count in run_releases(made, federation, len(federation)).single:
+    for expense, count in run_releases(made, federation.facts, len(federation)).single:
         found[expense.mechanism] += count
     assert set(found) <= {"gaussian", "dp-sgd"}
     return found["gaussian"], found["dp-sgd"]

@@ -548,7 +548,7 @@ def test_the_report_tells_what_the_server_read(federation: Federation) -> None:
     plain = privacy_section.section(make("fedavg", aggregation="plain").fit(federation).result_)
     text = " ".join(secure["server_view"])
     assert "plain sum" not in str(secure) and "plain sum" in str(plain)
-    assert "sums of delta" in text and "largest number of samples" in text
+    assert "sums of delta" in text and "number of samples" in text
     assert any("delta of contribute of a single client" in s for s in secure["unseen"])
     assert "lps_view" not in secure
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
@@ -101,6 +102,17 @@ class Budget:
             of_run = [event for event in self._ledger.events if event.ids == (number,)]
         return PaidOnce(of_run).due(number, receipts, method, step)
 
+    def events(self, run: str) -> list[Event]:
+        """Return what the client has released in a run.
+
+        Args:
+            run: its name, as in `reserve`.
+        """
+        with self._locked():
+            self._read()
+            number = self._numbers.get(run, -1)
+            return [event for event in self._ledger.events if event.ids == (number,)]
+
     def reserve(self, run: str, events: Sequence[Event], samples: int | None = None) -> None:
         """Write releases to the file, or refuse.
 
@@ -123,8 +135,9 @@ class Budget:
             if not new:
                 return
             ledger = self._with(new, number, samples)
-            cost = ledger.price(self.delta).epsilon
-            if cost > self.epsilon:
+            # pricing takes time, which a ledger without a limit need not spend
+            limited = not math.isinf(self.epsilon)
+            if limited and (cost := ledger.price(self.delta).epsilon) > self.epsilon:
                 raise BudgetError(
                     f"{events[0].method} would bring this client's releases over all runs to "
                     f"epsilon = {cost:.4g} at delta = {self.delta:g}, and its budget is "

@@ -11,6 +11,7 @@ leader's roster names it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -130,6 +131,36 @@ class Roster:
             )
 
     @classmethod
+    def load(cls, path: Path | str) -> Roster:
+        """Return the roster of a text file: one public key a line, in the order of the numbers.
+
+        Args:
+            path: of the file; what follows a key or # on a line is a note.
+
+        Raises:
+            UsageError: no such file, a line that is no key, or a key that is there twice.
+        """
+        keys: dict[int, bytes] = {}
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is no roster that can be read: {error}") from None
+        for line in lines:
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            try:
+                key = bytes.fromhex(words[0])
+            except ValueError:
+                key = b""
+            if not _is_key(key):
+                raise UsageError(f"{path}: a line has no public key of 64 hexadecimal digits")
+            if key in keys.values():
+                raise UsageError(f"{path}: the key of client {len(keys)} is there twice")
+            keys[len(keys)] = key
+        return cls(keys)
+
+    @classmethod
     def derived(cls, randomness: Randomness) -> Roster:
         """Return the roster of a simulation: all clients, and any that may join later.
 
@@ -150,6 +181,32 @@ class Roster:
                 return None
             self._keys[client] = key
         return self._keys[client]
+
+    def number(self, public: bytes) -> int | None:
+        """Return the number of a client by its key; None for a key that is not on the roster.
+
+        Args:
+            public: 32 bytes.
+        """
+        for client, key in self._keys.items():
+            if key == public:
+                return client
+        return None
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of all numbers and keys, which the configuration of a run has.
+
+        Raises:
+            UsageError: a roster that names no client in advance, as that of a simulation.
+        """
+        if not self._keys:
+            raise UsageError("a roster without clients has no digest: make it from their keys")
+        content = b"".join(
+            client.to_bytes(8, "little", signed=True) + key
+            for client, key in sorted(self._keys.items())
+        )
+        return hashlib.sha256(b"roster" + content).hexdigest()
 
     def check(self, client: int, message: bytes, signature: bytes) -> None:
         """Raise FrameError unless a client on the roster signed a message.

@@ -44,7 +44,7 @@ EXAMPLE = {**CLIENT, "dp_unit": "example", "batch_size": 8, "epochs": 2}
 
 def counted(kind: type, federation: Federation, **params: Any) -> dict[tuple[str, float], int]:
     """Return the number of releases of one client by mechanism and noise multiplier."""
-    releases = run_releases(kind(**params), federation, len(federation))
+    releases = run_releases(kind(**params), federation.facts, len(federation))
     counts: Counter[tuple[str, float]] = Counter()
     for expense, count in releases.single:
         counts[expense.mechanism, round(expense.noise_multiplier, 9)] += count
@@ -103,7 +103,7 @@ def test_the_client_that_releases_most_counts(small: Federation) -> None:
 
 
 def test_trainings_are_counted_with_their_batches(small: Federation) -> None:
-    releases = run_releases(FedAvg(**EXAMPLE), small, len(small))
+    releases = run_releases(FedAvg(**EXAMPLE), small.facts, len(small))
     ((expense, count),) = releases.single
     assert (expense.mechanism, expense.batch, expense.epochs, count) == ("dp-sgd", 8, 2, 5)
     # 20 samples in batches of 8: three steps an epoch, two epochs, five trainings
@@ -124,7 +124,7 @@ def test_sums_with_shares_of_noise_are_counted_apart(small: Federation) -> None:
     shares = {**CLIENT, "placement": "distributed", "aggregation": "secagg"}
     assert counted(FedAvg, small, **shares) == {("summed", 1.0): 5}
     hidden = Hidden(**shares, k=2, cluster_share=0.5)
-    found = run_releases(hidden, small, len(small)).summed
+    found = run_releases(hidden, small.facts, len(small)).summed
     assert sum(count for _, count in found) == 5 + 4
     # the four sums of clustering have half of the budget, and the five of updates the other half
     assert np.isclose(sum(count / z**2 for z, count in found), 5.0 + 5.0)
@@ -142,9 +142,9 @@ def test_no_data_and_no_training_are_behind_it(
 
     monkeypatch.setattr(LocalTrainer, "train", trained)
     monkeypatch.setattr(dry_run, "_KNOWN", {})
-    first = run_releases(made, small, len(small))
+    first = run_releases(made, small.facts, len(small))
     monkeypatch.setattr(dry_run, "_KNOWN", {})
-    assert run_releases(made, blank, len(blank)) == first
+    assert run_releases(made, blank.facts, len(blank)) == first
 
 
 def test_a_large_network_has_a_stand_in_where_one_fits(
@@ -173,9 +173,9 @@ def test_it_is_found_once_for_equal_runs(
     small: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dry_run, "_KNOWN", {})
-    first = run_releases(FedAvg(**CLIENT), small, len(small))
-    assert run_releases(FedAvg(**CLIENT), small, len(small)) is first
-    assert run_releases(FedAvg(**{**CLIENT, "rounds": 6}), small, len(small)) is not first
+    first = run_releases(FedAvg(**CLIENT), small.facts, len(small))
+    assert run_releases(FedAvg(**CLIENT), small.facts, len(small)) is first
+    assert run_releases(FedAvg(**{**CLIENT, "rounds": 6}), small.facts, len(small)) is not first
 
 
 @pytest.mark.few(8)
@@ -188,7 +188,7 @@ def test_no_run_releases_more(name: str, unit: str, small: Federation) -> None:
         fitted = made.fit(small, Settings(keys_from_seed=True))
     except UsageError:
         pytest.skip("no such run")
-    foreseen = run_releases(made, small, len(small))
+    foreseen = run_releases(made, small.facts, len(small))
     events = [e for e in fitted.ledger_.events if e.mechanism not in (*COSTLESS, "exact")]
     for client in range(len(small)):
         of_client = [event for event in events if client in event.ids]

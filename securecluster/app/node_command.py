@@ -1,0 +1,194 @@
+"""`securecluster node`: a client of runs on many machines, run by its owner."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securecluster.app import terminal
+from securecluster.app.stops import output
+from securecluster.core import atomic_files
+from securecluster.errors import SecureClusterError, UsageError, unknown
+from securecluster.runs.number_format import printable
+
+IDENTITY, ROSTER, POLICY, SOCKET = "identity.key", "roster.txt", "policy.toml", "socket"
+TEMPLATE = """\
+# What runs this client takes part in. Without a line, any is allowed.
+# protocols = ["cfl", "fedavg"]
+# masks = ["rotation", "permutation"]
+# aggregations = ["secagg"]
+# least_noise = 1.0
+# unit = "client"
+# most_epsilon = 8.0       # of all runs together
+# samples = false          # never tell how many samples there are
+roster = true              # only runs whose clients are on roster.txt
+"""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Answer for a client until it is stopped."""
+
+    app: str
+    """module that has `protocol`, a protocol with its hyper-parameters, and `load`, a function that
+    returns the client's data; it may lie in the current folder
+    """
+    socket: Path | None = None
+    """path of the Unix socket; None is `socket` in the folder"""
+
+
+def node(argv: list[str]) -> int:
+    """Make a node's folder, serve it, or show its ledger, and return the exit code.
+
+    Args:
+        argv: init, serve or ledger, the folder, then options.
+    """
+    actions = {"init": _init, "serve": _serve, "ledger": _ledger}
+    name, *arguments = argv
+    if name not in actions:
+        raise unknown("action of node", name, actions)
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(f"node {name} takes the node's folder: securecluster node {name} DIR")
+    return actions[name](Path(arguments[0]), arguments[1:])
+
+
+def _init(folder: Path, arguments: list[str]) -> int:
+    """Make the folder of a node with a new key, and print the public part for the roster."""
+    from securecluster.privacy.masking.identities import Identity
+
+    _check_no_more(arguments, "init")
+    atomic_files.make_private_folder(folder)
+    if (folder / IDENTITY).exists():
+        raise UsageError(f"{folder} has an identity already, which a new one would replace")
+    identity = Identity.generate()
+    identity.save(folder / IDENTITY)
+    if not (folder / POLICY).exists():
+        atomic_files.write_atomic(folder / POLICY, TEMPLATE.encode(), atomic_files.OWNER)
+    with output():
+        print(identity.public.hex())
+        print(
+            f"this is the client's public key: give it to who enrols the clients, put the roster "
+            f"that you get into {printable(str(folder / ROSTER))}, and write what you allow into "
+            f"{printable(str(folder / POLICY))}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _serve(folder: Path, arguments: list[str]) -> int:
+    """Answer for a client until SIGINT or SIGTERM."""
+    import tyro
+
+    from securecluster.runs.agent import Agent
+
+    with output():
+        options = tyro.cli(
+            Serve, prog=f"securecluster node serve {printable(str(folder))}", args=arguments
+        )
+    made = _node_of(folder, options.app)
+    agent = Agent(made, options.socket or folder / SOCKET)
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    signal.signal(signal.SIGTERM, lambda number, frame: agent.stop())
+    with output():
+        print(f"client {made.number} of {made.method.name} answers at {agent.path}", flush=True)
+    agent.serve()
+    return 0
+
+
+def _ledger(folder: Path, arguments: list[str]) -> int:
+    """Print what a node has released in all runs, by its own ledger."""
+    from securecluster.privacy.dp.budget import UNITS, Budget
+    from securecluster.runs.node import NO_BUDGET, ledger_of
+    from securecluster.runs.policy import Policy
+
+    _check_no_more(arguments, "ledger")
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no node's folder: make one with securecluster node init")
+    policy = Policy.load(folder / POLICY) if (folder / POLICY).exists() else Policy()
+    rows = []
+    for unit in UNITS:
+        path = ledger_of(folder, unit)
+        if path.exists():
+            budget = Budget(path, NO_BUDGET, policy.delta, unit)
+            left = "no limit" if policy.most_epsilon is None else f"{policy.most_epsilon:g}"
+            rows.append((unit, f"{budget.spent:.4g}", f"{policy.delta:g}", left))
+    with output():
+        if not rows:
+            print("this client has released nothing")
+            return 0
+        from rich.console import Console
+
+        head = ("unit", "ε of all runs", "δ", "allowed")
+        Console().print(terminal.table(head, rows, "what this client has released"))
+    return 0
+
+
+def _node_of(folder: Path, name: str) -> Any:
+    """Return the node of a folder.
+
+    Args:
+        folder: of the node.
+        name: of the module with its protocol and its data.
+
+    Raises:
+        UsageError: no folder, or a module without protocol and data.
+    """
+    from securecluster.privacy.masking.identities import Identity, Roster
+    from securecluster.runs.node import Node
+    from securecluster.runs.policy import Policy
+
+    if not (folder / IDENTITY).exists():
+        raise UsageError(f"{folder} is no node's folder: make one with securecluster node init")
+    if not (folder / ROSTER).exists():
+        raise UsageError(
+            f"{folder} has no {ROSTER}: put the roster there that you got from who enrols clients"
+        )
+    method, data = _project(name)
+    return Node(
+        method,
+        data,
+        folder,
+        identity=Identity.load(folder / IDENTITY),
+        roster=Roster.load(folder / ROSTER),
+        policy=Policy.load(folder / POLICY),
+    )
+
+
+def _project(name: str) -> tuple[Any, Any]:
+    """Return the protocol and the data of a user's module.
+
+    Raises:
+        UsageError: it cannot be imported, or lacks either.
+    """
+    from securecluster.data import Federation
+    from securecluster.protocols.common.base import ClusteringProtocol
+
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(name)
+        method, data = module.protocol, module.load()
+    except SecureClusterError:  # a mistake that the error names
+        raise
+    except Exception as error:  # anything that a module of somebody else's raises
+        raise UsageError(
+            f"{name} gives no protocol and no data ({type(error).__name__}: {error}): it needs "
+            "protocol, and load(), which returns a Federation of this client alone"
+        ) from None
+    if not isinstance(method, ClusteringProtocol) or not isinstance(data, Federation):
+        raise UsageError(
+            f"{name} needs protocol, an object such as CFL(rounds=20), and load(), which returns a "
+            "Federation of this client alone"
+        )
+    return method, data
+
+
+def _check_no_more(arguments: list[str], name: str) -> None:
+    if arguments:
+        raise UsageError(f"node {name} takes the node's folder alone: leave out {arguments[0]}")

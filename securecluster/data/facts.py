@@ -1,0 +1,209 @@
+"""Facts of clients' data that are public in a run, from which its configuration follows.
+
+Each client tells those of its own shard (`ClientFacts`), and `agree` makes those of all clients. A
+federation has the same facts, so that a run on many machines and one in this process have one
+configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.errors import UsageError
+from securecluster.models.objectives import CLASSIFICATION, Objective, objective
+
+
+@dataclass(frozen=True)
+class Form:
+    """Shape and type of one row of an array.
+
+    Args:
+        shape: of a row.
+        dtype: name of a NumPy type.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, rows: NDArray[Any]) -> Form:
+        """Return the form of the rows of an array.
+
+        Args:
+            rows: (n, …).
+        """
+        return cls(tuple(rows.shape[1:]), rows.dtype.name)
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """What one client tells of its data before a run.
+
+    Args:
+        x: form of a sample.
+        y: form of a target.
+        classes: number of outputs that its data need, at least; None where it is known without.
+        objective: of training, as JSON has it.
+        feature_names: names of the features, if they have any.
+        bright: whether images are so bright that training needs a lower learning rate.
+        samples: number of training samples; None where the protocol needs none.
+    """
+
+    x: Form
+    y: Form
+    objective: Mapping[str, Any]
+    classes: int | None = None
+    feature_names: tuple[str, ...] | None = None
+    bright: bool = False
+    samples: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts as JSON has them."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, told: Any) -> ClientFacts:
+        """Return the facts that a client told.
+
+        Args:
+            told: as `as_json` returned it, from a client that may tell anything.
+
+        Raises:
+            UsageError: no facts.
+        """
+        try:
+            names = told["feature_names"]
+            facts = cls(
+                _form(told["x"]),
+                _form(told["y"]),
+                objective(told["objective"]).as_json(),
+                _whole_or_none(told["classes"]),
+                None if names is None else tuple(str(name) for name in names),
+                bool(told["bright"]),
+                _whole_or_none(told["samples"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"a client told no facts of its data ({type(error).__name__}): it runs another "
+                "version of securecluster, or breaks the protocol"
+            ) from None
+        return facts
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is public of the clients of a run and their data.
+
+    Args:
+        clients: m.
+        x: form of a sample.
+        y: form of a target.
+        classes: number of outputs: classes, tokens of the vocabulary, or coordinates of a position.
+        seed: of the run.
+        objective: of training.
+        feature_names: names of the features, or of the one column of images or lists, if any.
+        bright: whether images are so bright that training needs a lower learning rate.
+        samples: number of training samples of each client; None where nobody told it.
+    """
+
+    clients: int
+    x: Form
+    y: Form
+    classes: int
+    seed: int
+    objective: Objective = CLASSIFICATION
+    feature_names: tuple[str, ...] | None = None
+    bright: bool = False
+    samples: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return self.clients
+
+    @property
+    def facts(self) -> Facts:
+        """Return these facts, as a federation returns its own."""
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one sample."""
+        return self.x.shape
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of training samples of each client.
+
+        Raises:
+            UsageError: nobody told them.
+        """
+        if self.samples is None:
+            raise UsageError(
+                "this protocol's configuration follows from each client's number of samples, which "
+                "the clients did not tell: ask for facts with samples"
+            )
+        return self.samples
+
+
+def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) -> Facts:
+    """Return the facts of all clients from what each of them told.
+
+    Args:
+        told: by each client, in the order of their numbers.
+        seed: of the run.
+        classes: number of outputs; None is the largest number that any client's data need.
+
+    Raises:
+        UsageError: no client, or clients whose data do not belong together.
+    """
+    if not told:
+        raise UsageError("no client told facts of its data: wait for the nodes")
+    first = told[0]
+    for number, facts in enumerate(told):
+        # these may differ
+        alike = replace(facts, classes=first.classes, samples=first.samples)
+        if alike != first:
+            differing = [name for name, value in vars(first).items() if vars(alike)[name] != value]
+            raise UsageError(
+                f"client {number} has data of another kind than client 0 ({', '.join(differing)}): "
+                "all clients of a run need samples of one shape, type and objective"
+            )
+    needed = max((facts.classes for facts in told if facts.classes is not None), default=0)
+    if classes is None and any(facts.classes is None for facts in told):
+        raise UsageError("the number of classes is neither given nor told by all clients: give it")
+    if classes is not None and classes < needed:
+        raise UsageError(
+            f"classes = {classes} is fewer than the {needed} that a client's labels need: give at "
+            f"least {needed}"
+        )
+    samples = [facts.samples for facts in told if facts.samples is not None]
+    return Facts(
+        clients=len(told),
+        x=first.x,
+        y=first.y,
+        classes=classes or needed,
+        seed=seed,
+        objective=objective(first.objective),
+        feature_names=first.feature_names,
+        bright=first.bright,
+        samples=tuple(samples) if len(samples) == len(told) else None,
+    )
+
+
+def _form(told: Any) -> Form:
+    shape = tuple(_whole(size) for size in told["shape"])
+    return Form(shape, np.dtype(str(told["dtype"])).name)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 40:
+        raise ValueError("no number")
+    return value
+
+
+def _whole_or_none(value: Any) -> int | None:
+    return None if value is None else _whole(value)

@@ -1,0 +1,340 @@
+"""One client of runs on many machines: its data, keys, state and ledger, in a folder of its own.
+
+A node answers bytes with bytes, whatever carries them. What it answers is on its disk before the
+reply leaves, its own ledger first: a machine that dies in between has accounted for the release,
+and gives the same reply when it is asked again. So no reply leaves twice with other bits, and no
+release without a line in the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from securecluster.core import atomic_files
+from securecluster.core.devices import cpu_threads
+from securecluster.core.serialization import pack, unpack
+from securecluster.data.facts import ClientFacts
+from securecluster.data.federation import Federation
+from securecluster.errors import FrameError, RunFolderError, UsageError
+from securecluster.messaging import refusals, wire
+from securecluster.privacy.dp.budget import UNITS, Budget
+from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.derived import needs_samples
+from securecluster.runs.endpoints import KeySource, build_client
+from securecluster.runs.method import Method
+from securecluster.runs.policy import Policy
+from securecluster.runs.proposal import Proposal, accepted
+from securecluster.runtime.endpoint import Endpoint, config_hash
+from securecluster.runtime.refusals import answered
+from securecluster.runtime.release_budget import ReleaseBudget
+from securecluster.runtime.release_target import ReleaseTarget
+from securecluster.runtime.settings import Settings
+
+AGREED = "agreed.json"
+STATE = "state.safetensors"
+LOCK = "lock"
+SECONDS_FOR_LOCK = 600.0  # an answer of another process may take as long as a client trains
+NO_BUDGET = math.inf
+
+
+@dataclass
+class _Running:
+    """A run that a node takes part in, as it is in memory.
+
+    Args:
+        endpoint: answers its frames.
+        stamp: of the state's file that the endpoint agrees with; None without a file.
+    """
+
+    endpoint: Endpoint[Any]
+    stamp: tuple[int, int] | None
+
+
+class Node:
+    """A client of runs on many machines.
+
+    Its folder can be read by its owner alone. It has a folder for each run that the node agreed to
+    (`agreed.json`, `state.safetensors`), and a ledger over all runs of each unit of privacy
+    (`ledger-client.jsonl`, `ledger-example.jsonl`).
+
+    Args:
+        method: the protocol that the node runs, with its owner's hyper-parameters.
+        data: a federation of this client alone.
+        folder: of the node, which is made if it is not there.
+        identity: signs what the node sends in the key agreement; None in runs without a roster.
+        roster: public keys of all clients, from the party that enrols them, and not from the
+            server.
+        number: of the client; None is that of its key on the roster.
+        policy: what its owner allows; None allows every run of the method that has a roster.
+        settings: device and threads.
+
+    Raises:
+        UsageError: several clients, a roster without this client, or no number.
+    """
+
+    def __init__(  # noqa: PLR0913 (what a node is made of)
+        self,
+        method: Method,
+        data: Federation,
+        folder: Path | str,
+        *,
+        identity: Identity | None = None,
+        roster: Roster | None = None,
+        number: int | None = None,
+        policy: Policy | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        if len(data) != 1:
+            raise UsageError(
+                f"a node is one client, and these data are of {len(data)}: give one node to each"
+            )
+        self.method = method
+        self.policy = policy or Policy()
+        self.folder = Path(folder)
+        self.number = _number(number, identity, roster)
+        self._data = data
+        self._identity = identity
+        self._roster = roster
+        self._settings = settings or Settings(threads=1)
+        self._running: dict[str, _Running] = {}
+        self._thread = threading.RLock()
+        atomic_files.make_private_folder(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Node({self.method.name}, client {self.number}, {self.folder})"
+
+    def facts(self) -> ClientFacts:
+        """Return what the node tells a server of its data before a run.
+
+        Its number of samples is among it only where the method needs it, and the policy allows it.
+        """
+        samples = needs_samples(self.method) and self.policy.samples
+        return self._data.facts_of(0, samples)
+
+    def agree(self, data: bytes) -> str:
+        """Take part in a run that a server proposes.
+
+        Args:
+            data: a packed `Proposal`, of a server that may propose anything.
+
+        Returns:
+            The fingerprint of the configuration, which frames of the run carry.
+
+        Raises:
+            FrameError: no proposal.
+            PolicyError: a run that this client does not take part in.
+        """
+        own = self._data.facts_of(0, samples=True, classes=True)
+        proposal = Proposal.unpacked(data)
+        config = accepted(proposal, self.method, own, self.number, self.policy, self._roster)
+        run = config_hash(config)
+        with self._alone():
+            folder = self._folder_of(run)
+            atomic_files.make_private_folder(folder)
+            if not (folder / AGREED).exists():
+                text = json.dumps(config, sort_keys=True)
+                atomic_files.write_atomic(
+                    folder / AGREED, text.encode(), atomic_files.OWNER, durable=True
+                )
+        return run
+
+    def answer(self, frame: bytes) -> bytes:
+        """Answer a frame of a run that the node agreed to.
+
+        State and ledger are on the disk before this returns. Where it fails, the node stays as it
+        was, but for what the ledger says.
+
+        Args:
+            frame: bytes of the request.
+
+        Returns:
+            The bytes of the reply, or of a refusal by a code: no text of an error leaves.
+        """
+        recipient = f"client/{self.number}"
+        return answered(self._answered, frame, recipient, refusals.log)
+
+    def _answered(self, frame: bytes) -> bytes:
+        """Return the reply to a frame, or raise one of many errors."""
+        run = wire.peek(frame).config
+        with self._alone(), cpu_threads(self._settings.threads):
+            running = self._living(run)
+            try:
+                reply = running.endpoint.reply_frame(frame)
+                self._store(run, running)
+            except BaseException:
+                # what it changed in memory is not what is on the disk
+                del self._running[run]
+                raise
+        return reply
+
+    def spent(self, unit: str | None = None) -> dict[str, float]:
+        """Return ε of all runs of this node so far, by its own ledger and without any server.
+
+        Args:
+            unit: of privacy, "client" or "example"; None is each that has a ledger.
+
+        Returns:
+            ε at the policy's δ, by unit; infinite where something was released without noise.
+        """
+        units = [unit] if unit is not None else [one for one in UNITS if self._ledger(one).exists()]
+        return {one: self._budget(one).spent for one in units}
+
+    def runs(self) -> list[str]:
+        """Return the fingerprints of the runs that the node has agreed to."""
+        return sorted(path.parent.name for path in self.folder.glob(f"run-*/{AGREED}"))
+
+    # private
+
+    def _living(self, run: str) -> _Running:
+        """Return a run as it is on the disk, from memory where that agrees with it.
+
+        Raises:
+            FrameError: a run that the node has not agreed to.
+        """
+        path = self._folder_of(run) / STATE
+        running = self._running.get(run)
+        # another process may have answered since
+        if running is not None and running.stamp == _stamp(path):
+            return running
+        config = self._agreed(run)
+        endpoint = self._endpoint(config)
+        stamp = _stamp(path)
+        if stamp is not None:
+            state: ClientState = unpack(atomic_files.read(path), ClientState)
+            endpoint.client.restore(state)
+            endpoint.keys.restore(state.secrets)
+        self._resume(endpoint)
+        running = _Running(endpoint, stamp)
+        if stamp is None:
+            # its keys are on the disk before they are used: new ones would draw other noise
+            self._store(run, running)
+        # one run at a time: an endpoint takes the memory of a model
+        self._running = {run: running}
+        return running
+
+    def _agreed(self, run: str) -> Mapping[str, Any]:
+        """Return the configuration of a run.
+
+        Raises:
+            FrameError: a run that the node has not agreed to.
+            RunFolderError: its file was changed.
+        """
+        path = self._folder_of(run) / AGREED
+        if not path.is_file():
+            raise FrameError("the node has agreed to no run of this configuration")
+        try:
+            config: Mapping[str, Any] = json.loads(atomic_files.read(path))
+        except ValueError:
+            config = {}
+        if config_hash(config) != run:
+            raise RunFolderError(f"{path} is not what the node agreed to: restore it from a copy")
+        return config
+
+    def _endpoint(self, config: Mapping[str, Any]) -> Endpoint[Any]:
+        """Return an endpoint of this client, as it is before the first call."""
+        signed = self._roster is not None
+        keys = KeySource(False, self._identity if signed else None, self._roster)
+        return build_client(
+            self.method,
+            self._data,
+            replace(self._settings, dtype=str(config["dtype"])),
+            key_source=keys,
+            agreed=config,
+            numbers=[self.number],
+            budget=self._budget(str(config["dp_unit"])),
+        )
+
+    def _resume(self, endpoint: Endpoint[Any]) -> None:
+        """Hold an endpoint to a target ε, of which the run has spent a part."""
+        own = [each for each in endpoint.reservations if isinstance(each, ReleaseBudget)]
+        spent = [replace(event, ids=(self.number,)) for each in own for event in each.recorded()]
+        for each in endpoint.reservations:
+            if isinstance(each, ReleaseTarget):
+                each.learn(spent)
+
+    def _store(self, run: str, running: _Running) -> None:
+        """Write the state of a run, so that it is on the disk when this returns."""
+        path = self._folder_of(run) / STATE
+        endpoint = running.endpoint
+        data = pack(endpoint.client.state(endpoint.keys.secrets))
+        atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=True)
+        running.stamp = _stamp(path)
+
+    def _budget(self, unit: str) -> Budget:
+        """Return the node's ledger of a unit, with the ε that its owner allows."""
+        epsilon = self.policy.most_epsilon
+        return Budget(
+            self._ledger(unit), NO_BUDGET if epsilon is None else epsilon, self.policy.delta, unit
+        )
+
+    def _ledger(self, unit: str) -> Path:
+        return ledger_of(self.folder, unit)
+
+    def _folder_of(self, run: str) -> Path:
+        if not run.isalnum():
+            raise FrameError("the node has agreed to no run of this configuration")
+        return self.folder / f"run-{run}"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads and processes from this node's folder.
+
+        Raises:
+            RunFolderError: another one has it for too long.
+        """
+        try:
+            with self._thread, FileLock(self.folder / LOCK, timeout=SECONDS_FOR_LOCK, mode=0o600):
+                yield
+        except Timeout:
+            raise RunFolderError(
+                f"another process has {self.folder} for more than {SECONDS_FOR_LOCK:.0f} s: stop it"
+            ) from None
+
+
+def ledger_of(folder: Path, unit: str) -> Path:
+    """Return the path of a node's ledger.
+
+    Args:
+        folder: of the node.
+        unit: of privacy, "client" or "example".
+    """
+    return folder / f"ledger-{unit}.jsonl"
+
+
+def _number(number: int | None, identity: Identity | None, roster: Roster | None) -> int:
+    """Return the number of a client, which the roster has for its key.
+
+    Raises:
+        UsageError: no number, or another one than the roster has.
+    """
+    if roster is None:
+        if number is None:
+            raise UsageError("a node without a roster has no number: give number")
+        return number
+    if identity is None:
+        raise UsageError("a node on a roster signs what it sends: give identity")
+    found = roster.number(identity.public)
+    if found is None:
+        raise UsageError("the roster has no key of this identity: ask who enrols the clients")
+    if number not in (None, found):
+        raise UsageError(f"the roster has this identity as client {found}, and not {number}")
+    return found
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return what tells one version of a file from another; None without a file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return (status.st_ino, status.st_mtime_ns)

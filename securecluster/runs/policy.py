@@ -1,0 +1,152 @@
+"""What the owner of a client allows runs to do with its data.
+
+A server proposes a run, and the node of a client checks the proposal against this policy, which no
+server can change.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from securecluster.errors import PolicyError, UsageError
+from securecluster.privacy.dp.budget import UNITS
+from securecluster.privacy.dp.ledger import DELTA
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What runs a client takes part in; by default in any of its own protocol.
+
+    Args:
+        protocols: names of protocols; None allows any.
+        masks: names of masks; None allows any.
+        aggregations: protections of sums, such as secagg; None allows any.
+        relevances: protections of pairs, such as pads; None allows any.
+        least_noise: smallest noise multiplier of a run.
+        most_epsilon: largest ε of all runs together, which the node's own ledger holds.
+        delta: δ of that ε.
+        unit: what runs protect, "client" or "example"; None allows both, and no `most_epsilon`.
+        placements: of the noise, such as local; None allows any.
+        samples: whether the server may be told the number of samples.
+        roster: whether runs need a roster.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+
+    protocols: Sequence[str] | None = None
+    masks: Sequence[str] | None = None
+    aggregations: Sequence[str] | None = None
+    relevances: Sequence[str] | None = None
+    placements: Sequence[str] | None = None
+    least_noise: float = 0.0
+    most_epsilon: float | None = None
+    delta: float = DELTA
+    unit: str | None = None
+    samples: bool = True
+    roster: bool = True
+
+    def __post_init__(self) -> None:
+        if self.unit is not None and self.unit not in UNITS:
+            raise UsageError(f"unit is {self.unit!r}: runs protect a client or an example")
+        if self.most_epsilon is not None and self.unit is None:
+            raise UsageError(
+                "most_epsilon is of one unit, since the costs of two do not add up: give unit too, "
+                "client or example"
+            )
+        numbers = {"least_noise": self.least_noise, "delta": self.delta}
+        if self.most_epsilon is not None:
+            numbers["most_epsilon"] = self.most_epsilon
+        for name, value in numbers.items():
+            if not _is_number(value) or value < 0:
+                raise UsageError(f"{name} is {value!r}: give a number of at least 0")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Policy:
+        """Return the policy of a TOML file, with one line for each field.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            UsageError: no such file, no TOML, or a field that no policy has.
+        """
+        path = Path(path)
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(
+                f"there is no policy {path}: write one, of which an empty file allows all"
+            ) from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{path} is no policy in TOML: {error}") from None
+        try:
+            for name, value in content.items():
+                _check_entry(name, value)
+            return cls(**content)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Check that a run is allowed.
+
+        Args:
+            config: that clients and server are to agree on.
+
+        Raises:
+            PolicyError: it is not.
+        """
+        named = {
+            "protocol": self.protocols,
+            "mask": self.masks,
+            "aggregation": self.aggregations,
+            "relevance": self.relevances,
+            "placement": self.placements,
+        }
+        for entry, allowed in named.items():
+            # an option without effect is in no configuration
+            value = config.get(entry, "plain")
+            if allowed is not None and value not in allowed:
+                listed = ", ".join(allowed) or "none at all"
+                raise PolicyError(f"this client allows {entry} {listed}, and not {value}")
+        noise = float(config["noise"])
+        if noise < self.least_noise:
+            raise PolicyError(
+                f"this client allows noise multipliers of at least {self.least_noise:g}, and the "
+                f"run has {noise:g}"
+            )
+        unit = config["dp_unit"]
+        if self.unit is not None and unit != self.unit:
+            raise PolicyError(f"this client's unit of privacy is {self.unit}, and the run's {unit}")
+        if self.roster and "roster" not in config:
+            raise PolicyError("this client takes part only in runs with a roster of public keys")
+
+
+LISTS = ("protocols", "masks", "aggregations", "relevances", "placements")
+SWITCHES = ("samples", "roster")
+
+
+def _check_entry(name: str, value: Any) -> None:
+    """Raise UsageError for an entry that no policy has, or of another type."""
+    known = [field.name for field in fields(Policy)]
+    if name not in known:
+        raise UsageError(f"a policy has no {name}: choose of {', '.join(known)}")
+    if name in LISTS and not _are_names(value):
+        raise UsageError(f'{name} is a list of names, such as ["none"]')
+    if name in SWITCHES and not isinstance(value, bool):
+        raise UsageError(f"{name} is true or false")
+    if name not in (*LISTS, *SWITCHES, "unit") and not _is_number(value):
+        raise UsageError(f"{name} is a number")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)

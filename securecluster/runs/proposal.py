@@ -1,0 +1,185 @@
+"""Agreement on a run: facts that clients tell, what a server proposes, and what a client accepts.
+
+Server and client each derive the configuration from their own protocol object and the facts of all
+clients. So a client does not take the server's word for any hyper-parameter: it compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from securecluster.data.facts import ClientFacts, Facts
+from securecluster.errors import FrameError, PolicyError
+from securecluster.models.objectives import objective
+from securecluster.privacy.masking.identities import Roster
+from securecluster.runs.derived import needs_samples
+from securecluster.runs.method import Method
+from securecluster.runs.policy import Policy
+
+MOST_CLIENTS = 1 << 20
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A run that a server proposes to clients.
+
+    Args:
+        config: that clients and server are to agree on.
+        samples: number of training samples of each client, where the configuration follows from
+            them; else None.
+    """
+
+    config: Mapping[str, Any]
+    samples: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, method: Method, facts: Facts, dtype: str, roster: Roster | None) -> Proposal:
+        """Return the proposal of a server.
+
+        Args:
+            method: its protocol.
+            facts: of all clients.
+            dtype: of the models.
+            roster: public keys of the clients; None where nothing is verified.
+
+        Raises:
+            UsageError: a method that does not work with these facts.
+        """
+        samples = facts.sizes if needs_samples(method) else None
+        return cls(agreed_config(method, facts, dtype, roster), samples)
+
+    def packed(self) -> bytes:
+        """Return the proposal as bytes."""
+        content = {"config": dict(self.config), "samples": self.samples}
+        return json.dumps(content, sort_keys=True).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Proposal:
+        """Return the proposal that a server sent.
+
+        Args:
+            data: from a server that may send anything.
+
+        Raises:
+            FrameError: no proposal.
+        """
+        try:
+            content = json.loads(data)
+            config, samples = content["config"], content["samples"]
+            described = [config["protocol"], config["dtype"], config["mask"]]
+            counted = [config["clients"], config["classes"], *(samples or ())]
+            known = all(isinstance(value, str) for value in described)
+            known = known and config["dtype"] in DTYPES
+            whole = all(type(n) is int and 0 <= n < MOST_CLIENTS for n in counted)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise FrameError("the server proposed no run") from None
+        if not known or not whole or type(config["seed"]) is not int:
+            raise FrameError("the server proposed no run")
+        return cls(config, None if samples is None else tuple(samples))
+
+
+def agreed_config(
+    method: Method, facts: Facts, dtype: str, roster: Roster | None
+) -> dict[str, Any]:
+    """Return the configuration of a run on many machines.
+
+    Args:
+        method: the protocol.
+        facts: of all clients.
+        dtype: of the models.
+        roster: public keys of the clients, whose digest the configuration has; None for none.
+    """
+    config = method.config(facts, dtype)
+    if roster is None:
+        return config
+    return {**config, "roster": roster.digest}
+
+
+def accepted(
+    proposal: Proposal,
+    method: Method,
+    own: ClientFacts,
+    number: int,
+    policy: Policy,
+    roster: Roster | None,
+) -> dict[str, Any]:
+    """Return the configuration of a proposed run, which a client derived itself.
+
+    Args:
+        proposal: of the server.
+        method: the client's own protocol object.
+        own: facts of the client's data, with its numbers of samples and classes.
+        number: of the client.
+        policy: of its owner.
+        roster: that the owner was given; None for none.
+
+    Raises:
+        PolicyError: another run than this client takes part in, or one that its owner forbids.
+        UsageError: a method that does not work with these facts.
+    """
+    proposed = proposal.config
+    if proposed["protocol"] != method.name:
+        raise PolicyError(
+            f"the server proposes {proposed['protocol']}, and this client runs {method.name}"
+        )
+    clients = int(proposed["clients"])
+    if not 0 <= number < clients:
+        raise PolicyError(f"the server proposes a run of {clients} clients without this one")
+    if own.classes is not None and int(proposed["classes"]) < own.classes:
+        raise PolicyError(
+            f"the server proposes {proposed['classes']} classes, and this client's data need more"
+        )
+    _check_samples(proposal, method, own, number, policy)
+    facts = Facts(
+        clients=clients,
+        x=own.x,
+        y=own.y,
+        classes=int(proposed["classes"]),
+        seed=int(proposed["seed"]),
+        objective=objective(own.objective),
+        feature_names=own.feature_names,
+        bright=own.bright,
+        samples=proposal.samples,
+    )
+    config = agreed_config(method, facts, str(proposed["dtype"]), roster)
+    _check_equal(proposed, config)
+    policy.check(config)
+    return config
+
+
+def _check_samples(
+    proposal: Proposal, method: Method, own: ClientFacts, number: int, policy: Policy
+) -> None:
+    """Raise PolicyError for numbers of samples that are not the clients'."""
+    if not needs_samples(method):
+        return
+    if not policy.samples:
+        raise PolicyError("this client does not tell its number of samples, which the run needs")
+    samples = proposal.samples or ()
+    if len(samples) != int(proposal.config["clients"]) or samples[number] != own.samples:
+        raise PolicyError("the server proposes other numbers of samples than the clients told")
+
+
+def _check_equal(proposed: Mapping[str, Any], derived: Mapping[str, Any]) -> None:
+    """Raise PolicyError for a proposal that is not what this client's own protocol gives."""
+    # as the other side of a wire reads it, where a tuple is a list
+    own = json.loads(json.dumps(derived))
+    if dict(proposed) == own:
+        return
+    names = sorted(proposed.keys() | own.keys())
+    name, *others = [name for name in names if proposed.get(name) != own.get(name)]
+    too = f" (and {', '.join(others)} differ, too)" if others else ""
+    raise PolicyError(
+        f"the server proposes {name} = {_short(proposed.get(name))}, and this client's protocol "
+        f"has {_short(own.get(name))}{too}"
+    )
+
+
+def _short(value: Any) -> str:
+    """Return a value as a sentence shows it."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
