@@ -24,7 +24,7 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import Recording, Transcript
 from securecluster.privacy.dp.ledger import Event, Recall
 from securecluster.privacy.masking.identities import Roster
-from securecluster.runs.derived import server_copy
+from securecluster.runs.derived import adds_noise, opened_verbs, server_copy
 from securecluster.runs.labels import checked_labels
 from securecluster.runs.method import Method
 from securecluster.runtime.channel_state import ChannelState
@@ -75,9 +75,14 @@ class ServerHalf:
             transcript: records the frames.
             device: where the server computes; None is main memory.
             secrets: secret random streams of a simulated run.
-            key: secret bytes of a deployed server.
+            key: 32 secret bytes of a deployed server.
             roster: identities of the clients that a deployed server accepts.
+
+        Raises:
+            UsageError: neither, where the server adds noise or opens ciphertexts.
         """
+        if key is None and secrets is None:
+            _check_no_secret(method, config)
         server = server_copy(method)
         recorded = Recorded(transport, transcript)
         net = server.build_network(recorded, config, key, device, roster, secrets)
@@ -230,6 +235,28 @@ def without_clients(server: Method) -> Iterator[None]:
             "met the clients' data can have: it runs on a new object with the same "
             "hyper-parameters, so let it use what messages, the state and net.agreed tell"
         ) from error
+
+
+def _check_no_secret(method: Method, config: Mapping[str, Any]) -> None:
+    """Check that a server without a secret of its own needs none.
+
+    Args:
+        method: of the run.
+        config: what clients and server agreed on.
+
+    Raises:
+        UsageError: it adds noise, or opens envelopes, which anybody could do who knows the seed.
+    """
+    needs = ""
+    if config["placement"] == "central" and adds_noise(method, config):
+        needs = "a trusted server draws its noise"
+    elif opened_verbs(method):
+        needs = "a server opens the ciphertexts that are sealed for it"
+    if needs:
+        raise UsageError(
+            f"{needs} by a key of its own, and this one would follow from the public seed: give "
+            "key, 32 secret bytes that the server keeps"
+        )
 
 
 def replayed(

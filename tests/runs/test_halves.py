@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from securecluster import CFL, FLHC, Federation, LabelSwap
+from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import ClusteringProtocol, OneShot, Settings
@@ -45,7 +46,8 @@ def server_of(
 ) -> ServerHalf:
     """Return the server's half of a run, which gets the configuration and a transport."""
     config = method.config(federation, SEEDED.dtype)
-    return ServerHalf.over(transport, method, config, Transcript("sizes"))
+    secrets = Randomness(federation.seed)
+    return ServerHalf.over(transport, method, config, Transcript("sizes"), secrets=secrets)
 
 
 def frames_to(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -93,6 +94,7 @@ def serve(
     nodes: list[Node],
     roster: Roster | None,
     door: Callable[[Node, bytes], bytes] = Node.answer,
+    **options: Any,
 ) -> ServerHalf:
     """Run the server over nodes, each of which agrees first, and return its half after the run."""
     proposal = Proposal.of(made, federation.facts, "float32", roster)
@@ -100,7 +102,7 @@ def serve(
         node.agree(proposal.packed())
     doors = {node.number: lambda frame, node=node: door(node, frame) for node in nodes}
     transport = Framed(doors, lambda name: call_types(made, name)[1])
-    half = ServerHalf.over(transport, made, proposal.config, Transcript("full"))
+    half = ServerHalf.over(transport, made, proposal.config, Transcript("full"), **options)
     half.state = half.final_state(half.started())  # type: ignore[attr-defined]
     return half
 
@@ -387,6 +389,81 @@ def test_damage_in_the_folder_is_told_and_nothing_is_answered(
     ledger.write_bytes(ledger.read_bytes()[5:])
     with pytest.raises(RunFolderError, match="restore it from a copy"):
         nodes[0].spent()
+
+
+# --- the server ---
+
+
+@pytest.mark.parametrize("dies", ["in a round", "between rounds"])
+def test_a_server_that_is_killed_goes_on_over_the_same_nodes(
+    dies: str, federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    made = CFL(**{**SMALL, "rounds": 3}, sketch=64, aggregation="secagg")
+    proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
+    nodes = nodes_of(made, federation, enrolled, tmp_path)
+    for node in nodes:
+        node.agree(proposal.packed())
+    types = partial(call_types, made)
+    names = [str(i) for i in range(CLIENTS)]
+    folder = tmp_path / "server"
+    asked: list[int] = []
+
+    def half(limit: int) -> ServerHalf:
+        def door(node: Node, frame: bytes) -> bytes:
+            asked.append(node.number)
+            if len(asked) == limit:
+                raise KeyboardInterrupt
+            return rebuilt(node, frame)
+
+        doors = {node.number: partial(door, node) for node in nodes}
+        frames = folder / "transcript"
+        frames.mkdir(parents=True, exist_ok=True)
+        transport = Framed(doors, lambda name: types(name)[1])
+        transcript = Transcript("full", frames, types, names)
+        return ServerHalf.over(transport, made, proposal.config, transcript)
+
+    def stop(line: Any) -> None:
+        if dies == "between rounds" and line["round"] == 2:
+            raise KeyboardInterrupt
+
+    first = half(30 if dies == "in a round" else 10**9)
+    with pytest.raises(KeyboardInterrupt):
+        first.final_state(first.started(folder, report=stop))
+    second = half(10**9)
+    run = second.started(folder)
+    assert run.resumed
+    state = second.final_state(run)
+    whole = made.fit(federation, Settings(threads=1))
+    assert list(state.labels) == list(whole.labels_)
+    assert second.net.state.lost == {}
+    events = [(e.method, e.ids, e.round) for e in whole.ledger_.events]
+    assert [(e.method, e.ids, e.round) for e in second.net.state.ledger.events] == events
+    assert [line["round"] for line in run.history] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (FedAvg(**SMALL, clip=1.0, noise=1.0, placement="central"), "draws its noise by a key"),
+        (OneShot(**SMALL, relevance="ckks"), "opens the ciphertexts"),
+    ],
+    ids=["central", "ckks"],
+)
+def test_a_server_with_secrets_has_a_key_of_its_own(
+    made: Any, sentence: str, federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        serve(made, federation, nodes_of(made, federation, enrolled, tmp_path), enrolled[1])
+
+
+def test_a_trusted_server_s_noise_is_on_the_node_s_ledger(
+    federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    made = FedAvg(**SMALL, clip=1.0, noise=1.0, placement="central")
+    nodes = nodes_of(made, federation, enrolled, tmp_path)
+    half = serve(made, federation, nodes, enrolled[1], rebuilt, key=bytes(range(32)))
+    expected = half.net.state.ledger.price(1e-5).epsilon
+    assert nodes[0].spent() == {"client": pytest.approx(expected)}
 
 
 # --- who a node is ---
