@@ -132,6 +132,7 @@ def show(content: Result, folder: Path) -> None:
     console.print(terminal.table(*bytes_table(content["bytes"]), "bytes on the wire", numbers=True))
     privacy_report.show(console, content["privacy"])
     _show_dropped(console, content["dropped"])
+    _show_refused(console, content.get("refused", {}))
     time = f"{content['seconds']:.1f} s on {content['device']}"
     # no wrapping: a path with line breaks in it could not be copied
     console.print(f"{time}; everything is in {folder}", soft_wrap=True)
@@ -175,6 +176,21 @@ def _show_dropped(console: Any, dropped: dict[str, list[int]]) -> None:
         clients.append(f"{name}: {_few(rounds)}")
     text = "; ".join(_first(clients, MOST_CLUSTERS))
     console.print(f"did not reply (client: rounds): {text}")
+
+
+def _show_refused(console: Any, refused: dict[str, dict[str, list[int]]]) -> None:
+    """Print in which rounds clients refused, and why.
+
+    Args:
+        console: rich's.
+        refused: rounds by the client's name and the code of its refusal.
+    """
+    clients = []
+    for name, codes in refused.items():
+        clients += [f"{name}: {_few(rounds)} ({code})" for code, rounds in codes.items()]
+    if clients:
+        text = "; ".join(_first(clients, MOST_CLUSTERS))
+        console.print(f"refused (client: rounds): {text}")
 
 
 def bytes_table(sent: Sent) -> tuple[list[str], list[list[str]]]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -438,11 +438,13 @@ class Response:
         ids: clients that replied.
         reply: message with one frame per client of `ids`; None if nobody replied.
         receipts: what each client of `ids` released in its reply; empty where nobody has any.
+        refused: by client that is alive and refused, the code of its refusal (`refusals`).
     """
 
     ids: tuple[int, ...]
     reply: Any
     receipts: tuple[Receipts, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     def receipts_at(self, position: int) -> Receipts:
         """Return the receipts of one client's reply.

@@ -70,6 +70,7 @@ class Entry:
         down: bytes of the frame to each recipient.
         up: bytes of the frame from each recipient; 0 if it did not reply.
         asker: local parameter server that called each recipient; empty if the server did.
+        refused: of recipients that did not reply, (id, code) of those that refused.
         sha256: digest of the file with the contents; empty if there is none.
     """
 
@@ -82,6 +83,7 @@ class Entry:
     down: tuple[int, ...]
     up: tuple[int, ...]
     asker: tuple[int, ...] = ()
+    refused: tuple[tuple[int, str], ...] = ()
     # entries are compared with those made from the contents, which have no file
     sha256: str = field(default="", compare=False)
 
@@ -214,7 +216,7 @@ class Transcript:
         if self.mode == "full":
             entry = replace(entry, sha256=self._store(call, answer))
         if self._index:
-            self._index.append([json.dumps(asdict(entry))])
+            self._index.append([json.dumps(_as_json(entry))])
         self._count(entry)
 
     def _count(self, entry: Entry) -> None:
@@ -303,7 +305,8 @@ class Transcript:
         if batch.reply is not None:
             reply = _rebuilt(reply_type, batch.reply)
         receipts = tuple(receipts_from_json(values) if values else () for values in batch.receipts)
-        return call, Response(tuple(batch.ids), reply, receipts)
+        refused = dict(self.entries[position].refused)
+        return call, Response(tuple(batch.ids), reply, receipts, refused)
 
     def _checked_file(self, position: int) -> bytes:
         """Return the contents of an entry's file, which must match the digest in the index."""
@@ -587,6 +590,7 @@ def entry_of(call: Call, answer: Response) -> Entry:
         down=down,
         up=up,
         asker=call.asker,
+        refused=tuple(sorted(answer.refused.items())),
     )
 
 
@@ -603,6 +607,14 @@ def load_entries(folder: Path) -> list[Entry]:
     if path.is_file():
         data = atomic_files.read(path)
     return manifest.read_lines(path, data, _entry)
+
+
+def _as_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry as a line of the index has it."""
+    content = asdict(entry)
+    if not entry.refused:
+        del content["refused"]  # of few runs
+    return content
 
 
 def _entry(line: str) -> Entry:

@@ -180,6 +180,7 @@ class Result(TypedDict):
     labels: list[int]
     truth: list[int] | list[str] | None
     dropped: dict[str, list[int]]
+    refused: NotRequired[dict[str, dict[str, list[int]]]]
     rounds: int
     metrics: Metrics
     metric: str

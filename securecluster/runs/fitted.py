@@ -105,6 +105,7 @@ class FittedRun:
         self.ledger_ = learned.network.ledger
         self.bytes_ = learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
+        self.refused_ = dict(sorted(learned.network.refused.items()))
         self.scores_ = np.asarray(learned.scores, dtype=np.float64)
         self.metric_ = self.network_.objective.metric
         setattr(self, f"{self.metric_}_", self.scores_)

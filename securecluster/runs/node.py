@@ -190,7 +190,7 @@ class Node:
         return {one: self._budget(one).spent for one in units}
 
     def runs(self) -> list[str]:
-        """Return the fingerprints of the runs that the node has agreed to."""
+        """Return the names of the folders of runs that the node has agreed to."""
         return sorted(path.parent.name for path in self.folder.glob(f"run-*/{AGREED}"))
 
     # private

@@ -68,6 +68,10 @@ def result_of(federation: Federation, fitted: FittedRun) -> Result:
         "privacy": section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
+    if fitted.refused_:
+        content["refused"] = {
+            federation.names[client]: codes for client, codes in fitted.refused_.items()
+        }
     return cast(Result, content)
 
 

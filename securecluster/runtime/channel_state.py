@@ -66,6 +66,7 @@ class ChannelState:
         sum_keys: public keys by which pairs of clients agree on pads.
         encryption: public keys of the key authority, by encryption scheme.
         lost: rounds in which a client did not reply, by client id.
+        refused: rounds in which a client refused a request, by client id and the refusal's code.
         ledger: events of everything that clients released.
         sum_lists: clients of secure sums, of those alone whose lists are no combination of earlier
             ones: the row space of all of them is theirs.
@@ -79,5 +80,6 @@ class ChannelState:
     sum_keys: KeyDirectory = field(default_factory=KeyDirectory)
     encryption: dict[str, KeyRecord] = field(default_factory=dict)
     lost: dict[int, list[int]] = field(default_factory=dict)
+    refused: dict[int, dict[str, list[int]]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     sum_lists: list[list[int]] = field(default_factory=list)

@@ -114,6 +114,7 @@ class ServerChannel:
         self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
         self.pair_aggregator = pair_aggregator or PlainPairs()
         self._transport = transport
+        self._refusing: set[int] = set()  # who refused its last request
         self._config = config
         # A share of the noise protects a sum only; a single reply would carry too little of it.
         if pipeline.shares > 1 and self.aggregator.server_reads_replies:
@@ -534,7 +535,7 @@ class ServerChannel:
             if not silent:
                 break
             asked = call.select(silent)
-            response = self._transport.exchange(asked)
+            response = self._carried(asked)
             if response.ids:
                 responses.append(self._checked(method, asked, response))
                 answered.update(response.ids)
@@ -581,7 +582,7 @@ class ServerChannel:
                 f"{call.method} may also leave in other ways than sums, so a secure sum would hide "
                 "nothing: declare it with @answers(SUM), or take aggregation plain"
             )
-        response = self._transport.exchange(call)
+        response = self._carried(call)
         if response.reply is not None:
             self._keep_receipts(response)
             check(response.reply, self.limits.beside(call.query))
@@ -630,7 +631,7 @@ class ServerChannel:
             group=tuple(group),
             attempt=attempt,
         )
-        response = self._transport.exchange(request)
+        response = self._carried(request)
         if response.reply is not None:
             # The bounds of what clients send are the run's; the authority's have no sizes of it.
             limits = Limits() if verb == AUTHORITY_CALL else self.limits.beside(query)
@@ -683,10 +684,27 @@ class ServerChannel:
         arrived = set(received)
         lost = tuple(client for client in to if client not in arrived)
         for client in lost:
-            rounds = self.state.lost.setdefault(client, [])
-            if not rounds or rounds[-1] != self.round:  # a round may make several calls
-                rounds.append(self.round)
+            if client not in self._refusing:
+                self._note_round(self.state.lost.setdefault(client, []))
         return lost
+
+    def _carried(self, call: Call) -> Response:
+        """Return what the transport brings for a call, and store who refused it.
+
+        A client that refuses is alive and will refuse again: it is not lost.
+        """
+        response = self._transport.exchange(call)
+        self._refusing.difference_update(call.to)
+        for client, code in response.refused.items():
+            self._refusing.add(client)
+            by_code = self.state.refused.setdefault(client, {})
+            self._note_round(by_code.setdefault(code, []))
+        return response
+
+    def _note_round(self, rounds: list[int]) -> None:
+        """Append this round, of which there may be several calls."""
+        if not rounds or rounds[-1] != self.round:
+            rounds.append(self.round)
 
     def _in_run_dtype(self, release: ReleasePolicy, rows: A) -> A:
         """Return sums of model rows in the run's own number type.

@@ -13,9 +13,16 @@ from typing import Any, Protocol
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import FrameError, RefusedError, ReplayError, SecureClusterWarning
 from securecluster.messaging import wire
-from securecluster.messaging.messages import AUTHORITY_CALL, Call, Response, reply_header, stack
+from securecluster.messaging.messages import (
+    AUTHORITY_CALL,
+    Call,
+    Header,
+    Response,
+    reply_header,
+    stack,
+)
 from securecluster.messaging.receipts import Receipts
-from securecluster.messaging.refusals import BUDGET, refused
+from securecluster.messaging.refusals import BUDGET, code_of, refused
 from securecluster.messaging.transcript import Transcript
 
 
@@ -117,13 +124,19 @@ class Framed:
         clients: each client's function, by client id. One that raises `ConnectionError` has
             dropped out.
         replies: returns the reply class of a method name.
+        strict: whether a client that refuses, or sends a frame that is no reply, ends the run, as
+            suits simulations. Otherwise the run goes on without it, and says so.
     """
 
     def __init__(
-        self, clients: Mapping[int, Callable[[bytes], bytes]], replies: Callable[[str], type]
+        self,
+        clients: Mapping[int, Callable[[bytes], bytes]],
+        replies: Callable[[str], type],
+        strict: bool = True,
     ) -> None:
         self._clients = clients
         self._replies = replies
+        self._strict = strict
 
     def exchange(self, call: Call) -> Response:
         """Encode a call, send each client its frame, and decode and stack the replies.
@@ -132,12 +145,15 @@ class Framed:
             call: requests to clients.
 
         Raises:
-            FrameError: a client's frame does not parse, or replies to another request.
-            RefusedError: a client refuses, for another reason than its budget.
+            FrameError: where the transport is strict: a client's frame does not parse, or replies
+                to another request.
+            RefusedError: where the transport is strict: a client refuses, for another reason than
+                its budget.
         """
         ids: list[int] = []
         replies: list[Any] = []
         receipts: list[Receipts] = []
+        refusals: dict[int, str] = {}
         for position, client in enumerate(call.to):
             request = call.header(position)
             data = wire.encode(request, call.query, position)
@@ -147,31 +163,45 @@ class Framed:
             # A client that drops out is a gap in the replies, and not an error.
             except ConnectionError:
                 continue
-            reply: Any
-            # Known before the bytes arrive: a client cannot choose how it is parsed.
-            reply_type = self._replies(call.method)
             try:
-                header, reply, written = wire.decode_reply(frame, reply_type)
-            # A client that has spent its budget takes part no more, as one that is gone.
-            except RefusedError as error:
-                # The sentence is about this request, whatever else the frame names.
-                refusal = refused(reply_header(request), error.code)
-                if refusal.code != BUDGET:
-                    raise refusal from None
-                warnings.warn(str(refusal), SecureClusterWarning, stacklevel=2)
+                reply, written = self._reply(client, request, frame)
+            except (RefusedError, FrameError) as error:
+                code = code_of(error) if isinstance(error, FrameError) else error.code
+                # A client that has spent its budget takes part no more, as one that is gone.
+                if self._strict and code != BUDGET:
+                    raise
+                refusals[client] = code
+                warnings.warn(str(error), SecureClusterWarning, stacklevel=2)
                 continue
-            # A reply to an earlier request would be of other weights and under another mask.
-            if header != reply_header(request):
-                raise FrameError(
-                    f"client {client} answered another request than {call.method} of round "
-                    f"{call.round}: its frame is refused"
-                )
             ids.append(client)
             replies.append(reply)
             receipts.append(written)
         if not replies:
-            return Response((), None)
-        return Response(tuple(ids), stack(replies), tuple(receipts))
+            return Response((), None, refused=refusals)
+        return Response(tuple(ids), stack(replies), tuple(receipts), refusals)
+
+    def _reply(self, client: int, request: Header, frame: bytes) -> tuple[Any, Receipts]:
+        """Return a client's reply and what it released in it.
+
+        Raises:
+            FrameError: the frame does not parse, or replies to another request.
+            RefusedError: the client refuses.
+        """
+        # Known before the bytes arrive: a client cannot choose how it is parsed.
+        reply_type = self._replies(request.method)
+        reply: Any
+        try:
+            header, reply, written = wire.decode_reply(frame, reply_type)
+        except RefusedError as error:
+            # The sentence is about this request, whatever else the frame names.
+            raise refused(reply_header(request), error.code) from None
+        # A reply to an earlier request would be of other weights and under another mask.
+        if header != reply_header(request):
+            raise FrameError(
+                f"client {client} answered another request than {request.method} of round "
+                f"{request.round}: its frame is refused"
+            )
+        return reply, written
 
     def relay(self, call: Call, answer: Response) -> None:
         """Do nothing, since all servers are in this process."""

@@ -97,7 +97,7 @@ def test_runs_add_up_until_the_client_takes_part_no_more(
     with pytest.warns(SecureClusterWarning, match="client/0 refused contribute .* budget"):
         net = run(made, federation, own)
     assert all(0 not in event.ids for event in net.state.ledger.events)
-    assert net.state.lost[0] == [1, 2, 3]
+    assert net.state.refused == {0: {"budget": [1, 2, 3]}} and 0 not in net.state.lost
     assert budget.spent == pytest.approx(allowed, rel=0.01)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from securecluster import Federation, LabelSwap, Settings
 from securecluster.core import atomic_files
 from securecluster.errors import (
+    FrameError,
     PolicyError,
     RefusedError,
     RunFolderError,
@@ -34,7 +36,7 @@ from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime.endpoint import Endpoint
-from securecluster.runtime.transport import Framed
+from securecluster.runtime.transport import Framed, Replay
 
 CLIENTS = 4
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
@@ -439,6 +441,82 @@ def test_a_server_that_is_killed_goes_on_over_the_same_nodes(
     events = [(e.method, e.ids, e.round) for e in whole.ledger_.events]
     assert [(e.method, e.ids, e.round) for e in second.net.state.ledger.events] == events
     assert [line["round"] for line in run.history] == [1, 2, 3]
+
+
+def over_lenient(
+    made: Any, doors: dict[int, Callable[[bytes], bytes]], config: Any, frames: Path
+) -> ServerHalf:
+    """Run a server that goes on without the clients that refuse."""
+    types = partial(call_types, made)
+    frames.mkdir()
+    transport = Framed(doors, lambda name: types(name)[1], strict=False)
+    transcript = Transcript("full", frames, types, [str(i) for i in range(CLIENTS)])
+    half = ServerHalf.over(transport, made, config, transcript)
+    half.state = half.final_state(half.started())  # type: ignore[attr-defined]
+    return half
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secagg"])
+@pytest.mark.filterwarnings("ignore:client/3:securecluster.errors.SecureClusterWarning")
+def test_who_refuses_is_not_lost_and_the_run_goes_on(
+    aggregation: str, federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    made = FedAvg(**SMALL, aggregation=aggregation)
+    nodes = nodes_of(made, federation, enrolled, tmp_path)
+    proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
+    for node in nodes[:3]:  # the last one did not agree
+        node.agree(proposal.packed())
+    doors: dict[int, Callable[[bytes], bytes]] = {node.number: node.answer for node in nodes}
+    half = over_lenient(made, doors, proposal.config, tmp_path / "frames")
+    (client,) = half.net.state.refused
+    (code,) = half.net.state.refused[3]
+    assert (client, code) == (3, "frame")
+    # of its cohort, whose sum cannot be read without it
+    together = {"plain": {}, "secagg": {1: [1, 2]}}[aggregation]
+    assert half.net.state.lost == together
+    assert half.state.labels == [0] * CLIENTS  # type: ignore[attr-defined]
+    # the transcript has it, so that a replay ends in the same state
+    refusals = {entry.refused for entry in half.transcript.entries if entry.refused}
+    assert refusals == {((3, "frame"),)}
+    types = partial(call_types, made)
+    names = [str(i) for i in range(CLIENTS)]
+    read = Transcript.read("full", tmp_path / "frames", types, names)
+    assert read.entries == half.transcript.entries
+    again = ServerHalf.over(Replay(read), made, proposal.config, Transcript("none"))
+    again.final_state(again.started())
+    assert again.net.state.refused == half.net.state.refused
+    assert again.net.state.lost == together
+
+
+@pytest.mark.filterwarnings("ignore:.*:securecluster.errors.SecureClusterWarning")
+@pytest.mark.parametrize("wrong", ["junk", "another request"])
+def test_a_client_s_malformed_frame_refuses_that_client_and_not_the_run(
+    wrong: str, federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    made = EQUAL["fedavg"]
+    nodes = nodes_of(made, federation, enrolled, tmp_path)
+    proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
+    for node in nodes:
+        node.agree(proposal.packed())
+    sent: list[bytes] = []
+
+    def forging(frame: bytes) -> bytes:
+        sent.append(nodes[1].answer(frame))
+        return b"junk" if wrong == "junk" else sent[0]
+
+    doors: dict[int, Callable[[bytes], bytes]] = {node.number: node.answer for node in nodes}
+    doors[1] = forging
+    half = over_lenient(made, doors, proposal.config, tmp_path / "frames")
+    assert list(half.net.state.refused) == [1] and set(half.net.state.refused[1]) == {"frame"}
+    # a simulation ends, whose user is both sides
+    strict = Framed(doors, lambda name: call_types(made, name)[1])
+    again = ServerHalf.over(strict, made, proposal.config, Transcript("none"))
+    for node in nodes:
+        shutil.rmtree(node.folder / node.runs()[0])
+        node.agree(proposal.packed())
+    sent.clear()
+    with pytest.raises(FrameError):
+        again.final_state(again.started())
 
 
 @pytest.mark.parametrize(
