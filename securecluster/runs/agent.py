@@ -3,8 +3,9 @@
 Such a program, a ClientApp that somebody else's server ships for instance, hands bytes in and takes
 bytes out. It runs in a process of its own, and reads neither data nor keys nor state.
 
-A message is a kind (`facts`, `agree` or `frame`) and its data, each with its length in eight bytes
-before it. The answer is a status (`ok`, or the code of a refusal) and data, in the same form.
+A message is a kind (`facts`, `hello`, `agree` or `frame`) and its data, each with its length in
+eight bytes before it. The answer is a status (`ok`, or the code of a refusal) and data, in the same
+form.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from securecluster.errors import SecureClusterError, UsageError
 from securecluster.messaging import refusals
 from securecluster.runs.node import Node
 
-FACTS, AGREE, FRAME = "facts", "agree", "frame"
+FACTS, HELLO, AGREE, FRAME = "facts", "hello", "agree", "frame"
 OK = "ok"
 MOST_BYTES = 1 << 32  # of a message: beyond the largest frame
 LONGEST_PATH = 100  # bytes that every system takes as the path of a socket
@@ -86,30 +87,39 @@ class Agent:
                 kind = receive(end, 16).decode("ascii", "replace")
                 data = receive(end, MOST_BYTES)
                 end.settimeout(None)
-                status, reply = self._answer(kind, data)
+                status, reply = answer(lambda: self.node, kind, data)
                 send(end, status.encode())
                 send(end, reply)
             except (OSError, EOFError):
                 # who asked is gone, and asks again if it still wants to know
                 return
 
-    def _answer(self, kind: str, data: bytes) -> tuple[str, bytes]:
-        """Return the status and the data of an answer; no text of an error leaves."""
+
+def answer(node_of: Callable[[], Node], kind: str, data: bytes) -> tuple[str, bytes]:
+    """Return the status and the data of a node's answer; no text of an error leaves.
+
+    Args:
+        node_of: returns the node.
+        kind: of the message.
+        data: of the message.
+    """
+    try:
+        node = node_of()
         answers: dict[str, Callable[[bytes], bytes]] = {
-            FACTS: lambda data: json.dumps(self.node.facts().as_json()).encode(),
-            AGREE: lambda data: self.node.agree(data).encode(),
-            FRAME: self.node.answer,
+            FACTS: lambda data: json.dumps(node.facts().as_json()).encode(),
+            HELLO: node.hello,
+            AGREE: lambda data: node.agree(data).encode(),
+            FRAME: node.answer,
         }
-        try:
-            if kind not in answers:
-                raise UsageError(f"an agent answers {', '.join(answers)}, and not {kind[:20]!r}")
-            return OK, answers[kind](data)
-        except SecureClusterError as error:
-            refusals.log(error)
-            return refusals.code_of(error), b""
-        except Exception as error:  # a message of somebody else must not stop a node
-            refusals.log(error)
-            return refusals.FAILED, b""
+        if kind not in answers:
+            raise UsageError(f"a node answers {', '.join(answers)}, and not {kind[:20]!r}")
+        return OK, answers[kind](data)
+    except SecureClusterError as error:
+        refusals.log(error)
+        return refusals.code_of(error), b""
+    except Exception as error:  # a message of somebody else must not stop a node
+        refusals.log(error)
+        return refusals.FAILED, b""
 
 
 def ask(path: Path | str, kind: str, data: bytes = b"", seconds: float | None = None) -> bytes:

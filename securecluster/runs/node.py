@@ -121,6 +121,28 @@ class Node:
         samples = needs_samples(self.method) and self.policy.samples
         return self._data.facts_of(0, samples)
 
+    def hello(self, challenge: bytes) -> bytes:
+        """Return which client this is, what it tells of its data, and a signature of the challenge.
+
+        Args:
+            challenge: JSON of a server: the run, its number for the node, and a number drawn for
+                this answer.
+
+        Raises:
+            FrameError: no challenge.
+        """
+        try:
+            statement = hello_statement(json.loads(challenge))
+        except (ValueError, KeyError, TypeError):
+            raise FrameError("a server's challenge has no run, node and nonce") from None
+        signature = b"" if self._identity is None else self._identity.sign(statement)
+        told = {
+            "number": self.number,
+            "facts": self.facts().as_json(),
+            "signature": signature.hex(),
+        }
+        return json.dumps(told).encode()
+
     def agree(self, data: bytes) -> str:
         """Take part in a run that a server proposes.
 
@@ -299,6 +321,16 @@ class Node:
             raise RunFolderError(
                 f"another process has {self.folder} for more than {SECONDS_FOR_LOCK:.0f} s: stop it"
             ) from None
+
+
+def hello_statement(challenge: Mapping[str, Any]) -> bytes:
+    """Return what a node signs to prove which client it is.
+
+    Args:
+        challenge: the run, the server's number for the node, and a number drawn for this answer.
+    """
+    named = {name: challenge[name] for name in ("run", "node", "nonce")}
+    return b"securecluster hello v1 " + json.dumps(named, sort_keys=True).encode()
 
 
 def ledger_of(folder: Path, unit: str) -> Path:

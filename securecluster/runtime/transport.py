@@ -7,7 +7,8 @@ A client is a batch of one: `InProcess` answers a call in one batched pass over 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from securecluster.core.randomness import Part, Randomness
@@ -154,17 +155,14 @@ class Framed:
         replies: list[Any] = []
         receipts: list[Receipts] = []
         refusals: dict[int, str] = {}
-        for position, client in enumerate(call.to):
-            request = call.header(position)
-            data = wire.encode(request, call.query, position)
-            answer_frame = self._clients[client]
+        requests = {client: call.header(position) for position, client in enumerate(call.to)}
+        frames = (
+            (client, wire.encode(request, call.query, position))
+            for position, (client, request) in enumerate(requests.items())
+        )
+        for client, frame in self.carried(call, frames):
             try:
-                frame = answer_frame(data)
-            # A client that drops out is a gap in the replies, and not an error.
-            except ConnectionError:
-                continue
-            try:
-                reply, written = self._reply(client, request, frame)
+                reply, written = self._reply(client, requests[client], frame)
             except (RefusedError, FrameError) as error:
                 code = code_of(error) if isinstance(error, FrameError) else error.code
                 # A client that has spent its budget takes part no more, as one that is gone.
@@ -179,6 +177,24 @@ class Framed:
         if not replies:
             return Response((), None, refused=refusals)
         return Response(tuple(ids), stack(replies), tuple(receipts), refusals)
+
+    def carried(
+        self, call: Call, frames: Iterable[tuple[int, bytes]]
+    ) -> Iterable[tuple[int, bytes]]:
+        """Return what clients answer to their frames, in the order of the call.
+
+        Args:
+            call: that the frames are of.
+            frames: (client, bytes of the request), made as they are taken.
+
+        Returns:
+            (client, bytes of its answer) of each client that did not drop out.
+        """
+        for client, data in frames:
+            answer_frame = self._clients[client]
+            # A client that drops out is a gap in the replies, and not an error.
+            with suppress(ConnectionError):
+                yield client, answer_frame(data)
 
     def _reply(self, client: int, request: Header, frame: bytes) -> tuple[Any, Receipts]:
         """Return a client's reply and what it released in it.

@@ -1,0 +1,352 @@
+"""Runs over Flower: a transport over its grid, the app of a node, and the app of the server.
+
+Flower carries frames and nothing else. A node's data, keys, state and ledger are in the folder of
+its `Node`, never in Flower's context, which lies in the memory of a SuperNode and is written after
+the reply has left.
+
+With an agent (`securecluster node serve`), what Flower ships to a node is `flower_shim`, which
+imports neither this package nor torch, and hands bytes to the agent's socket. Without one,
+`client_app` runs the node in the process that Flower starts for a message.
+
+Needs the extra `flower`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from securecluster.data.facts import ClientFacts, agree
+from securecluster.errors import FrameError, RefusedError, UsageError
+from securecluster.messaging import refusals
+from securecluster.messaging.messages import Call
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.masking.identities import Roster
+from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, answer
+from securecluster.runs.derived import call_types
+from securecluster.runs.method import Method
+from securecluster.runs.node import Node, hello_statement
+from securecluster.runs.proposal import Proposal
+from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime.run import Line
+from securecluster.runtime.transport import Framed
+
+CODE, DATA = "code", "data"
+KINDS = (HELLO, AGREE, FRAME)
+SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
+
+
+# --- a node ---
+
+
+def client_app(node_of: Callable[[Context], Node]) -> ClientApp:
+    """Return the app of a node that runs in the process which Flower starts for each message.
+
+    Whoever may start a run chooses the code of that process, so data and keys are the owner's only
+    where Flower runs no app but this one; else use an agent.
+
+    Args:
+        node_of: returns the node, from Flower's context (`node_config` is the owner's).
+    """
+    app = ClientApp()
+    for kind in KINDS:
+        app.query(kind)(_handler(kind, node_of))
+    return app
+
+
+def _handler(
+    kind: str, node_of: Callable[[Context], Node]
+) -> Callable[[Message, Context], Message]:
+    """Return the function that answers messages of a kind."""
+
+    def handle(message: Message, context: Context) -> Message:
+        code, data = answer(lambda: node_of(context), kind, bytes_of(message.content))
+        return Message(record_of(data, code), reply_to=message)
+
+    return handle
+
+
+def record_of(data: bytes, code: str = OK) -> RecordDict:
+    """Return bytes as Flower carries them.
+
+    Args:
+        data: of a message.
+        code: of an answer: OK, or of a refusal.
+    """
+    array = Array(np.frombuffer(data, np.uint8))
+    return RecordDict({DATA: ArrayRecord({DATA: array}), CODE: ConfigRecord({CODE: code})})
+
+
+def bytes_of(content: RecordDict) -> bytes:
+    """Return the bytes that `record_of` made a record of.
+
+    Args:
+        content: of a message, whose sender may send anything.
+
+    Raises:
+        FrameError: no such record.
+    """
+    try:
+        return bytes(content[DATA][DATA].numpy().tobytes())
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise FrameError("a message of Flower has no bytes") from None
+
+
+# --- the server ---
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits.
+
+    Args:
+        call: seconds for the replies to one call; None waits for all of them.
+        start: seconds for the nodes to be there.
+    """
+
+    call: float | None = None
+    start: float | None = None
+
+
+class FlowerTransport(Framed):
+    """Transport over Flower's grid: one message of Flower for each frame.
+
+    Args:
+        grid: of the ServerApp.
+        nodes: Flower's node of each client.
+        replies: returns the reply class of a method name.
+        patience: how long a call waits. A client without a reply by then is lost.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        nodes: Mapping[int, int],
+        replies: Callable[[str], type],
+        patience: Patience | None = None,
+    ) -> None:
+        super().__init__({}, replies, strict=False)
+        self._grid = grid
+        self._nodes = dict(nodes)
+        self._patience = patience or Patience()
+
+    def carried(
+        self, call: Call, frames: Iterable[tuple[int, bytes]]
+    ) -> Iterable[tuple[int, bytes]]:
+        """Return what clients answer to their frames, in the order of the call.
+
+        Args:
+            call: that the frames are of.
+            frames: (client, bytes of the request).
+        """
+        sent = {self._nodes[i]: record_of(data) for i, data in frames if i in self._nodes}
+        answers = asked(self._grid, FRAME, sent, self._patience.call)
+        for client in call.to:
+            told = answers.get(self._nodes.get(client, -1))
+            if told is not None:
+                # a node answers refusals by frames, too, so a code is of an agent that failed
+                yield client, told[1]
+
+
+def asked(
+    grid: Grid, kind: str, sent: Mapping[int, RecordDict], seconds: float | None
+) -> dict[int, tuple[str, bytes]]:
+    """Return the (code, data) that each of Flower's nodes answered, of those that did.
+
+    Args:
+        grid: of the ServerApp.
+        kind: of the messages.
+        sent: content by node.
+        seconds: to wait; None waits for all.
+    """
+    messages = [
+        Message(content, dst_node_id=node, message_type=f"query.{kind}")
+        for node, content in sent.items()
+    ]
+    answers: dict[int, tuple[str, bytes]] = {}
+    for reply in grid.send_and_receive(messages, timeout=seconds):
+        # an app that ended: its text may name paths of the node
+        if reply.has_error():
+            continue
+        try:
+            code = str(reply.content[CODE][CODE])
+            answers[reply.metadata.src_node_id] = (code, bytes_of(reply.content))
+        except (KeyError, TypeError, FrameError):
+            answers[reply.metadata.src_node_id] = (refusals.FAILED, b"")
+    return answers
+
+
+def gathered(
+    grid: Grid, clients: int, run: int, roster: Roster | None, patience: Patience
+) -> tuple[dict[int, int], list[ClientFacts]]:
+    """Return Flower's node of each client, and what each told of its data.
+
+    A client's number is that of its key on the roster, which it proves by a signature of this run,
+    of Flower's node and of a number drawn for it. Without a roster it is what the node says.
+
+    Args:
+        grid: of the ServerApp.
+        clients: m.
+        run: Flower's number of the run.
+        roster: public keys of the clients; None takes their word.
+        patience: how long to wait for them.
+
+    Raises:
+        UsageError: not all clients are there, or two nodes are one client.
+    """
+    began = time.monotonic()
+    found: dict[int, int] = {}
+    facts: dict[int, ClientFacts] = {}
+    while len(found) < clients:
+        known = set(found.values())
+        nonce = secrets.token_hex(16)
+        challenges = {
+            node: {"run": run, "node": node, "nonce": nonce}
+            for node in grid.get_node_ids()
+            if node not in known
+        }
+        sent = {
+            node: record_of(json.dumps(challenge).encode())
+            for node, challenge in challenges.items()
+        }
+        for node, (code, data) in asked(grid, HELLO, sent, patience.call).items():
+            if code != OK:
+                continue
+            number, told = _introduced(data, hello_statement(challenges[node]), roster)
+            if number in found:
+                raise UsageError(f"two of Flower's nodes are client {number}: stop one of them")
+            if number < clients:
+                found[number] = node
+                facts[number] = told
+        late = patience.start is not None and time.monotonic() - began > patience.start
+        if len(found) < clients and late:
+            missing = [str(i) for i in range(clients) if i not in found]
+            raise UsageError(
+                f"after {patience.start:g} s clients {', '.join(missing)} are not there: start "
+                "their nodes, or look at their logs"
+            )
+        if len(found) < clients:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    return found, [facts[i] for i in range(clients)]
+
+
+def _introduced(data: bytes, statement: bytes, roster: Roster | None) -> tuple[int, ClientFacts]:
+    """Return the number of a node, and what it told of its data.
+
+    Raises:
+        FrameError: no introduction, or one that the roster's key did not sign.
+    """
+    try:
+        told = json.loads(data)
+        number = told["number"]
+        signature = bytes.fromhex(told["signature"])
+        if type(number) is not int or number < 0:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        raise FrameError("a node did not say which client it is") from None
+    if roster is not None:
+        roster.check(number, statement, signature)
+    return number, ClientFacts.read(told["facts"])
+
+
+@dataclass
+class Served:
+    """A run over Flower, as its server has it at the end.
+
+    Args:
+        half: of the server, with the channel and the transcript.
+        state: final.
+        history: a line for each round.
+    """
+
+    half: ServerHalf
+    state: Any
+    history: Sequence[Line]
+
+
+def serve(  # noqa: PLR0913 (what a run over Flower is made of)
+    grid: Grid,
+    context: Context,
+    method: Method,
+    *,
+    clients: int,
+    seed: int,
+    classes: int | None = None,
+    roster: Roster | None = None,
+    folder: Path | None = None,
+    key: bytes | None = None,
+    dtype: str = "float32",
+    patience: Patience | None = None,
+    report: Callable[[Line], None] = lambda line: None,
+) -> Served:
+    """Run a protocol's server in a ServerApp.
+
+    Args:
+        grid: of the ServerApp.
+        context: of the ServerApp.
+        method: the protocol.
+        clients: m.
+        seed: of the run.
+        classes: number of outputs; None asks the clients.
+        roster: public keys of the clients; None verifies nothing.
+        folder: of the server's checkpoints and transcript, from which a server that was stopped
+            goes on; None keeps them in memory.
+        key: 32 secret bytes of a server that adds noise or opens ciphertexts.
+        dtype: of the models.
+        patience: how long to wait.
+        report: called with the history line of each round.
+
+    Raises:
+        UsageError: clients that are not there, or whose data do not belong together.
+        RefusedError: a client that refuses the run.
+    """
+    patience = patience or Patience()
+    nodes, told = gathered(grid, clients, context.run_id, roster, patience)
+    proposal = Proposal.of(method, agree(told, seed, classes), dtype, roster)
+    sent = {node: record_of(proposal.packed()) for node in nodes.values()}
+    answers = asked(grid, AGREE, sent, patience.call)
+    for client, node in sorted(nodes.items()):
+        code, _ = answers.get(node, (refusals.FAILED, b""))
+        if code != OK:
+            refusal = refusals.refusal("the run", code)
+            raise RefusedError(f"client {client}: {refusal}", refusal.code)
+
+    def types(name: str) -> tuple[type, type]:
+        return call_types(method, name)
+
+    frames = None
+    if folder is not None:
+        frames = folder / "transcript"
+        frames.mkdir(parents=True, exist_ok=True)
+    transcript = Transcript("full", frames, types, [str(i) for i in range(clients)])
+    transport = FlowerTransport(grid, nodes, lambda name: types(name)[1], patience)
+    half = ServerHalf.over(transport, method, proposal.config, transcript, key=key, roster=roster)
+    run = half.started(folder, report=report)
+    return Served(half, half.final_state(run), run.history)
+
+
+def server_app(method: Method, **options: Any) -> ServerApp:
+    """Return the app of the server.
+
+    Args:
+        method: the protocol.
+        options: as of `serve`; `done` is called with what the run left.
+    """
+    done = options.pop("done", lambda served: None)
+    app = ServerApp()
+
+    def main(grid: Grid, context: Context) -> None:
+        done(serve(grid, context, method, **options))
+
+    app.main()(main)
+    return app

@@ -1,0 +1,255 @@
+"""Runs over Flower's messages: the bits of a run in one process, and clients that prove a number.
+
+The grid here is a function call in place of a network; `--exhaustive` runs Flower's simulation.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra flower")
+
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from securecluster import Federation, LabelSwap, Settings
+from securecluster.core.serialization import pack
+from securecluster.errors import FrameError, RefusedError, UsageError
+from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.protocols import CFL, FedAvg, OneShot
+from securecluster.runs import flower
+from securecluster.runs.agent import Agent
+from securecluster.runs.node import Node
+from securecluster.runs.policy import Policy
+
+CLIENTS = 4
+SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
+FEDAVG = FedAvg(**SMALL)
+METHODS = {
+    "fedavg": FEDAVG,
+    "fedavg, secagg": FedAvg(**SMALL, aggregation="secagg"),
+    "cfl, sketch and secagg": CFL(**SMALL, sketch=64, aggregation="secagg"),
+    "oneshot, pads": OneShot(**SMALL, relevance="pads", aggregation="secagg"),
+}
+Reply = Callable[[Message], Message | None]
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
+    )
+
+
+@pytest.fixture(autouse=True)
+def task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of Flower know the task that makes them, which Flower's own processes set."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Grid:
+    """Flower's grid, over function calls: node 100 + i is the i-th client's.
+
+    Args:
+        apps: ClientApps.
+        fault: returns what becomes of an answer to a message; None for none.
+    """
+
+    def __init__(self, apps: Iterable[Any], fault: Reply = lambda message: message) -> None:
+        self.apps = {100 + i: app for i, app in enumerate(apps)}
+        self.fault = fault
+        self.asked: list[str] = []
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.apps)
+
+    def config_of(self, node: int) -> dict[str, Any]:
+        return {"partition-id": node - 100}
+
+    def send_and_receive(
+        self, messages: Iterable[Message], timeout: float | None = None
+    ) -> list[Message]:
+        replies = []
+        # as they come, in any order
+        for message in reversed(list(messages)):
+            node = message.metadata.dst_node_id
+            self.asked.append(message.metadata.message_type)
+            context = Context(1, node, self.config_of(node), RecordDict(), {})
+            reply = self.fault(self.apps[node](message, context))
+            if reply is not None:
+                replies.append(reply)
+        return replies
+
+
+def apps(
+    made: Any,
+    federation: Federation,
+    folder: Path,
+    identities: list[Identity] | None = None,
+    roster: Roster | None = None,
+) -> list[Any]:
+    """Return an app for each client, whose node is made for each message."""
+
+    def node_of(context: Context) -> Node:
+        i = int(context.node_config["partition-id"])
+        own = federation.select([i])
+        if identities is None:
+            policy = Policy(roster=False)
+            return Node(made, own, folder / f"node-{i}", number=i, policy=policy)
+        return Node(made, own, folder / f"node-{i}", identity=identities[i], roster=roster)
+
+    return [flower.client_app(node_of)] * CLIENTS
+
+
+def run(made: Any, grid: Any, **options: Any) -> flower.Served:
+    context: Any = SimpleNamespace(run_id=1)
+    given = {"clients": CLIENTS, "seed": 0, "classes": 10, **options}
+    return flower.serve(grid, context, made, **given)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_over_flower_is_the_run_in_this_process(
+    name: str, federation: Federation, tmp_path: Path
+) -> None:
+    made = METHODS[name]
+    served = run(made, Grid(apps(made, federation, tmp_path)))
+    whole = made.fit(federation, Settings(threads=1))
+    if name.startswith("fedavg"):
+        assert pack(served.state) == pack(whole.state_)
+    assert list(served.state.labels) == list(whole.labels_)
+    sent = [(entry.method, entry.up) for entry in served.half.transcript.entries]
+    assert sent == [(entry.method, entry.up) for entry in whole.transcript_.entries]
+
+
+def test_clients_prove_their_numbers_by_the_roster(federation: Federation, tmp_path: Path) -> None:
+    identities = [Identity.generate() for _ in range(CLIENTS)]
+    # Flower's order is not the roster's
+    order = [2, 0, 3, 1]
+    roster = Roster({order[i]: one.public for i, one in enumerate(identities)})
+    made = METHODS["fedavg, secagg"]
+    served = run(made, Grid(apps(made, federation, tmp_path, identities, roster)), roster=roster)
+    assert served.half.net.state.lost == {} and served.half.net.state.refused == {}
+    with pytest.raises(FrameError, match="did not sign"):
+        other = Roster({i: Identity.generate().public for i in range(CLIENTS)})
+        run(made, Grid(apps(made, federation, tmp_path, identities, roster)), roster=other)
+
+
+def test_another_s_introduction_does_not_count_again(
+    federation: Federation, tmp_path: Path
+) -> None:
+    identities = [Identity.generate() for _ in range(CLIENTS)]
+    roster = Roster({i: one.public for i, one in enumerate(identities)})
+    node = Node(FEDAVG, federation.select([0]), tmp_path, identity=identities[0], roster=roster)
+    challenge = {"run": 1, "node": 100, "nonce": "00"}
+    data = node.hello(json.dumps(challenge).encode())
+    number, facts = flower._introduced(data, flower.hello_statement(challenge), roster)
+    assert number == 0 and facts == federation.facts_of(0)
+    for changed in ({"run": 2}, {"node": 101}, {"nonce": "01"}):
+        statement = flower.hello_statement({**challenge, **changed})
+        with pytest.raises(FrameError, match="did not sign"):
+            flower._introduced(data, statement, roster)
+    for junk in (b"", b"[]", b"{}", b'{"number": -1, "signature": "", "facts": {}}'):
+        with pytest.raises(FrameError, match="did not say which client"):
+            flower._introduced(junk, b"", roster)
+
+
+def test_a_node_that_does_not_answer_is_lost_and_one_that_ended_too(
+    federation: Federation, tmp_path: Path
+) -> None:
+    def fault(message: Message) -> Message | None:
+        silent = message.metadata.src_node_id == 101
+        return None if silent and message.metadata.message_type == "query.frame" else message
+
+    served = run(FEDAVG, Grid(apps(FEDAVG, federation, tmp_path), fault))
+    assert served.half.net.state.lost == {1: [1, 2, 3]}
+    assert len(served.history) == 2
+
+
+def test_an_answer_that_is_none_refuses_that_client(federation: Federation, tmp_path: Path) -> None:
+    def fault(message: Message) -> Message | None:
+        if (message.metadata.src_node_id, message.metadata.message_type) == (102, "query.frame"):
+            message.content = flower.record_of(b"junk")
+        return message
+
+    with pytest.warns(UserWarning):
+        served = run(FEDAVG, Grid(apps(FEDAVG, federation, tmp_path), fault))
+    assert served.half.net.state.refused == {2: {"frame": [1, 2, 3]}}
+
+
+def test_a_client_that_does_not_agree_ends_the_run_before_it_begins(
+    federation: Federation, tmp_path: Path
+) -> None:
+    noisy = FedAvg(**SMALL, clip=1.0, noise=1.0)
+    grid = Grid(apps(noisy, federation, tmp_path))
+    with pytest.raises(RefusedError, match="client 0: the node refused the run: its policy"):
+        run(FedAvg(**SMALL, clip=1.0, noise=0.1), grid)
+    assert set(grid.asked) == {"query.hello", "query.agree"}
+
+
+SHIM = Path(flower.__file__).with_name("flower_shim.py")
+
+
+def test_the_shim_hands_bytes_to_the_agents_and_back(
+    federation: Federation, tmp_path: Path
+) -> None:
+    made = METHODS["fedavg, secagg"]
+    policy = Policy(roster=False)
+    agents = []
+    for i in range(CLIENTS):
+        node = Node(made, federation.select([i]), tmp_path / f"n{i}", number=i, policy=policy)
+        agents.append(Agent(node, tmp_path / f"s{i}"))
+    threads = [Thread(target=agent.serve) for agent in agents]
+    for thread in threads:
+        thread.start()
+    shim = runpy.run_path(str(SHIM))["client_app"]
+
+    class WithSockets(Grid):
+        def config_of(self, node: int) -> dict[str, Any]:
+            return {"socket": str(tmp_path / f"s{node - 100}")}
+
+    served = run(made, WithSockets([shim] * CLIENTS))
+    for agent, thread in zip(agents, threads, strict=True):
+        agent.stop()
+        thread.join()
+    whole = made.fit(federation, Settings(threads=1))
+    assert pack(served.state) == pack(whole.state_)
+    assert served.half.transcript.totals()["up"] == whole.bytes_["up"]
+
+
+def test_the_shim_imports_neither_torch_nor_this_package() -> None:
+    code = (
+        f"import runpy, sys; runpy.run_path({str(SHIM)!r}); "
+        "print([name for name in ('torch', 'securecluster') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip().endswith("[]")
+
+
+def test_missing_clients_are_named_after_a_while(federation: Federation, tmp_path: Path) -> None:
+    grid = Grid(apps(FEDAVG, federation, tmp_path)[:2])
+    with pytest.raises(UsageError, match="clients 2, 3 are not there"):
+        run(FEDAVG, grid, patience=flower.Patience(start=0.1))
+
+
+@pytest.mark.parametrize("content", [RecordDict(), flower.record_of(b"")])
+def test_bytes_are_read_or_refused(content: RecordDict) -> None:
+    if not content:
+        with pytest.raises(FrameError, match="no bytes"):
+            flower.bytes_of(content)
+    else:
+        assert flower.bytes_of(content) == b""
+    data = bytes(range(256))
+    assert flower.bytes_of(flower.record_of(data)) == data
+    assert np.frombuffer(data, np.uint8).size == 256
