@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from securecluster.core import atomic_files
 from securecluster.data.facts import ClientFacts, agree
 from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import refusals
@@ -208,21 +209,7 @@ def gathered(
     found: dict[int, int] = {}
     facts: dict[int, ClientFacts] = {}
     while len(found) < clients:
-        known = set(found.values())
-        nonce = secrets.token_hex(16)
-        challenges = {
-            node: {"run": run, "node": node, "nonce": nonce}
-            for node in grid.get_node_ids()
-            if node not in known
-        }
-        sent = {
-            node: record_of(json.dumps(challenge).encode())
-            for node, challenge in challenges.items()
-        }
-        for node, (code, data) in asked(grid, HELLO, sent, patience.call).items():
-            if code != OK:
-                continue
-            number, told = _introduced(data, hello_statement(challenges[node]), roster)
+        for node, number, told in _introductions(grid, set(found.values()), run, roster, patience):
             if number in found:
                 raise UsageError(f"two of Flower's nodes are client {number}: stop one of them")
             if number < clients:
@@ -238,6 +225,40 @@ def gathered(
         if len(found) < clients:
             time.sleep(SECONDS_BETWEEN_LOOKS)
     return found, [facts[i] for i in range(clients)]
+
+
+def _introductions(
+    grid: Grid, known: set[int], run: int, roster: Roster | None, patience: Patience
+) -> Iterator[tuple[int, int, ClientFacts]]:
+    """Yield (Flower's node, number, facts) of each node that says who it is.
+
+    A stranger, whose key is not on the roster, keeps no run from its clients: it is left out.
+
+    Args:
+        grid: of the ServerApp.
+        known: nodes that are not asked again.
+        run: Flower's number of the run.
+        roster: public keys of the clients; None takes their word.
+        patience: how long to wait.
+    """
+    nonce = secrets.token_hex(16)
+    challenges = {
+        node: {"run": run, "node": node, "nonce": nonce}
+        for node in grid.get_node_ids()
+        if node not in known
+    }
+    sent = {
+        node: record_of(json.dumps(challenge).encode()) for node, challenge in challenges.items()
+    }
+    for node, (code, data) in asked(grid, HELLO, sent, patience.call).items():
+        if code != OK:
+            continue
+        try:
+            number, told = _introduced(data, hello_statement(challenges[node]), roster)
+        except (FrameError, UsageError) as error:
+            refusals.log(error)
+            continue
+        yield node, number, told
 
 
 def _introduced(data: bytes, statement: bytes, roster: Roster | None) -> tuple[int, ClientFacts]:
@@ -327,7 +348,9 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     frames = None
     if folder is not None:
         frames = folder / "transcript"
-        frames.mkdir(parents=True, exist_ok=True)
+        atomic_files.make_folder(folder)
+        # frames hold what clients sent, so their folder is for the owner's eyes
+        atomic_files.make_private_folder(frames)
     transcript = Transcript("full", frames, types, [str(i) for i in range(clients)])
     transport = FlowerTransport(grid, nodes, lambda name: types(name)[1], patience)
     half = ServerHalf.over(transport, method, proposal.config, transcript, key=key, roster=roster)
