@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from securecluster.core import atomic_files
 from securecluster.data.facts import ClientFacts, agree
 from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import refusals
-from securecluster.messaging.messages import Call
+from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.identities import Roster
 from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, answer
@@ -39,12 +40,16 @@ from securecluster.runs.method import Method
 from securecluster.runs.node import Node, hello_statement
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime.chunks import FIRST_CHUNK
 from securecluster.runtime.run import Line
 from securecluster.runtime.transport import Framed
 
 CODE, DATA = "code", "data"
 KINDS = (HELLO, AGREE, FRAME)
 SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
+# seconds between two looks for replies, which grow while none arrives; Flower's own loop takes 3
+SHORTEST_PAUSE = 0.05
+LONGEST_PAUSE = 2.0
 
 
 # --- a node ---
@@ -115,12 +120,16 @@ class Patience:
         start: seconds for the nodes to be there.
     """
 
-    call: float | None = None
+    call: float | None = 3600.0
     start: float | None = None
 
 
 class FlowerTransport(Framed):
     """Transport over Flower's grid: one message of Flower for each frame.
+
+    All clients of a call are asked at once. One that does not reply within the patience of a call
+    is away for the rest of its round: no later call of the round waits for it, so that a client
+    that is gone costs one time-out a round.
 
     Args:
         grid: of the ServerApp.
@@ -139,7 +148,10 @@ class FlowerTransport(Framed):
         super().__init__({}, replies, strict=False)
         self._grid = grid
         self._nodes = dict(nodes)
+        self._clients_of = {node: client for client, node in nodes.items()}
         self._patience = patience or Patience()
+        self._away: set[int] = set()  # in this round
+        self._round = 0
 
     def carried(
         self, call: Call, frames: Iterable[tuple[int, bytes]]
@@ -150,13 +162,52 @@ class FlowerTransport(Framed):
             call: that the frames are of.
             frames: (client, bytes of the request).
         """
-        sent = {self._nodes[i]: record_of(data) for i, data in frames if i in self._nodes}
-        answers = asked(self._grid, FRAME, sent, self._patience.call)
-        for client in call.to:
-            told = answers.get(self._nodes.get(client, -1))
-            if told is not None:
-                # a node answers refusals by frames, too, so a code is of an agent that failed
-                yield client, told[1]
+        answers = dict(self._arriving(call, frames))
+        return [(client, answers[client]) for client in call.to if client in answers]
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        """Ask all clients at once, and yield their replies in parts of the call, in its order.
+
+        Of replies that arrive before their part is complete, the bytes wait.
+
+        Args:
+            call: requests to clients.
+            chunk: clients of a part; None for `FIRST_CHUNK`.
+        """
+        size = chunk or FIRST_CHUNK
+        parts = [
+            call.select(range(len(call.to))[k : k + size]) for k in range(0, len(call.to), size)
+        ]
+        arriving = self._arriving(call, self.frames_of(call))
+        waiting: dict[int, bytes] = {}
+        ended = False
+        for part in parts:
+            while not ended and not waiting.keys() >= set(part.to):
+                arrived = next(arriving, None)
+                if arrived is None:
+                    ended = True
+                else:
+                    waiting[arrived[0]] = arrived[1]
+            answers = [(i, waiting.pop(i)) for i in part.to if i in waiting]
+            yield part, self.read(part, answers)
+
+    def _arriving(
+        self, call: Call, frames: Iterable[tuple[int, bytes]]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield (client, bytes of its answer) as they arrive."""
+        if call.round != self._round:
+            self._round = call.round
+            self._away.clear()
+        asked = [i for i in call.to if i in self._nodes and i not in self._away]
+        sent = ((self._nodes[i], record_of(data)) for i, data in frames if i in asked)
+        silent = set(asked)
+        for node, code, data in arriving(self._grid, FRAME, sent, self._patience.call):
+            client = self._clients_of[node]
+            silent.discard(client)
+            # a node answers refusals by frames, too, so a code is of an agent that failed
+            if code is not None:
+                yield client, data
+        self._away |= silent
 
 
 def asked(
@@ -170,21 +221,59 @@ def asked(
         sent: content by node.
         seconds: to wait; None waits for all.
     """
-    messages = [
-        Message(content, dst_node_id=node, message_type=f"query.{kind}")
-        for node, content in sent.items()
-    ]
-    answers: dict[int, tuple[str, bytes]] = {}
-    for reply in grid.send_and_receive(messages, timeout=seconds):
-        # an app that ended: its text may name paths of the node
-        if reply.has_error():
-            continue
-        try:
-            code = str(reply.content[CODE][CODE])
-            answers[reply.metadata.src_node_id] = (code, bytes_of(reply.content))
-        except (KeyError, TypeError, FrameError):
-            answers[reply.metadata.src_node_id] = (refusals.FAILED, b"")
-    return answers
+    answers = arriving(grid, kind, sent.items(), seconds)
+    return {node: (code, data) for node, code, data in answers if code is not None}
+
+
+def arriving(
+    grid: Grid, kind: str, sent: Iterable[tuple[int, RecordDict]], seconds: float | None
+) -> Iterator[tuple[int, str | None, bytes]]:
+    """Send messages, and yield (node, code, data) of each answer as it arrives.
+
+    The code of an app that ended is None.
+
+    Args:
+        grid: of the ServerApp.
+        kind: of the messages.
+        sent: (node, content), made as they are taken.
+        seconds: to wait after the last message was sent; None waits for all.
+    """
+    waiting: set[str] = set()
+    sent_to: dict[str, int] = {}
+    contents = iter(sent)
+    # Pushed in parts, so that not all requests are in memory at once.
+    while part := list(islice(contents, FIRST_CHUNK)):
+        messages = [
+            Message(content, dst_node_id=node, message_type=f"query.{kind}")
+            for node, content in part
+        ]
+        numbers = grid.push_messages(messages)
+        for (node, _), number in zip(part, numbers, strict=False):
+            if number:  # Flower has none for a message that it could not take
+                sent_to[number] = node
+                waiting.add(number)
+    due = time.monotonic() + (float("inf") if seconds is None else seconds)
+    pause = SHORTEST_PAUSE
+    while waiting:
+        replies = list(grid.pull_messages(waiting))
+        for reply in replies:
+            waiting.discard(reply.metadata.reply_to_message_id)
+            yield _answer_in(sent_to[reply.metadata.reply_to_message_id], reply)
+        left = due - time.monotonic()
+        if not waiting or left <= 0:
+            return
+        pause = SHORTEST_PAUSE if replies else min(1.5 * pause, LONGEST_PAUSE)
+        time.sleep(min(pause, left))
+
+
+def _answer_in(node: int, reply: Message) -> tuple[int, str | None, bytes]:
+    """Return (node, code, data) of a node's reply, which may be anything."""
+    if reply.has_error():  # of an app that ended: its text may name paths of the node
+        return node, None, b""
+    try:
+        return node, str(reply.content[CODE][CODE]), bytes_of(reply.content)
+    except (KeyError, TypeError, FrameError):
+        return node, refusals.FAILED, b""
 
 
 def gathered(
@@ -250,7 +339,8 @@ def _introductions(
     sent = {
         node: record_of(json.dumps(challenge).encode()) for node, challenge in challenges.items()
     }
-    for node, (code, data) in asked(grid, HELLO, sent, patience.call).items():
+    seconds = patience.call if patience.start is None else patience.start
+    for node, (code, data) in asked(grid, HELLO, sent, seconds).items():
         if code != OK:
             continue
         try:

@@ -6,7 +6,7 @@ An aggregator defines its own rounds, parties and keys, and its rule for clients
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,16 +16,27 @@ from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.privacy.cohorts import Cohort
 from securecluster.runtime.port import Connected, Port
 
-Exchange = Callable[[Call], Response]
 
-# bytes of replies in memory at once
-CHUNK_BYTES = {
-    "cpu": 1 << 25,  # memory that the allocator reuses and caches hold
-    "cuda": 1 << 28,
-}
-# clients of the first chunk, whose replies show how many bytes one client takes
-FIRST_CHUNK = 32
-MAX_CHUNK = 1024
+class Exchange(Protocol):
+    """Interface of what sends the calls of one client method."""
+
+    def __call__(self, call: Call) -> Response:
+        """Send a call and return the replies that arrive.
+
+        Args:
+            call: the call.
+        """
+        ...
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[Response]:
+        """Send a call and yield the replies in parts, so that few of them are in memory at once.
+
+        Args:
+            call: the call.
+            chunk: clients of a part, where parts are asked one after another; None takes as many
+                as memory allows.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +96,7 @@ class Aggregator(Protocol):
         """Call every client and sum the replies.
 
         Args:
-            exchange: sends a call and returns the replies that arrive.
+            exchange: sends calls and brings the replies that arrive.
             call: the call to all clients.
             by: group of each recipient of the call, in its order.
             groups: number of groups.
@@ -96,12 +107,11 @@ class Aggregator(Protocol):
 
 
 class Plain(Connected):
-    """Aggregator whose server receives every reply and sums them in chunks of clients.
+    """Aggregator whose server receives every reply and sums them as they arrive.
 
     It protects nothing. Its memory does not grow with the number of clients.
 
     Args:
-        chunk: number of clients in a chunk; by default as many as `CHUNK_BYTES` allows.
         wide: True to sum in float64, whatever the type of the replies. A trusted server does so
             before it adds noise: a sum in float32 may move by more than the clip norm when one
             client is left out.
@@ -111,8 +121,7 @@ class Plain(Connected):
     server_reads_replies = True
     hides_replies = False
 
-    def __init__(self, chunk: int | None = None, wide: bool = False) -> None:
-        self._chunk = chunk
+    def __init__(self, wide: bool = False) -> None:
         self._wide = wide
 
     def run(
@@ -123,10 +132,10 @@ class Plain(Connected):
         groups: int,
         cohorts: Sequence[Cohort] = (),
     ) -> Total:
-        """Call the clients chunk by chunk and sum their replies.
+        """Call the clients and sum their replies, part by part.
 
         Args:
-            exchange: sends a call and returns the replies that arrive.
+            exchange: sends calls and brings the replies that arrive.
             call: the call to all clients.
             by: group of each recipient of the call, in its order.
             groups: number of groups.
@@ -136,20 +145,14 @@ class Plain(Connected):
         counts = [0] * groups
         ids: list[int] = []
         group_of = dict(zip(call.to, by, strict=True))
-        first = 0
-        size = self._chunk or FIRST_CHUNK
-        while first < len(call.to):
-            end = min(first + size, len(call.to))
-            response = exchange(call.select(range(first, end)))
-            first += size
-            if response.reply is None:  # the whole chunk dropped out
+        for response in exchange.stream(call):
+            if response.reply is None:  # all clients of the part dropped out
                 continue
             reply_groups = [group_of[client] for client in response.ids]
             sums = _add(sums, response.reply, reply_groups, groups, self._wide)
             ids += response.ids
             for group in reply_groups:
                 counts[group] += 1
-            size = self._chunk or chunk_size(sums)  # now the bytes of a reply are known
         return Total(sums, tuple(counts), tuple(ids))
 
 
@@ -167,37 +170,18 @@ def members_by_group(clients: Iterable[int], by: Iterable[int], groups: int) -> 
     return members
 
 
-def chunk_size(reply: Any) -> int:
-    """Return the number of clients in a chunk.
-
-    Large enough to occupy every thread, and small enough to stay within `CHUNK_BYTES`.
-
-    Args:
-        reply: a batch of replies, or sums of them.
-    """
-    fields = vars(reply).values()
-    rows = [value.table[0] for value in fields if isinstance(value, Rows)]
-    bytes_per_client = sum(row.numel() * row.element_size() for row in rows)
-    budget = 0
-    if rows:
-        budget = CHUNK_BYTES[rows[0].device.type]
-    affordable = budget // max(bytes_per_client, 1)
-    smallest = 4 * torch.get_num_threads()  # enough to keep every thread busy
-    return max(smallest, min(MAX_CHUNK, affordable))
-
-
 def _add(sums: Any, reply: Any, reply_groups: list[int], groups: int, wide: bool) -> Any:
-    """Add the replies of a chunk to the sums, in place, and return the sums.
+    """Add the replies of a part to the sums, in place, and return the sums.
 
     Args:
-        sums: reply message with (groups, …) fields; None before the first chunk.
-        reply: the replies of a chunk, as a batch.
+        sums: reply message with (groups, …) fields; None before the first part.
+        reply: the replies of a part, as a batch.
         reply_groups: group of each reply.
         groups: number of groups.
         wide: True to sum in float64.
 
     Raises:
-        FrameError: the replies of two chunks do not have the same fields, shapes and types.
+        FrameError: the replies of two parts do not have the same fields, shapes and types.
     """
     addends = _addends(reply, wide)
     if sums is None:

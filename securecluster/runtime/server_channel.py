@@ -17,7 +17,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -44,7 +45,7 @@ from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, 
 from securecluster.privacy.cohorts import Cohort, Cohorts, RowSpace
 from securecluster.privacy.dp.ledger import CHOICE, Event, PaidOnce
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total, members_by_group
+from securecluster.runtime.aggregators import Aggregator, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, ReleasePolicy, release_of
@@ -192,7 +193,7 @@ class ServerChannel:
         call = self._call(
             method=method, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
         )
-        response = self._exchange(method, call, tries)
+        response = self._calls_of(method, tries)(call)
         release = release_of(method)
         reply = self._costs.read(release, response.reply, step)
         self._remember(method, response, reply, step)
@@ -269,9 +270,9 @@ class ServerChannel:
         call = self._call(
             method=method, verb=SUM, query=query, to=to, ready=ready, step=step, members=members
         )
-        exchange: Exchange = partial(self._exchange, method)
+        exchange = self._calls_of(method)
         if self.aggregator.hides_replies:
-            exchange = partial(self._exchange_hidden, release)
+            exchange = self._hidden_calls_of(method)
         sums = self.aggregator.run(exchange, call, ready_groups, groups, cohorts)
         rows = sums.rows
         if self.aggregator.hides_replies and rows is not None:
@@ -359,8 +360,7 @@ class ServerChannel:
         call = self._call(
             method=method, verb=PAIRS, query=query, to=to, ready=ready, step=step, members=members
         )
-        exchange: Exchange = partial(self._exchange, method, tries=tries)
-        pairs = self.pair_aggregator.run(exchange, call, tuple(to), then)
+        pairs = self.pair_aggregator.run(self._calls_of(method, tries), call, tuple(to), then)
         self._note_lost(to, pairs.ids)
         self._observe(method, PAIRS, step, [pairs.ids], pairs.relevance)
         return Pairs(pairs.ids, pairs.value, step)
@@ -521,35 +521,33 @@ class ServerChannel:
         read = [value for field, value in vars(reply).items() if value is not arrived.get(field)]
         self._gathered.remember(name, step, response.ids, read)
 
-    def _exchange(self, method: Method, call: Call, tries: int = 1) -> Response:
-        """Return the replies of all clients that answer one of several tries.
+    def _calls_of(self, method: Method, tries: int = 1) -> _MethodCalls:
+        """Return what sends the calls of a method, whose replies the server reads."""
+        checked = partial(self._checked, method)
+        return _MethodCalls(self._carried, self._carried_in_parts, checked, tries)
+
+    def _hidden_calls_of(self, method: Method) -> _MethodCalls:
+        """Return what sends the calls of a method, whose replies arrive hidden.
 
         Raises:
-            FrameError: a reply exceeds the bounds of the configuration.
-            UpdateError: a reply has numbers that are not finite.
+            UsageError: a method whose replies may leave in other ways than sums.
         """
-        responses: list[Response] = []
-        answered: set[int] = set()
-        for _ in range(tries):
-            silent = [k for k, client in enumerate(call.to) if client not in answered]
-            if not silent:
-                break
-            asked = call.select(silent)
-            response = self._carried(asked)
-            if response.ids:
-                responses.append(self._checked(method, asked, response))
-                answered.update(response.ids)
-        if not responses:
-            return Response((), None)
-        if len(responses) == 1:
-            return responses[0]
-        return _merged(responses, call.to)
+        if release_of(method).via != (SUM,):
+            raise UsageError(
+                f"{method.__name__} may also leave in other ways than sums, so a secure sum would "
+                "hide nothing: declare it with @answers(SUM), or take aggregation plain"
+            )
+        return _MethodCalls(self._carried, self._carried_in_parts, self._checked_hidden)
 
     def _checked(self, method: Method, call: Call, response: Response) -> Response:
         """Return the replies to a call after the checks that do not need them decoded.
 
         Releases are in the ledger before any other code can use the replies, so that a run that is
         stopped has accounted for everything that it received.
+
+        Raises:
+            FrameError: a reply exceeds the bounds of the configuration.
+            UpdateError: a reply has numbers that are not finite.
         """
         if response.reply is None:
             return response
@@ -566,23 +564,12 @@ class ServerChannel:
         check_finite(call, response)
         return response
 
-    def _exchange_hidden(self, release: ReleasePolicy, call: Call) -> Response:
+    def _checked_hidden(self, call: Call, response: Response) -> Response:
         """Return the hidden replies to a call, after a check of their bounds.
 
-        Args:
-            release: declaration of the called method.
-            call: the call.
-
         Raises:
-            UsageError: a method whose replies may leave in other ways than sums.
             FrameError: a reply exceeds the bounds of the configuration.
         """
-        if release.via != (SUM,):
-            raise UsageError(
-                f"{call.method} may also leave in other ways than sums, so a secure sum would hide "
-                "nothing: declare it with @answers(SUM), or take aggregation plain"
-            )
-        response = self._carried(call)
         if response.reply is not None:
             self._keep_receipts(response)
             check(response.reply, self.limits.beside(call.query))
@@ -694,12 +681,24 @@ class ServerChannel:
         A client that refuses is alive and will refuse again: it is not lost.
         """
         response = self._transport.exchange(call)
+        self._note_refusals(call, response)
+        return response
+
+    def _carried_in_parts(
+        self, call: Call, chunk: int | None = None
+    ) -> Iterator[tuple[Call, Response]]:
+        """Yield what the transport brings for the parts of a call, and store who refused it."""
+        for part, response in self._transport.stream(call, chunk):
+            self._note_refusals(part, response)
+            yield part, response
+
+    def _note_refusals(self, call: Call, response: Response) -> None:
+        """Store who refused a call."""
         self._refusing.difference_update(call.to)
         for client, code in response.refused.items():
             self._refusing.add(client)
             by_code = self.state.refused.setdefault(client, {})
             self._note_round(by_code.setdefault(code, []))
-        return response
 
     def _note_round(self, rounds: list[int]) -> None:
         """Append this round, of which there may be several calls."""
@@ -826,6 +825,59 @@ class ServerChannel:
         paid.learn(events[count:])
         self._paid = (len(events), paid)
         return paid
+
+
+@dataclass(frozen=True)
+class _MethodCalls:
+    """Sends the calls of one client method, again to clients that do not reply.
+
+    Args:
+        carried: sends a call.
+        carried_in_parts: sends a call, and yields its parts with their responses.
+        checked: returns a response after its checks.
+        tries: number of requests to a client that does not reply.
+    """
+
+    carried: Callable[[Call], Response]
+    carried_in_parts: Callable[[Call, int | None], Iterator[tuple[Call, Response]]]
+    checked: Callable[[Call, Response], Response]
+    tries: int = 1
+
+    def __call__(self, call: Call) -> Response:
+        """Return the replies of all clients that answer one of several tries."""
+        answered: set[int] = set()
+        responses: list[Response] = []
+        for asked in self._attempts(call, answered):
+            response = self.checked(asked, self.carried(asked))
+            if response.ids:
+                responses.append(response)
+                answered.update(response.ids)
+        if not responses:
+            return Response((), None)
+        if len(responses) == 1:
+            return responses[0]
+        return _merged(responses, call.to)
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[Response]:
+        """Yield the replies in parts, of all clients that answer one of several tries."""
+        answered: set[int] = set()
+        for asked in self._attempts(call, answered):
+            for part, response in self.carried_in_parts(asked, chunk):
+                answered.update(response.ids)
+                yield self.checked(part, response)
+
+    def _attempts(self, call: Call, answered: set[int]) -> Iterator[Call]:
+        """Yield the call to the clients that have not answered yet, once for each try.
+
+        Args:
+            call: to all clients.
+            answered: clients that have answered, which grows between two tries.
+        """
+        for _ in range(self.tries):
+            silent = [k for k, client in enumerate(call.to) if client not in answered]
+            if not silent:
+                break
+            yield call.select(silent)
 
 
 def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) -> list[int]:

@@ -7,7 +7,7 @@ A client is a batch of one: `InProcess` answers a call in one batched pass over 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from securecluster.messaging.messages import (
 from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.refusals import BUDGET, code_of, refused
 from securecluster.messaging.transcript import Transcript
+from securecluster.runtime.chunks import in_chunks
 
 
 class Transport(Protocol):
@@ -35,6 +36,22 @@ class Transport(Protocol):
 
         Args:
             call: requests to clients.
+        """
+        ...
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        """Send a call's frames, and yield the replies in parts, for sums over many clients.
+
+        A network asks all clients at once. In one process `chunks.in_chunks` asks as many as
+        memory allows, and goes on when their replies are in the sum.
+
+        Args:
+            call: requests to clients.
+            chunk: clients of a part, where parts are asked one after another; None takes as many
+                as memory allows.
+
+        Yields:
+            (part of the call, its response), in the order of the call.
         """
         ...
 
@@ -57,15 +74,18 @@ class InProcess:
     Args:
         answer: the endpoint's function from a call to its response.
         lost: returns the clients that do not reply to a call, as a network would lose them.
+        chunk: clients of a part of a sum; None takes as many as memory allows.
     """
 
     def __init__(
         self,
         answer: Callable[[Call], Response],
         lost: Callable[[Call], set[int]] = lambda call: set(),
+        chunk: int | None = None,
     ) -> None:
         self._answer = answer
         self._lost = lost
+        self._chunk = chunk
 
     def exchange(self, call: Call) -> Response:
         """Answer a call in one batched pass over the clients that are not lost.
@@ -78,6 +98,15 @@ class InProcess:
         if not reached:  # endpoints expect one recipient or more
             return Response((), None)
         return self._answer(call.select(reached))
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        """Answer a call chunk by chunk.
+
+        Args:
+            call: requests to clients.
+            chunk: clients of a part; None takes as many as memory allows.
+        """
+        return in_chunks(self.exchange, call, self._chunk or chunk)
 
     def relay(self, call: Call, answer: Response) -> None:
         """Do nothing, since all servers are in this process."""
@@ -151,16 +180,47 @@ class Framed:
             RefusedError: where the transport is strict: a client refuses, for another reason than
                 its budget.
         """
+        return self.read(call, self.carried(call, self.frames_of(call)))
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        """Send a call to one chunk of its clients after another.
+
+        Args:
+            call: requests to clients.
+            chunk: clients of a part; None takes as many as memory allows.
+        """
+        return in_chunks(self.exchange, call, chunk)
+
+    @staticmethod
+    def frames_of(call: Call) -> Iterator[tuple[int, bytes]]:
+        """Yield the request of each client.
+
+        Args:
+            call: requests to clients.
+
+        Yields:
+            (client, bytes of its request).
+        """
+        for position, client in enumerate(call.to):
+            yield client, wire.encode(call.header(position), call.query, position)
+
+    def read(self, call: Call, answers: Iterable[tuple[int, bytes]]) -> Response:
+        """Decode and stack what clients answered.
+
+        Args:
+            call: requests to clients.
+            answers: (client, bytes of its answer) of clients that did not drop out.
+
+        Raises:
+            FrameError: as `exchange`.
+            RefusedError: as `exchange`.
+        """
+        requests = {client: call.header(position) for position, client in enumerate(call.to)}
         ids: list[int] = []
         replies: list[Any] = []
         receipts: list[Receipts] = []
         refusals: dict[int, str] = {}
-        requests = {client: call.header(position) for position, client in enumerate(call.to)}
-        frames = (
-            (client, wire.encode(request, call.query, position))
-            for position, (client, request) in enumerate(requests.items())
-        )
-        for client, frame in self.carried(call, frames):
+        for client, frame in answers:
             try:
                 reply, written = self._reply(client, requests[client], frame)
             except (RefusedError, FrameError) as error:
@@ -250,6 +310,15 @@ class WithAuthority:
             return self._authority.exchange(call)
         return self._inner.exchange(call)
 
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        """Pass a call to clients on.
+
+        Args:
+            call: requests to clients.
+            chunk: clients of a part; None takes as many as memory allows.
+        """
+        return self._inner.stream(call, chunk)
+
     def relay(self, call: Call, answer: Response) -> None:
         """Pass frames between servers on.
 
@@ -281,6 +350,17 @@ class Recorded:
         response = self._inner.exchange(call)
         self._transcript.record(call, response)
         return response
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        """Pass a call on, and record its parts as they arrive.
+
+        Args:
+            call: requests to clients.
+            chunk: clients of a part; None takes as many as memory allows.
+        """
+        for part, response in self._inner.stream(call, chunk):
+            self._transcript.record(part, response)
+            yield part, response
 
     def relay(self, call: Call, answer: Response) -> None:
         """Pass frames between servers on and record them.
@@ -316,21 +396,45 @@ class Replay:
         Raises:
             ReplayError: the request differs from the recorded one, or the record has ended.
         """
+        recorded, response = self._next(call)
+        _check_same(call, recorded)
+        return response
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        """Yield the recorded responses to the parts of a request, as the run asked them.
+
+        Args:
+            call: the server's request.
+            chunk: ignored, since the record tells the parts.
+
+        Raises:
+            ReplayError: a part differs from the recorded one, or the record has ended.
+        """
+        first = 0
+        while first < len(call.to):
+            recorded, response = self._next(call)
+            end = min(first + len(recorded.to), len(call.to))
+            part = call.select(range(first, end))
+            _check_same(part, recorded)
+            yield part, response
+            first = end
+
+    def _next(self, call: Call) -> tuple[Call, Response]:
+        """Return the next recorded call and its response.
+
+        Raises:
+            ReplayError: the record has ended.
+        """
         recorded_calls = len(self._transcript.entries)
         if self._position >= recorded_calls:
             raise ReplayError(
                 f"the server asks for {call.method} (step {call.step}) after the recorded run had "
                 "ended"
             )
-        recorded, response = self._transcript.content(self._position)
+        content = self._transcript.content(self._position)
         # Also after a call that differs: a replay goes on nowhere.
         self._position += 1
-        if not _same_requests(call, recorded):
-            raise ReplayError(
-                f"the server's request {call.method} (step {call.step}) differs from the recorded "
-                f"{recorded.method}"
-            )
-        return response
+        return content
 
     def relay(self, call: Call, answer: Response) -> None:
         """Check that frames between servers are the recorded ones, in both directions.
@@ -357,6 +461,15 @@ class Replay:
             raise ReplayError(
                 f"the server ended after {self._position} of {recorded_calls} recorded calls"
             )
+
+
+def _check_same(call: Call, recorded: Call) -> None:
+    """Raise ReplayError unless a request equals the recorded one."""
+    if not _same_requests(call, recorded):
+        raise ReplayError(
+            f"the server's request {call.method} (step {call.step}) differs from the recorded "
+            f"{recorded.method}"
+        )
 
 
 def _same_requests(call: Call, recorded: Call) -> bool:

@@ -40,7 +40,7 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import masks
 from securecluster.runs import carry_out, endpoints, server_half
-from securecluster.runtime import aggregators
+from securecluster.runtime import chunks
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 NAME = "meta"  # the one device besides the CPU that every torch knows
@@ -197,7 +197,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run computes on the pretended device."""
     for module in (carry_out, endpoints, server_half):
         monkeypatch.setattr(module, "choose_device", lambda name: PRETENDED)
-    monkeypatch.setitem(aggregators.CHUNK_BYTES, NAME, 1 << 20)
+    monkeypatch.setitem(chunks.CHUNK_BYTES, NAME, 1 << 20)
     with pretending():
         yield
 

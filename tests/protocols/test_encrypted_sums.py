@@ -5,7 +5,7 @@ and a key authority that decrypts sums alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -353,6 +353,10 @@ class Meddled:
 
     def exchange(self, call: Call) -> Response:
         return self._change(call, self._inner.exchange(call))
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        for part, response in self._inner.stream(call, chunk):
+            yield part, self._change(part, response)
 
     def relay(self, call: Call, answer: Response) -> None:
         self._inner.relay(call, answer)

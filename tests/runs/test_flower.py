@@ -9,6 +9,7 @@ import json
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from securecluster import Federation, LabelSwap, Settings
@@ -71,6 +72,7 @@ class Grid:
         self.apps = {100 + i: app for i, app in enumerate(apps)}
         self.fault = fault
         self.asked: list[str] = []
+        self.replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
         return list(self.apps)
@@ -78,19 +80,27 @@ class Grid:
     def config_of(self, node: int) -> dict[str, Any]:
         return {"partition-id": node - 100}
 
-    def send_and_receive(
-        self, messages: Iterable[Message], timeout: float | None = None
-    ) -> list[Message]:
-        replies = []
-        # as they come, in any order
-        for message in reversed(list(messages)):
-            node = message.metadata.dst_node_id
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        numbers = []
+        for message in messages:
+            number = str(len(self.asked))
+            message.metadata.__dict__["_message_id"] = number
             self.asked.append(message.metadata.message_type)
-            context = Context(1, node, self.config_of(node), RecordDict(), {})
-            reply = self.fault(self.apps[node](message, context))
+            reply = self.reply_to(message)
             if reply is not None:
-                replies.append(reply)
-        return replies
+                self.replies[number] = reply
+            numbers.append(number)
+        return numbers
+
+    def reply_to(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        context = Context(1, node, self.config_of(node), RecordDict(), {})
+        return self.fault(self.apps[node](message, context))
+
+    def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
+        # one at a time, the last ones first: they come in any order
+        there = [number for number in numbers if number in self.replies]
+        return [self.replies.pop(number) for number in sorted(there)[-1:]]
 
 
 def apps(
@@ -173,9 +183,32 @@ def test_a_node_that_does_not_answer_is_lost_and_one_that_ended_too(
         silent = message.metadata.src_node_id == 101
         return None if silent and message.metadata.message_type == "query.frame" else message
 
-    served = run(FEDAVG, Grid(apps(FEDAVG, federation, tmp_path), fault))
-    assert served.half.net.state.lost == {1: [1, 2, 3]}
+    made = METHODS["fedavg, secagg"]
+    grid = Grid(apps(made, federation, tmp_path), fault)
+    began = time.monotonic()
+    served = run(made, grid, patience=flower.Patience(call=2.0))
+    # client 3 is of its cohort, of which no secure sum is without the other
+    assert served.half.net.state.lost == {1: [1, 2, 3], 3: [1, 2]}
     assert len(served.history) == 2
+    # keys are asked for five times, and the server waits once a round
+    assert time.monotonic() - began < 5 * 3 * 2.0
+
+
+def test_an_app_that_ended_is_asked_again(federation: Federation, tmp_path: Path) -> None:
+    class Ending(Grid):
+        ended = False
+
+        def reply_to(self, message: Message) -> Message | None:
+            asked_for_keys = message.metadata.message_type == "query.frame"
+            if asked_for_keys and message.metadata.dst_node_id == 101 and not self.ended:
+                self.ended = True
+                return Message(Error(code=0, reason="ended"), reply_to=message)
+            return super().reply_to(message)
+
+    made = METHODS["fedavg, secagg"]
+    grid = Ending(apps(made, federation, tmp_path))
+    served = run(made, grid, patience=flower.Patience(call=30.0))
+    assert grid.ended and served.half.net.state.lost == {}
 
 
 def test_an_answer_that_is_none_refuses_that_client(federation: Federation, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from securecluster.core.devices import cpu_threads
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Empty, Response, Rows
-from securecluster.runtime import aggregators
+from securecluster.runtime import chunks
 from securecluster.runtime.aggregators import Plain
+from securecluster.runtime.chunks import in_chunks
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +35,26 @@ def call(to: tuple[int, ...]) -> Call:
     return Call("c", "train", "sum", 1, 1, to, Empty(), (2,) * len(to))
 
 
+class InParts:
+    """An exchange whose stream asks one chunk of clients after another."""
+
+    def __init__(self, exchange: Callable[[Call], Response], chunk: int | None = None) -> None:
+        self._exchange, self._chunk = exchange, chunk
+
+    def __call__(self, call: Call) -> Response:
+        return self._exchange(call)
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[Response]:
+        for _, response in in_chunks(self._exchange, call, self._chunk or chunk):
+            yield response
+
+
 def clients(
-    delta: torch.Tensor, lost: set[int], asked: list[tuple[int, ...]] | None = None
-) -> Callable[[Call], Response]:
+    delta: torch.Tensor,
+    lost: set[int],
+    asked: list[tuple[int, ...]] | None = None,
+    chunk: int | None = None,
+) -> InParts:
     """Client i replies with row i, through an index, and with i + 1."""
 
     def exchange(some: Call) -> Response:
@@ -54,7 +72,7 @@ def clients(
             ),
         )
 
-    return exchange
+    return InParts(exchange, chunk)
 
 
 @given(st.data())
@@ -70,7 +88,8 @@ def test_sums_and_counts_are_numpys_for_any_chunk_and_any_losses(data: st.DataOb
     chunk = data.draw(st.none() | st.integers(1, 13))
     values = np.random.default_rng(m * 100 + d).normal(size=(m, d)).round(1)
     asked: list[tuple[int, ...]] = []
-    total = Plain(chunk).run(clients(torch.from_numpy(values), lost, asked), call(to), by, groups)
+    exchange = clients(torch.from_numpy(values), lost, asked, chunk)
+    total = Plain().run(exchange, call(to), by, groups)
 
     came = [i for i in to if i not in lost]
     assert total.ids == tuple(came)
@@ -92,7 +111,7 @@ def test_sums_and_counts_are_numpys_for_any_chunk_and_any_losses(data: st.DataOb
 
 def test_a_first_chunk_that_is_lost_altogether_changes_nothing() -> None:
     values = torch.arange(12.0).view(6, 2)
-    total = Plain(2).run(clients(values, {0, 1, 4}), call(tuple(range(6))), [0, 1] * 3, 2)
+    total = Plain().run(clients(values, {0, 1, 4}, chunk=2), call(tuple(range(6))), [0, 1] * 3, 2)
     assert (total.ids, total.counts) == ((2, 3, 5), (1, 2))
     assert total.rows.delta.table.tolist() == [[4.0, 5.0], [16.0, 18.0]]
 
@@ -100,7 +119,8 @@ def test_a_first_chunk_that_is_lost_altogether_changes_nothing() -> None:
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_clients_after_a_lost_one_stay_in_their_groups(chunk: int | None) -> None:
     values = torch.arange(12.0).view(6, 2)
-    total = Plain(chunk).run(clients(values, {1}), call(tuple(range(6))), [0, 1, 1, 0, 1, 0], 2)
+    exchange = clients(values, {1}, chunk=chunk)
+    total = Plain().run(exchange, call(tuple(range(6))), [0, 1, 1, 0, 1, 0], 2)
     assert (total.ids, total.counts) == ((0, 2, 3, 4, 5), (3, 2))
     assert total.rows.delta.table.tolist() == [[16.0, 19.0], [12.0, 14.0]]
     assert total.rows.size.table.tolist() == [1 + 4 + 6, 3 + 5]
@@ -116,7 +136,7 @@ def test_adding_up_does_not_change_what_clients_sent() -> None:
         )
         return sent[-1]
 
-    Plain(3).run(exchange, call(tuple(range(6))), [0] * 6, 1)
+    Plain().run(InParts(exchange, 3), call(tuple(range(6))), [0] * 6, 1)
     assert [a.reply.delta.table.tolist() for a in sent] == [
         values[:3].tolist(),
         values[3:].tolist(),
@@ -133,7 +153,7 @@ def test_without_a_chunk_what_is_held_stays_below_the_limit_but_keeps_the_thread
         (1, 5, 20),
         (1 << 28, 1, 1024),
     ):
-        monkeypatch.setitem(aggregators.CHUNK_BYTES, "cpu", limit)
+        monkeypatch.setitem(chunks.CHUNK_BYTES, "cpu", limit)
         asked: list[tuple[int, ...]] = []
         with cpu_threads(threads):
             Plain().run(clients(values, set(), asked), call(tuple(range(300))), [0] * 300, 1)
@@ -145,7 +165,7 @@ def test_replies_with_an_absent_field_are_summed_without_it() -> None:
     def exchange(some: Call) -> Response:
         return Response(some.to, Partial(Rows(torch.ones(len(some.to), 2)), None))
 
-    total = Plain(2).run(exchange, call((0, 1, 2)), [0, 0, 1], 2)
+    total = Plain().run(InParts(exchange, 2), call((0, 1, 2)), [0, 0, 1], 2)
     assert total.rows.delta.table.tolist() == [[2.0, 2.0], [1.0, 1.0]]
     assert total.rows.size is None
 
@@ -162,7 +182,7 @@ def test_replies_of_different_shapes_or_types_are_refused_also_across_chunks(
         )
 
     with pytest.raises(FrameError):
-        Plain(1).run(exchange, call((0, 1)), [0, 0], 1)
+        Plain().run(InParts(exchange, 1), call((0, 1)), [0, 0], 1)
 
 
 def test_the_plain_sum_says_that_the_server_reads_replies() -> None:

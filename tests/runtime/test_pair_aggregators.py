@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -60,6 +60,9 @@ class Refused:
     """A transport that no call may reach."""
 
     def exchange(self, call: Call) -> Response:
+        raise AssertionError(call.method)
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         raise AssertionError(call.method)
 
     def relay(self, call: Call, response: Response) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -25,7 +25,6 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import Permutation
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, Settings
-from securecluster.runtime.aggregators import Plain
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import (
@@ -125,11 +124,10 @@ def network(rows: torch.Tensor, lost: Lost = nobody, masked: bool = False) -> Se
     stages = [Permutation()] if masked else []
     net = ServerChannel(
         len(rows),
-        InProcess(endpoint(rows, masked).answer, lost),
+        InProcess(endpoint(rows, masked).answer, lost, chunk=2),
         CONFIG,
         Pipeline(stages),
         Randomness(0),
-        Plain(2),
     )
     net.round = 6
     return net
@@ -304,6 +302,9 @@ class Canned:
 
     def exchange(self, call: Call) -> Response:
         return Response(call.to, self.reply)
+
+    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
+        yield call, self.exchange(call)
 
 
 def test_lost_clients_are_named_once_per_round() -> None:

@@ -21,7 +21,6 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
-from securecluster.runtime.aggregators import Plain
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers
 from securecluster.runtime.run import Run
@@ -80,9 +79,8 @@ def network(
         pipeline,
         KeyRing(CONFIG, Randomness(0), lambda seed: None),
     )
-    net = ServerChannel(
-        len(rows), InProcess(endpoint.answer, lost), CONFIG, pipeline, Randomness(0), Plain(chunk)
-    )
+    transport = InProcess(endpoint.answer, lost, chunk)
+    net = ServerChannel(len(rows), transport, CONFIG, pipeline, Randomness(0))
     net.round = 4
     return net
 

@@ -185,11 +185,9 @@ class EncryptedPairs(Connected):
         group_sum = GroupSum(self.keys)
         ids: list[int] = []
         # Rows are added as they arrive: memory holds a chunk of them, and one sum.
-        for first in range(0, count, CHUNK):
-            request = call.select(range(count)[first : first + CHUNK])
-            response = exchange(request)
+        for response in exchange.stream(call, CHUNK):
             for k, client in enumerate(response.ids):
-                group_sum.add(request, client, response.reply, k)
+                group_sum.add(call, client, response.reply, k)
             ids += response.ids
         check_replies(ids)
         (shape,) = group_sum.layout.fields

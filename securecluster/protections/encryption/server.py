@@ -153,10 +153,11 @@ class EncryptedSums(Connected):
         encrypted: type | None = None
         for _ in range(TRIES if cohorts else 1):
             silent = [k for k in positions if call.to[k] not in arrived]
-            for first in range(0, len(silent), CHUNK):
-                request = call.select(silent[first : first + CHUNK])
-                response = exchange(request)
-                if response.reply is None:  # the whole chunk dropped out
+            if not silent:
+                break
+            request = call.select(silent)
+            for response in exchange.stream(request, CHUNK):
+                if response.reply is None:  # all clients of the part dropped out
                     continue
                 encrypted = type(response.reply)
                 arrived.update(response.ids)

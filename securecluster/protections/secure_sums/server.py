@@ -38,13 +38,12 @@ from securecluster.protections.secure_sums.messages import (
 )
 from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protections.sum_ranges import SumRanges
-from securecluster.runtime.aggregators import Exchange, Total, chunk_size, members_by_group
+from securecluster.runtime.aggregators import Exchange, Total, members_by_group
 from securecluster.runtime.port import TRIES, Connected, Send
 
 # bytes of masked rows that are kept until the sum is unmasked: a client that is lost after its row
 # arrived can then be taken out again
 KEPT_BYTES = 1 << 30
-FIRST_CHUNK = 32
 
 
 class SecureSums(Connected):
@@ -177,7 +176,7 @@ class SecureSums(Connected):
         group_of: Mapping[int, int],
         sums: Mapping[int, _GroupSum],
     ) -> type | None:
-        """Add the masked rows to their groups' sums, chunk by chunk.
+        """Add the masked rows to their groups' sums, part by part.
 
         A silent client would keep its whole cohort out of the sum, so it is asked again.
 
@@ -185,20 +184,16 @@ class SecureSums(Connected):
             Class of the replies; None if nobody replied.
         """
         masked: type | None = None
-        size = FIRST_CHUNK
         budget = KEPT_BYTES
         tries = TRIES if any(group_sum.cohorts for group_sum in sums.values()) else 1
         for _ in range(tries):
-            first = 0
             silent = [k for k in positions if not sums[group_of[call.to[k]]].has(call.to[k])]
-            while first < len(silent):
-                chunk = silent[first : first + size]
-                first += size
-                response = exchange(call.select(chunk))
-                if response.reply is None:  # the whole chunk dropped out
+            if not silent:
+                break
+            for response in exchange.stream(call.select(silent)):
+                if response.reply is None:  # all clients of the part dropped out
                     continue
                 masked = type(response.reply)
-                size = chunk_size(response.reply)
                 for k, client in enumerate(response.ids):
                     row = _MaskedRow.read(response.reply, k)
                     budget -= row.bytes
