@@ -26,11 +26,12 @@ from securecluster.messaging.messages import Header
 
 logger = logging.getLogger(__name__)
 
+FRAME = "frame"
 BUDGET = "budget"
 FAILED = "failed"
 # by code: what its sender says by it
 SENTENCES: Mapping[str, str] = {
-    "frame": "the request is damaged, forged, not for it, or of another configuration",
+    FRAME: "the request is damaged, forged, not for it, or of another configuration",
     "policy": "its policy forbids what the request asks for",
     "update": "its reply would not be finite, or would be out of range",
     BUDGET: "the release would exceed its owner's privacy budget",
@@ -40,7 +41,7 @@ SENTENCES: Mapping[str, str] = {
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (BudgetError, BUDGET),
     (UnforeseenError, FAILED),
-    (FrameError, "frame"),
+    (FrameError, FRAME),
     (PolicyError, "policy"),
     (UpdateError, "update"),
 )

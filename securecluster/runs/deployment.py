@@ -6,7 +6,7 @@ Clients, server and key authority each build their half from these two alone, so
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from statistics import fmean as mean
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,9 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import option_groups
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
+from securecluster.messaging.bounds import Limits, check, free_axes, unknown_sizes
+from securecluster.messaging.messages import Call, Response
+from securecluster.messaging.replies import check_finite, check_squares
 from securecluster.privacy.cohorts import Cohort, Cohorts
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
@@ -42,7 +44,15 @@ from securecluster.runs.method import Method
 from securecluster.runtime.aggregators import Aggregator
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.client_half import ClientHalf
-from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, fixed_sums
+from securecluster.runtime.endpoint import (
+    MINIMUM,
+    PAIRS,
+    SUM,
+    config_hash,
+    fixed_sums,
+    message_types,
+    release_of,
+)
 from securecluster.runtime.pair_aggregators import PairAggregator, PairFunctions
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel
@@ -391,6 +401,30 @@ class Deployment:
             pair_aggregator=self.pair_aggregator(private, roster),
             cohorts=self.cohorts(),
         )
+
+    def reply_check(self) -> Callable[[Call, int, Any], None]:
+        """Return what raises for a client's reply that the configuration does not allow.
+
+        The server's channel makes these checks on all replies of a call at once, and ends the run
+        of a simulation. A transport that makes them reply by reply refuses the client alone.
+        """
+        limits = self.limits(self.pipeline())
+        client_class = self.method.client
+
+        def check_reply(call: Call, client: int, reply: Any) -> None:
+            of_call = limits.beside(call.query)
+            method = getattr(client_class, call.method, None)
+            # a message of keys or sums, or a reply that such a protection hides
+            if method is None or type(reply) is not message_types(client_class, call.method)[1]:
+                check(reply, of_call)
+                return
+            release = release_of(method)
+            through = {name: name in release.sealed for name in release.through}
+            check(reply, of_call, through, finite=False)
+            check_finite(call, Response((client,), reply))
+            check_squares(call.round, (client,), reply)
+
+        return check_reply
 
     def _server_keys(self, private: bytes | None, roster: Roster | None) -> ServerKeys:
         """Return the server's private key for envelopes, and the roster that it verifies against.

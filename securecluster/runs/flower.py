@@ -35,6 +35,7 @@ from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.identities import Roster
 from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, answer
+from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
 from securecluster.runs.method import Method
 from securecluster.runs.node import Node, hello_statement
@@ -135,6 +136,7 @@ class FlowerTransport(Framed):
         grid: of the ServerApp.
         nodes: Flower's node of each client.
         replies: returns the reply class of a method name.
+        check: raises for a reply that the run does not allow (`Deployment.reply_check`).
         patience: how long a call waits. A client without a reply by then is lost.
     """
 
@@ -143,9 +145,10 @@ class FlowerTransport(Framed):
         grid: Grid,
         nodes: Mapping[int, int],
         replies: Callable[[str], type],
+        check: Callable[[Call, int, Any], None],
         patience: Patience | None = None,
     ) -> None:
-        super().__init__({}, replies, strict=False)
+        super().__init__({}, replies, strict=False, check=check)
         self._grid = grid
         self._nodes = dict(nodes)
         self._clients_of = {node: client for client, node in nodes.items()}
@@ -442,7 +445,8 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         # frames hold what clients sent, so their folder is for the owner's eyes
         atomic_files.make_private_folder(frames)
     transcript = Transcript("full", frames, types, [str(i) for i in range(clients)])
-    transport = FlowerTransport(grid, nodes, lambda name: types(name)[1], patience)
+    check = Deployment(method, proposal.config).reply_check()
+    transport = FlowerTransport(grid, nodes, lambda name: types(name)[1], check, patience)
     half = ServerHalf.over(transport, method, proposal.config, transcript, key=key, roster=roster)
     run = half.started(folder, report=report)
     return Served(half, half.final_state(run), run.history)

@@ -7,23 +7,33 @@ A client is a batch of one: `InProcess` answers a call in one batched pass over 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
 from securecluster.core.randomness import Part, Randomness
-from securecluster.errors import FrameError, RefusedError, ReplayError, SecureClusterWarning
+from securecluster.errors import (
+    FrameError,
+    RefusedError,
+    ReplayError,
+    SecureClusterWarning,
+    UpdateError,
+)
 from securecluster.messaging import wire
 from securecluster.messaging.messages import (
     AUTHORITY_CALL,
     Call,
     Header,
+    Picks,
     Response,
+    Rows,
+    Shared,
     reply_header,
     stack,
 )
 from securecluster.messaging.receipts import Receipts
-from securecluster.messaging.refusals import BUDGET, code_of, refused
+from securecluster.messaging.refusals import BUDGET, FRAME, code_of, refused
 from securecluster.messaging.transcript import Transcript
 from securecluster.runtime.chunks import in_chunks
 
@@ -156,6 +166,8 @@ class Framed:
         replies: returns the reply class of a method name.
         strict: whether a client that refuses, or sends a frame that is no reply, ends the run, as
             suits simulations. Otherwise the run goes on without it, and says so.
+        check: raises FrameError or UpdateError for a reply that the run does not allow, so that it
+            is refused here, client by client; the server's channel would end the run.
     """
 
     def __init__(
@@ -163,10 +175,12 @@ class Framed:
         clients: Mapping[int, Callable[[bytes], bytes]],
         replies: Callable[[str], type],
         strict: bool = True,
+        check: Callable[[Call, int, Any], None] = lambda call, client, reply: None,
     ) -> None:
         self._clients = clients
         self._replies = replies
         self._strict = strict
+        self._check = check
 
     def exchange(self, call: Call) -> Response:
         """Encode a call, send each client its frame, and decode and stack the replies.
@@ -216,27 +230,32 @@ class Framed:
             RefusedError: as `exchange`.
         """
         requests = {client: call.header(position) for position, client in enumerate(call.to)}
-        ids: list[int] = []
-        replies: list[Any] = []
-        receipts: list[Receipts] = []
+        replies: dict[int, Any] = {}
+        receipts: dict[int, Receipts] = {}
         refusals: dict[int, str] = {}
         for client, frame in answers:
             try:
-                reply, written = self._reply(client, requests[client], frame)
-            except (RefusedError, FrameError) as error:
-                code = code_of(error) if isinstance(error, FrameError) else error.code
+                reply, receipts[client] = self._reply(client, requests[client], frame)
+                self._check(call, client, reply)
+            except (RefusedError, FrameError, UpdateError) as error:
+                code = error.code if isinstance(error, RefusedError) else code_of(error)
                 # A client that has spent its budget takes part no more, as one that is gone.
                 if self._strict and code != BUDGET:
                     raise
                 refusals[client] = code
                 warnings.warn(str(error), SecureClusterWarning, stacklevel=2)
-                continue
-            ids.append(client)
-            replies.append(reply)
-            receipts.append(written)
+            else:
+                replies[client] = reply
+        if not self._strict:
+            for client in _of_another_form(replies):
+                del replies[client]
+                refusals[client] = FRAME
+                text = f"client {client} sent a reply of another form than most clients did"
+                warnings.warn(text, SecureClusterWarning, stacklevel=2)
         if not replies:
             return Response((), None, refused=refusals)
-        return Response(tuple(ids), stack(replies), tuple(receipts), refusals)
+        written = tuple(receipts[client] for client in replies)
+        return Response(tuple(replies), stack(list(replies.values())), written, refusals)
 
     def carried(
         self, call: Call, frames: Iterable[tuple[int, bytes]]
@@ -281,6 +300,35 @@ class Framed:
 
     def relay(self, call: Call, answer: Response) -> None:
         """Do nothing, since all servers are in this process."""
+
+
+def _of_another_form(replies: Mapping[int, Any]) -> list[int]:
+    """Return the clients whose reply cannot be stacked with those of most clients.
+
+    Args:
+        replies: a reply by client.
+    """
+    forms = {client: _form(reply) for client, reply in replies.items()}
+    if len(set(forms.values())) < 2:
+        return []
+    ((usual, _),) = Counter(forms.values()).most_common(1)
+    return [client for client, form in forms.items() if form != usual]
+
+
+def _form(reply: Any) -> tuple[Any, ...]:
+    """Return what must be equal in replies that are stacked: shapes, types and shared values."""
+    form: list[Any] = [type(reply)]
+    for name, value in vars(reply).items():
+        form += [name, type(value)]
+        if isinstance(value, (Rows, Picks)):
+            table = value.table
+            form += [tuple(table.shape[1:]), table.dtype]
+        elif isinstance(value, Shared):
+            tensor = value.value.contiguous()
+            form += [tuple(tensor.shape), tensor.dtype, tensor.numpy().tobytes()]
+        else:
+            form.append(value)
+    return tuple(form)
 
 
 class WithAuthority:

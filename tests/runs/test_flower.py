@@ -5,6 +5,7 @@ The grid here is a function call in place of a network; `--exhaustive` runs Flow
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 import subprocess
@@ -27,6 +28,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from securecluster import Federation, LabelSwap, Settings
 from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RefusedError, UsageError
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Ack, Call, Empty, reply_header
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot
 from securecluster.runs import flower
@@ -287,3 +290,42 @@ def test_bytes_are_read_or_refused(content: RecordDict) -> None:
     data = bytes(range(256))
     assert flower.bytes_of(flower.record_of(data)) == data
     assert np.frombuffer(data, np.uint8).size == 256
+
+
+def test_a_sum_asks_all_clients_at_once_and_adds_replies_as_they_arrive() -> None:
+    # of 70 clients 40 has no node, 65 does not reply, and the others do in any order
+    clients = 70
+    events: list[str] = []
+
+    class Slow(Grid):
+        def reply_to(self, message: Message) -> Message | None:
+            node = message.metadata.dst_node_id
+            if node == 165:
+                return None
+            header = wire.peek(flower.bytes_of(message.content))
+            reply = wire.encode(reply_header(header), Ack())
+            return Message(flower.record_of(reply), reply_to=message)
+
+        def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
+            events.append("pull")
+            arrived = [self.replies.pop(i) for i in sorted(numbers) if i in self.replies]
+            return arrived[::-1]
+
+    grid = Slow([])
+    nodes = {i: 100 + i for i in range(clients) if i != 40}
+    patience = flower.Patience(call=0.2)
+    over = flower.FlowerTransport(grid, nodes, lambda name: Ack, lambda *_: None, patience)
+    to = tuple(range(clients))
+    call = Call("c" * 32, "receive", "sum", 1, 1, to, Empty(), (clients,) * clients)
+    parts = list(over.stream(call))
+    assert len(grid.asked) == clients - 1
+    assert [len(part.to) for part, _ in parts] == [32, 32, 6]
+    assert [len(response.ids) for _, response in parts] == [32, 31, 5]
+    assert [i for _, response in parts for i in response.ids] == [
+        i for i in range(clients) if i not in (40, 65)
+    ]
+    # 65 is away for the rest of the round
+    before = len(events)
+    assert over.exchange(call.select([64, 65])).ids == (64,)
+    assert len(events) == before + 1
+    assert over.exchange(dataclasses.replace(call, round=2).select([64])).ids == (64,)

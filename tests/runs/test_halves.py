@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,19 @@ import torch
 from securecluster import CFL, FLHC, Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
+from securecluster.errors import SecureClusterWarning
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Rows, Shared
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import ClusteringProtocol, OneShot, Settings
+from securecluster.protocols.common.messages import Update
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
 from securecluster.runs.method import Method
 from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime import transport as transports
 from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
 
 SEEDED = Settings(dtype="float64", keys_from_seed=True, transcript="full", threads=1)
@@ -47,7 +54,7 @@ def server_of(
     """Return the server's half of a run, which gets the configuration and a transport."""
     config = method.config(federation, SEEDED.dtype)
     secrets = Randomness(federation.seed)
-    return ServerHalf.over(transport, method, config, Transcript("sizes"), secrets=secrets)
+    return ServerHalf.over(transport, method, config, Transcript("full"), secrets=secrets)
 
 
 def frames_to(
@@ -132,3 +139,67 @@ def test_a_protocol_is_a_method() -> None:
     wanted = {*Method.__annotations__, *vars(Method)} - {*vars(type("", (), {})), *dir(object)}
     public = {name for name in wanted if not name.startswith("_")}
     assert public <= set(dir(method))
+
+
+# --- a client that lies about the form of its replies ---
+
+
+def liar(endpoint: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a client whose updates are changed on their way."""
+
+    def answer(data: bytes) -> bytes:
+        frame = endpoint.answer_frame(data)
+        if wire.peek(data).method != "train":
+            return frame
+        header, sent, receipts = wire.decode_reply(frame, Update)
+        lie = dataclasses.replace(sent, delta=Rows(change(sent.delta.values)))
+        return wire.encode(header, lie, receipts=receipts)
+
+    return answer
+
+
+LIES = {
+    "longer": (lambda rows: torch.cat([rows, rows], 1), "frame"),
+    "of another type": (lambda rows: rows.float(), "frame"),
+    "not finite": (lambda rows: rows * torch.nan, "update"),
+    "too large": (lambda rows: rows + 1e200, "update"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_reply_that_the_run_does_not_allow_refuses_its_client_and_not_the_run(
+    lie: str, tiny: Federation
+) -> None:
+    method = CFL(rounds=3, epochs=1, model="linear")
+    clients = ClientsHalf.of(method, tiny, SEEDED)
+    change, code = LIES[lie]
+    doors = dict.fromkeys(range(len(tiny)), clients.endpoint.answer_frame)
+    doors[2] = liar(clients.endpoint, change)
+    check = Deployment(method, method.config(tiny, SEEDED.dtype)).reply_check()
+    transport = Framed(doors, lambda name: call_types(method, name)[1], strict=False, check=check)
+    server = server_of(method, tiny, transport)
+    run = server.started()
+    with pytest.warns(SecureClusterWarning):
+        state = server.final_state(run)
+    assert len(run.history) == 3
+    assert server.net.state.refused == {2: {code: [1, 2, 3]}}
+    # a replay of what the server has kept ends in the same state
+    again = server_of(method, tiny, Replay(server.transcript))
+    assert pack(again.final_state(again.started())) == pack(state)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sent:
+    """A reply of one field."""
+
+    value: Any
+
+
+def test_replies_of_two_forms_that_the_run_allows_are_those_of_most_clients() -> None:
+    replies = {client: Rows(torch.zeros(1, 2)) for client in range(4)}
+    replies[1] = Rows(torch.zeros(1, 3))
+    assert transports._of_another_form({i: Sent(rows) for i, rows in replies.items()}) == [1]
+    assert transports._of_another_form({0: Sent(None), 1: Sent(None)}) == []
+    assert transports._of_another_form({0: Sent(None), 1: Sent(replies[0])}) == [1]
+    shared = {i: Sent(Shared(torch.tensor([i // 3]))) for i in range(4)}
+    assert transports._of_another_form(shared) == [3]
