@@ -885,6 +885,13 @@ def federation_of(run: FinishedRun) -> Federation:
         UsageError: their data, or objects that took part, came from Python.
         RunFolderError: the data have changed since.
     """
+    from securecluster.runs import run_folder
+
+    if run_folder.of_server(run.config):
+        raise UsageError(
+            f"{run.folder} is a server's, whose clients are nodes elsewhere: attacks are measured "
+            "against the clients' data, so give them, with securecluster.audit(folder, federation)"
+        )
     if run.config["simulation"] is None:
         raise UsageError(
             f"{run.folder} was run from Python on data of your own, which it does not hold: audit "

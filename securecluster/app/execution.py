@@ -222,6 +222,13 @@ def federation_of(folder: Path, plan: RunPlan, config: RunConfig) -> Federation:
         UsageError: their data came from Python.
         RunFolderError: the data have changed since.
     """
+    from securecluster.runs import run_folder
+
+    if run_folder.of_server(config):
+        raise UsageError(
+            f"{folder} is a server's, whose clients are nodes elsewhere: start its server again with "
+            "this folder, and it goes on"
+        )
     if plan.simulation is None:
         raise UsageError(
             f"{folder} was run from Python on data of your own, which it does not hold: go on "
@@ -253,6 +260,7 @@ def watched_run(
     """
     from securecluster.app import report
     from securecluster.runs.carry_out import carry_out, complete, draw
+    from securecluster.runs.result import Subject
 
     def say(line: Line) -> None:
         text = report.line_text(line, plan.protocol.total_rounds)
@@ -261,7 +269,7 @@ def watched_run(
 
     with slow_work_on(console):
         fitted = carry_out(plan.protocol, federation, plan.settings, folder, say)
-        content = complete(folder, federation, fitted)
+        content = complete(folder, Subject.of(federation), fitted)
     note = noting(console.quiet)
     if fitted.warning_ is not None:
         note(fitted.warning_)

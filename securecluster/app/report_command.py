@@ -59,9 +59,10 @@ def report(argv: list[str]) -> int:
             console.print(tables.line_text(line, run.protocol.total_rounds))
         tables.show(run.result, folder)
     pictures = execution.draw_missing(run, execution.noting(quiet=False))
-    with output():
-        names = ", ".join(path.name for path in pictures)
-        console.print(f"pictures: {names}")
+    if pictures:
+        with output():
+            names = ", ".join(path.name for path in pictures)
+            console.print(f"pictures: {names}")
     if not (options.html or options.bundle):
         return 0
     page = report_page.page(run)

@@ -24,6 +24,7 @@ from securecluster.runtime.settings import Settings
 if TYPE_CHECKING:
     from securecluster.runs.contents import Result
     from securecluster.runs.fitted import FittedRun
+    from securecluster.runs.result import Subject
 
 
 def carry_out(
@@ -64,17 +65,17 @@ def carry_out(
     return fitted
 
 
-def complete(folder: Path, federation: Federation, fitted: FittedRun) -> Result:
+def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
     """Write all files of a run that has just ended but its pictures, and return its result.json.
 
     Args:
         folder: of the run, whose lock this process holds.
-        federation: its clients.
+        subject: its clients.
         fitted: its result.
     """
     from securecluster.runs.result import result_of
 
-    content = result_of(federation, fitted)
+    content = result_of(subject, fitted)
     fitted.write(folder)
     # result.json is written last of the run's files, and says that they are complete
     text = json.dumps(content, indent=2) + "\n"
@@ -153,7 +154,9 @@ def _completed(
 ) -> FittedRun:
     """Return the result of a run that is carried out, with all its files and pictures written."""
     fitted = carry_out(plan.protocol, federation, plan.settings, folder, report)
-    draw(folder, complete(folder, federation, fitted), fitted)
+    from securecluster.runs.result import Subject
+
+    draw(folder, complete(folder, Subject.of(federation), fitted), fitted)
     return fitted
 
 

@@ -18,3 +18,8 @@ class ClientState:
     # where clients hold several models: the starts they belong to
     starts: list[int] = field(default_factory=list)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)  # other memory, by name
+
+    @classmethod
+    def none(cls) -> ClientState:
+        """Return the state of no client, as a server has it whose clients are nodes elsewhere."""
+        return cls(torch.zeros(0, 0), [], Secrets())

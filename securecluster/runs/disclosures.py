@@ -591,6 +591,8 @@ def uncovered(fitted: FittedRun) -> list[str]:
         fitted: the result of the run.
     """
     learned = fitted.kept_.learned
+    if fitted.kept_.of_server:
+        return _uncovered_at_server(fitted)
     source = f"{run_secret.FILE}: the secret"
     if learned.settings.keys_from_seed:
         source = f"config.json, {LEARNED}: the seed"
@@ -606,6 +608,14 @@ def uncovered(fitted: FittedRun) -> list[str]:
         f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: "
         "for its owner alone",
     ]
+
+
+def _uncovered_at_server(fitted: FittedRun) -> list[str]:
+    """Return the sentences on what a server recorded, whose clients are nodes elsewhere."""
+    key = []
+    if fitted.kept_.key is not None:
+        key = [f"{run_secret.FILE}: the server's key, from which its noise follows: for it alone"]
+    return [*_transcript(fitted), *_sample_counts(fitted.kept_.learned), *key]
 
 
 def _observed(fitted: FittedRun) -> list[str]:

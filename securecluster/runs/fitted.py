@@ -6,6 +6,7 @@ A fitted protocol has it as `result_`, and shows its members as its own.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -101,12 +102,16 @@ class FittedRun:
         clusters = max(learned.labels) + 1
         self.models_ = [self._cluster_model(c) for c in range(clusters)]
         self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
+        if fitted.of_server:  # models are the nodes'
+            self.unshared_labels_ = []
         self.history_ = learned.history
         self.ledger_ = learned.network.ledger
         self.bytes_ = learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
         self.refused_ = dict(sorted(learned.network.refused.items()))
-        self.scores_ = np.asarray(learned.scores, dtype=np.float64)
+        # a server whose clients are nodes elsewhere has no scores
+        scores = learned.scores or [math.nan] * len(learned.names)
+        self.scores_ = np.asarray(scores, dtype=np.float64)
         self.metric_ = self.network_.objective.metric
         setattr(self, f"{self.metric_}_", self.scores_)
         self.seconds_ = learned.seconds
@@ -196,6 +201,8 @@ class FittedRun:
             theta = shared[label]
             state: dict[str, Any] = self.network_.state_dict(theta)
             return state
+        if self.kept_.of_server:
+            return None
         members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
         # Noise is to cover the results, and models that were trained alone have none.
         if adds_noise(self.method, learned.config):
@@ -214,8 +221,10 @@ class FittedRun:
                 called by a number, it is a position.
 
         Raises:
-            UsageError: no such client, or a number that could be a name.
+            UsageError: no such client, or a number that could be a name; or the result of a server,
+                whose clients have their models at their nodes.
         """
+        self._check_clients()
         theta = self.client_models_.row(self._client_names.position(client))
         state: dict[str, Any] = self.network_.state_dict(theta)
         return state
@@ -230,9 +239,18 @@ class FittedRun:
             client: as for `model_of`.
 
         Raises:
-            UsageError: no such client, or a number that could be a name.
+            UsageError: as `model_of`.
         """
+        self._check_clients()
         return self.kept_.clients.secrets.of(self._client_names.position(client))
+
+    def _check_clients(self) -> None:
+        """Raise UsageError where clients are nodes elsewhere."""
+        if self.kept_.of_server:
+            raise UsageError(
+                "this is a server's result, whose clients are nodes elsewhere: they have their "
+                "models and keys themselves"
+            )
 
     def mask_info(self) -> MaskInfo:
         """Return the description of this run's mask for the result."""
@@ -263,6 +281,7 @@ class FittedRun:
                 where newcomers train.
             RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
+        self._check_clients()
         check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")
@@ -322,6 +341,7 @@ class FittedRun:
             settings.device,
             outcomes.append,
             self.kept_.secrets(),
+            self.kept_.key,
         )
         return outcomes
 

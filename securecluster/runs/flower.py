@@ -27,20 +27,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from securecluster.core import atomic_files
 from securecluster.data.facts import ClientFacts, agree
 from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import refusals
 from securecluster.messaging.messages import Call, Response
-from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.identities import Roster
 from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, answer
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
+from securecluster.runs.fitted import FittedRun
 from securecluster.runs.method import Method
 from securecluster.runs.node import Node, hello_statement
 from securecluster.runs.proposal import Proposal
-from securecluster.runs.server_half import ServerHalf
+from securecluster.runs.server_run import ServerRun
 from securecluster.runtime.chunks import FIRST_CHUNK
 from securecluster.runtime.run import Line
 from securecluster.runtime.transport import Framed
@@ -373,21 +372,6 @@ def _introduced(data: bytes, statement: bytes, roster: Roster | None) -> tuple[i
     return number, ClientFacts.read(told["facts"])
 
 
-@dataclass
-class Served:
-    """A run over Flower, as its server has it at the end.
-
-    Args:
-        half: of the server, with the channel and the transcript.
-        state: final.
-        history: a line for each round.
-    """
-
-    half: ServerHalf
-    state: Any
-    history: Sequence[Line]
-
-
 def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     grid: Grid,
     context: Context,
@@ -399,11 +383,12 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     roster: Roster | None = None,
     folder: Path | None = None,
     key: bytes | None = None,
+    names: Sequence[str] = (),
     dtype: str = "float32",
     patience: Patience | None = None,
     report: Callable[[Line], None] = lambda line: None,
-) -> Served:
-    """Run a protocol's server in a ServerApp.
+) -> FittedRun:
+    """Return the result of a run, of which a ServerApp is the server.
 
     Args:
         grid: of the ServerApp.
@@ -413,9 +398,10 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         seed: of the run.
         classes: number of outputs; None asks the clients.
         roster: public keys of the clients; None verifies nothing.
-        folder: of the server's checkpoints and transcript, from which a server that was stopped
-            goes on; None keeps them in memory.
+        folder: of the server's run, from which a server that was stopped goes on; None keeps it in
+            memory.
         key: 32 secret bytes of a server that adds noise or opens ciphertexts.
+        names: of the clients, in the order of their numbers; by default their numbers.
         dtype: of the models.
         patience: how long to wait.
         report: called with the history line of each round.
@@ -438,18 +424,12 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     def types(name: str) -> tuple[type, type]:
         return call_types(method, name)
 
-    frames = None
-    if folder is not None:
-        frames = folder / "transcript"
-        atomic_files.make_folder(folder)
-        # frames hold what clients sent, so their folder is for the owner's eyes
-        atomic_files.make_private_folder(frames)
-    transcript = Transcript("full", frames, types, [str(i) for i in range(clients)])
     check = Deployment(method, proposal.config).reply_check()
-    transport = FlowerTransport(grid, nodes, lambda name: types(name)[1], check, patience)
-    half = ServerHalf.over(transport, method, proposal.config, transcript, key=key, roster=roster)
-    run = half.started(folder, report=report)
-    return Served(half, half.final_state(run), run.history)
+    transport = FlowerTransport(
+        grid, nodes, lambda name: call_types(method, name)[1], check, patience
+    )
+    run = ServerRun(method, proposal.config, transport, names, key, roster)
+    return run.carried_out(folder, report)
 
 
 def server_app(method: Method, **options: Any) -> ServerApp:
@@ -457,9 +437,9 @@ def server_app(method: Method, **options: Any) -> ServerApp:
 
     Args:
         method: the protocol.
-        options: as of `serve`; `done` is called with what the run left.
+        options: as of `serve`; `done` is called with the result.
     """
-    done = options.pop("done", lambda served: None)
+    done = options.pop("done", lambda fitted: None)
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:

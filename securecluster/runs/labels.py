@@ -8,6 +8,8 @@ import numpy as np
 
 from securecluster.errors import UsageError
 
+UNKNOWN_LABEL = -1  # of a client whose cluster a server does not know
+
 
 def checked_labels(
     method: str, labels: Sequence[int], count: int, existing: int | None = None

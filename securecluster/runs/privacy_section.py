@@ -60,13 +60,21 @@ NOISED = [
     "release of its own",
     "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more "
     "together (Ledger.union)",
-    "a server that asks for more than its protocol does spends more than this: simulated clients "
-    "keep no budget of their own, as nodes may (Budget)",
-    "in a simulation keys of noise follow from one secret of the run: whoever has it can remove "
-    "the noise",
+    "a server that asks for more than its protocol does spends more than this: {budgets}",
+    "{keys}",
     "noise comes from a cipher's stream: epsilon holds against readers with bounded computing "
     "power, who cannot distinguish it from random numbers",
 ]
+# what some of these say of clients in one process, and of nodes elsewhere
+IN_SIMULATION = {
+    "budgets": "simulated clients keep no budget of their own, as nodes may (Budget)",
+    "keys": "in a simulation keys of noise follow from one secret of the run: whoever has it can "
+    "remove the noise",
+}
+OF_NODES = {
+    "budgets": "each node has a ledger of its own, and the budget that its owner sets",
+    "keys": "nodes draw their noise by keys of their own, which they must keep",
+}
 # by the unit of privacy
 ASSUMED = {
     "client": "a client's contribution to each release is one clipped row, and a blanked client's "
@@ -307,7 +315,8 @@ def _not_covered_by_noise(fitted: FittedRun, rows: Sequence[Row]) -> list[str]:
     if ledger.exact() or not rows:
         limits.append(EXACT)
     if noised:
-        limits += NOISED
+        words = OF_NODES if fitted.kept_.of_server else IN_SIMULATION
+        limits += [sentence.format(**words) for sentence in NOISED]
     mechanisms = {event.mechanism for event in ledger.events}
     if "skellam" in mechanisms:
         limits.append(SHARES)

@@ -19,6 +19,7 @@ from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.runs.contents import Result, RunConfig
 from securecluster.runs.derived import call_types, program_of
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.labels import UNKNOWN_LABEL
 from securecluster.runs.privacy_section import section
 from securecluster.runs.program import UNKNOWN
 from securecluster.runs.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
@@ -68,7 +69,7 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
     result = result_of(folder)
     recorded = read_kept(folder)
     settings = plan.settings
-    if recorded.secret is None and not settings.keys_from_seed:
+    if recorded.secret is None and not settings.keys_from_seed and not recorded.of_server:
         raise run_secret.missing(folder)
     agreed_config = recorded.learned.config
     if agreed_config != config["network"]:
@@ -124,6 +125,7 @@ def _compare(
         settings.threads,
         settings.device,
         secrets=secrets,
+        key=recorded.key,
     )
     if pack(state) != recorded.server:
         raise ReplayError(
@@ -266,7 +268,7 @@ def _check_result(
         "names": names,
         "clients": len(names),
         "labels": labels,
-        "clusters": len(set(labels)),
+        "clusters": len(set(labels) - {UNKNOWN_LABEL}),
         "seed": seed,
         "bytes": transcript.totals(),
         "privacy": privacy,

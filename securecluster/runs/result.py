@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -9,8 +11,10 @@ import numpy as np
 import securecluster
 from securecluster.clustering.metrics import mean, share_at
 from securecluster.data import Federation
+from securecluster.models.objectives import Objective
 from securecluster.runs.contents import Result
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.labels import UNKNOWN_LABEL
 from securecluster.runs.privacy_section import section
 from securecluster.runs.run_folder import SCHEMA
 
@@ -18,7 +22,47 @@ NO_AGREEMENT = {"ari": None, "nmi": None, "purity": None, "exact": None}
 Entries = dict[str, Any]
 
 
-def result_of(federation: Federation, fitted: FittedRun) -> Result:
+@dataclass(frozen=True)
+class Subject:
+    """What a result is about: the clients, as far as whoever writes it knows them.
+
+    Args:
+        names: of the clients.
+        seed: of the run.
+        objective: what the networks are trained for.
+        data: name of the data.
+        scenario: how the clients differ.
+        truth: each client's true cluster; None where nobody here knows it.
+        observer: True if scores of all clients' data were computed outside the protocol.
+    """
+
+    names: tuple[str, ...]
+    seed: int
+    objective: Objective
+    data: str = "the nodes' own data"
+    scenario: str = "not known"
+    truth: Sequence[Any] | None = None
+    observer: bool = False
+
+    @classmethod
+    def of(cls, federation: Federation) -> Subject:
+        """Return the subject of a run in one process.
+
+        Args:
+            federation: the clients and their data.
+        """
+        return cls(
+            tuple(federation.names),
+            federation.seed,
+            federation.objective,
+            federation.data,
+            federation.scenario,
+            federation.truth,
+            observer=True,
+        )
+
+
+def result_of(subject: Subject, fitted: FittedRun) -> Result:
     """Return the content of result.json.
 
     The parameter tree of the server's final state, where it has one, gives each cluster's leaf
@@ -26,7 +70,7 @@ def result_of(federation: Federation, fitted: FittedRun) -> Result:
     decided it (`fallback`).
 
     Args:
-        federation: the clients and their data.
+        subject: the clients.
         fitted: the result of the run.
     """
     method = fitted.method
@@ -35,60 +79,58 @@ def result_of(federation: Federation, fitted: FittedRun) -> Result:
     state = fitted.state_
     labels = [int(label) for label in fitted.labels_]
     truth = None
-    if federation.truth is not None:
-        truth = list(federation.truth)
+    if subject.truth is not None:
+        truth = list(subject.truth)
     dropped = {}
     for client, rounds in fitted.dropped_.items():
-        dropped[federation.names[client]] = rounds
+        dropped[subject.names[client]] = rounds
     content = {
         **method.report_fields(state),
         "schema": SCHEMA,
         "protocol": method.name,
-        "data": federation.data,
-        "scenario": federation.scenario,
+        "data": subject.data,
+        "scenario": subject.scenario,
         "model": learned.config["model"],
         # where keys and noise follow from it, it stays in config.json
-        "seed": None if settings.keys_from_seed else federation.seed,
+        "seed": None if settings.keys_from_seed else subject.seed,
         "device": fitted.device_,
         "version": securecluster.__version__,
-        "clients": len(federation),
-        "names": list(federation.names),
-        "clusters": len(set(labels)),
+        "clients": len(subject.names),
+        "names": list(subject.names),
+        "clusters": len(set(labels) - {UNKNOWN_LABEL}),
         "labels": labels,
         "truth": truth,
         "dropped": dropped,
         "rounds": method.rounds,
-        "metrics": _metrics(settings.target, federation, fitted, labels),
+        "metrics": _metrics(settings.target, subject, fitted, labels),
         "metric": fitted.metric_,
-        "unit": federation.objective.unit,
+        "unit": subject.objective.unit,
         "target": settings.target,
         **_nodes(state, max(labels) + 1),
-        "observer": True,
+        "observer": subject.observer,
         "bytes": fitted.bytes_,
         "privacy": section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
     if fitted.refused_:
         content["refused"] = {
-            federation.names[client]: codes for client, codes in fitted.refused_.items()
+            subject.names[client]: codes for client, codes in fitted.refused_.items()
         }
     return cast(Result, content)
 
 
-def _metrics(
-    target: float, federation: Federation, fitted: FittedRun, labels: list[int]
-) -> Entries:
+def _metrics(target: float, subject: Subject, fitted: FittedRun, labels: list[int]) -> Entries:
     """Return agreement with the true clusters, and the metric on test samples.
 
     Args:
         target: score that clients are to reach.
-        federation: the clients and their data.
+        subject: the clients.
         fitted: the result of the run.
         labels: each client's cluster, (m,).
     """
     at_target = None
     # a target is a score to reach; losses and errors have none
-    if federation.objective.higher:
+    if subject.objective.higher and subject.observer:
         at_target = share_at(fitted.scores_, target)
     return {
         **(fitted.agreement_ or NO_AGREEMENT),
@@ -141,12 +183,12 @@ def _score_before_clusters(fitted: FittedRun) -> Any:
     metric = fitted.metric_
     for line in fitted.history_:
         if line.get("splits"):
-            if line[metric] is not None:
+            if line.get(metric) is not None:
                 return line[metric]
             break  # that round was not evaluated
     before = None
     for line in fitted.history_:
         if line["clusters"] != 1:
             break
-        before = line[metric]
+        before = line.get(metric)
     return before

@@ -107,19 +107,11 @@ class RunPlan:
         simulation = None
         if self.simulation is not None:
             simulation = dataclasses.asdict(self.simulation)
-        content = {
-            "schema": SCHEMA,
-            "version": securecluster.__version__,
-            "protocol": {"name": self.protocol.name, **params_as_json(self.protocol)},
-            "simulation": simulation,
-            "settings": dataclasses.asdict(self.settings),
-            "data_digest": federation.digest(),
-            "clients": list(federation.names),
-            "network": self.protocol.config(federation, self.settings.dtype),
-        }
-        # tuples become lists, as they are read back
-        as_read: dict[str, Any] = json.loads(json.dumps(content))
-        return as_read
+        network = self.protocol.config(federation, self.settings.dtype)
+        digest = federation.digest()
+        return config_content(
+            self.protocol, simulation, self.settings, digest, federation.names, network
+        )
 
     def as_json(self, federation: Federation) -> str:
         """Return the text of config.json.
@@ -127,7 +119,58 @@ class RunPlan:
         Args:
             federation: the clients and their data.
         """
-        return json.dumps(self.content(federation), indent=2) + "\n"
+        return as_text(self.content(federation))
+
+
+def config_content(
+    protocol: Method,
+    simulation: Mapping[str, Any] | None,
+    settings: Settings,
+    data_digest: str,
+    names: Sequence[str],
+    network: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the content of config.json.
+
+    Args:
+        protocol: with its hyper-parameters.
+        simulation: options that make the clients; None for others.
+        settings: of the run.
+        data_digest: of the clients' data; "" for a server, which has none.
+        names: of the clients.
+        network: what clients and server agreed on.
+    """
+    content = {
+        "schema": SCHEMA,
+        "version": securecluster.__version__,
+        "protocol": {"name": protocol.name, **params_as_json(protocol)},
+        "simulation": simulation,
+        "settings": dataclasses.asdict(settings),
+        "data_digest": data_digest,
+        "clients": list(names),
+        "network": network,
+    }
+    # tuples become lists, as they are read back
+    as_read: dict[str, Any] = json.loads(json.dumps(content))
+    return as_read
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """Return the text of config.json.
+
+    Args:
+        content: of the file.
+    """
+    return json.dumps(content, indent=2) + "\n"
+
+
+def of_server(config: Mapping[str, Any]) -> bool:
+    """Return whether a run is a server's own, whose clients are nodes elsewhere.
+
+    Args:
+        config: content of its config.json.
+    """
+    return config["data_digest"] == ""
 
 
 def _default_folder(name: str) -> Path:

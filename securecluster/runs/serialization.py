@@ -33,7 +33,7 @@ SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 START = "start.safetensors"  # initial weights of a module of the user's own
-ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
+ALWAYS = [LEARNED, MODELS, SERVER]
 # In the clients' extra state: the clusters' models (k, d), where no client's own is one of them.
 SHARED = "shared"
 
@@ -68,16 +68,28 @@ class FittedState:
     server: bytes  # the server's final state, packed
     clients: ClientState  # models and secrets, which must stay private
     # of the run, from which keys, masks and noise follow; None where they follow from the seed, or
-    # where the folder is without it
+    # where the folder is without it. In a server's folder it is the server's key, if it has one.
     secret: bytes | None = field(default=None, repr=False)
 
+    @property
+    def of_server(self) -> bool:
+        """Return whether it is a server's alone, whose clients are nodes elsewhere."""
+        return not self.clients.index
+
+    @property
+    def key(self) -> bytes | None:
+        """Return the server's own key, from which its noise follows; None in a simulation."""
+        return self.secret if self.of_server else None
+
     def secrets(self) -> Randomness:
-        """Return the secret random streams of the run.
+        """Return the secret random streams of a simulated run.
+
+        Those of a server alone are no secret, and a server without a key of its own needs none.
 
         Raises:
             RunFolderError: the secret was removed from the run's folder.
         """
-        if self.learned.settings.keys_from_seed:
+        if self.learned.settings.keys_from_seed or self.of_server:
             return Randomness(self.learned.config["seed"])
         if self.secret is None:
             raise run_secret.missing(None)
@@ -101,7 +113,7 @@ def save(result: FittedRun, folder: Path) -> None:
     fitted = result.kept_
     _check_newcomers(result, folder)
     atomic_files.make_folder(folder)
-    for name in (manifest.NAME, LEARNED, START):
+    for name in (manifest.NAME, LEARNED, START, CLIENTS):
         atomic_files.remove(folder / name)
     meta = {
         "labels": json.dumps(fitted.learned.labels),
@@ -111,9 +123,11 @@ def save(result: FittedRun, folder: Path) -> None:
     header = {"securecluster": json.dumps(meta, sort_keys=True)}
     atomic_files.write_atomic(folder / MODELS, encode(_shared_tensors(result), header))
     atomic_files.write_atomic(folder / SERVER, fitted.server)
-    atomic_files.write_atomic(folder / CLIENTS, pack(fitted.clients), 0o600)  # the owner only
-    run_secret.write(folder, fitted.secret)
     written = list(ALWAYS)
+    if not fitted.of_server:
+        atomic_files.write_atomic(folder / CLIENTS, pack(fitted.clients), 0o600)  # the owner only
+        written.append(CLIENTS)
+    run_secret.write(folder, fitted.secret)
     if not isinstance(result.method.model, str):
         start = {name: tensor.contiguous() for name, tensor in result.start_.items()}
         atomic_files.write_atomic(folder / START, encode(start))
@@ -188,14 +202,15 @@ def read_kept(folder: Path) -> FittedState:
     manifest.check(folder, marks, [MODELS])
     learned_data = manifest.checked(folder, LEARNED, marks)
     server_data = manifest.checked(folder, SERVER, marks)
-    clients_data = manifest.checked(folder, CLIENTS, marks)
     learned = unpack(learned_data, FittedSummary)
     if learned.schema != SCHEMA:
         raise RunFolderError(
             f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the "
             "version that saved it"
         )
-    clients = unpack(clients_data, ClientState)
+    clients = ClientState.none()
+    if learned.scores:  # clients of this process have scores, be they NaN, and a server has none
+        clients = unpack(manifest.checked(folder, CLIENTS, marks), ClientState)
     return FittedState(learned, server_data, clients, run_secret.read(folder))
 
 

@@ -259,7 +259,7 @@ def _check_no_secret(method: Method, config: Mapping[str, Any]) -> None:
         )
 
 
-def replayed(
+def replayed(  # noqa: PLR0913 (what a replay is made of)
     method: Method,
     transcript: Transcript,
     config: dict[str, Any],
@@ -267,6 +267,7 @@ def replayed(
     device: str = "auto",
     observe: Callable[[VerbOutcome], None] | None = None,
     secrets: Randomness | None = None,
+    key: bytes | None = None,
 ) -> tuple[Any, ChannelState]:
     """Run the server alone against a recorded transcript.
 
@@ -279,6 +280,7 @@ def replayed(
         observe: called with what each verb gives its reader; None for nobody.
         secrets: secret random streams of the run; None derives them from the seed, as runs with
             `keys_from_seed` do.
+        key: of a deployed server, from which its noise follows; None in a simulation.
 
     Returns:
         The server's final state, and that of its channel, which contains the ledger.
@@ -291,7 +293,7 @@ def replayed(
     transport = Replay(transcript)
     server_device = choose_device(device)
     server = server_copy(method)
-    net = server.build_network(transport, config, device=server_device, secrets=secrets)
+    net = server.build_network(transport, config, key, server_device, secrets=secrets)
     net.observe = observe
     half = ServerHalf(server, net, transcript)
     run = Run(begin=half.begin_round)

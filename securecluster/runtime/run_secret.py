@@ -24,6 +24,7 @@ from securecluster.errors import RunFolderError, SecureClusterWarning
 
 FILE = "secret.key"
 LENGTH = 16  # bytes
+KEY_LENGTH = 32  # bytes of a deployed server's key, which its folder has in this place
 OTHERS = 0o077  # bits of a file's mode that let others than its owner in
 CHECK = 8  # bytes of the digest by which a damaged file is found
 # what every output of a run with `keys_from_seed` says
@@ -69,8 +70,8 @@ def read(folder: Path) -> bytes | None:
             stacklevel=2,
         )
     data = atomic_files.read(path)
-    secret = data[:LENGTH]
-    if len(secret) < LENGTH or not hmac.compare_digest(data, _encoded(secret)):
+    secret = data[:-CHECK]
+    if len(secret) not in (LENGTH, KEY_LENGTH) or not hmac.compare_digest(data, _encoded(secret)):
         raise RunFolderError(
             f"{path} is damaged: restore it from where it was copied, or start the run anew"
         )

@@ -34,6 +34,7 @@ from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot
 from securecluster.runs import flower
 from securecluster.runs.agent import Agent
+from securecluster.runs.fitted import FittedRun
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 
@@ -126,7 +127,7 @@ def apps(
     return [flower.client_app(node_of)] * CLIENTS
 
 
-def run(made: Any, grid: Any, **options: Any) -> flower.Served:
+def run(made: Any, grid: Any, **options: Any) -> FittedRun:
     context: Any = SimpleNamespace(run_id=1)
     given = {"clients": CLIENTS, "seed": 0, "classes": 10, **options}
     return flower.serve(grid, context, made, **given)
@@ -140,9 +141,9 @@ def test_a_run_over_flower_is_the_run_in_this_process(
     served = run(made, Grid(apps(made, federation, tmp_path)))
     whole = made.fit(federation, Settings(threads=1))
     if name.startswith("fedavg"):
-        assert pack(served.state) == pack(whole.state_)
-    assert list(served.state.labels) == list(whole.labels_)
-    sent = [(entry.method, entry.up) for entry in served.half.transcript.entries]
+        assert pack(served.state_) == pack(whole.state_)
+    assert list(served.labels_) == list(whole.labels_)
+    sent = [(entry.method, entry.up) for entry in served.transcript_.entries]
     assert sent == [(entry.method, entry.up) for entry in whole.transcript_.entries]
 
 
@@ -153,7 +154,7 @@ def test_clients_prove_their_numbers_by_the_roster(federation: Federation, tmp_p
     roster = Roster({order[i]: one.public for i, one in enumerate(identities)})
     made = METHODS["fedavg, secagg"]
     served = run(made, Grid(apps(made, federation, tmp_path, identities, roster)), roster=roster)
-    assert served.half.net.state.lost == {} and served.half.net.state.refused == {}
+    assert served.dropped_ == {} and served.refused_ == {}
     other = Roster({i: Identity.generate().public for i in range(CLIENTS)})
     grid = Grid(apps(made, federation, tmp_path, identities, roster))
     with pytest.raises(UsageError, match="clients 0, 1, 2, 3 are not there"):
@@ -191,8 +192,8 @@ def test_a_node_that_does_not_answer_is_lost_and_one_that_ended_too(
     began = time.monotonic()
     served = run(made, grid, patience=flower.Patience(call=2.0))
     # client 3 is of its cohort, of which no secure sum is without the other
-    assert served.half.net.state.lost == {1: [1, 2, 3], 3: [1, 2]}
-    assert len(served.history) == 2
+    assert served.dropped_ == {1: [1, 2, 3], 3: [1, 2]}
+    assert len(served.history_) == 2
     # keys are asked for five times, and the server waits once a round
     assert time.monotonic() - began < 5 * 3 * 2.0
 
@@ -211,7 +212,7 @@ def test_an_app_that_ended_is_asked_again(federation: Federation, tmp_path: Path
     made = METHODS["fedavg, secagg"]
     grid = Ending(apps(made, federation, tmp_path))
     served = run(made, grid, patience=flower.Patience(call=30.0))
-    assert grid.ended and served.half.net.state.lost == {}
+    assert grid.ended and served.dropped_ == {}
 
 
 def test_an_answer_that_is_none_refuses_that_client(federation: Federation, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_an_answer_that_is_none_refuses_that_client(federation: Federation, tmp_
 
     with pytest.warns(UserWarning):
         served = run(FEDAVG, Grid(apps(FEDAVG, federation, tmp_path), fault))
-    assert served.half.net.state.refused == {2: {"frame": [1, 2, 3]}}
+    assert served.refused_ == {2: {"frame": [1, 2, 3]}}
 
 
 def test_a_client_that_does_not_agree_ends_the_run_before_it_begins(
@@ -261,8 +262,8 @@ def test_the_shim_hands_bytes_to_the_agents_and_back(
         agent.stop()
         thread.join()
     whole = made.fit(federation, Settings(threads=1))
-    assert pack(served.state) == pack(whole.state_)
-    assert served.half.transcript.totals()["up"] == whole.bytes_["up"]
+    assert pack(served.state_) == pack(whole.state_)
+    assert served.transcript_.totals()["up"] == whole.bytes_["up"]
 
 
 def test_the_shim_imports_neither_torch_nor_this_package() -> None:
