@@ -237,9 +237,9 @@ class Probed:
 def probe(endpoint: Endpoint[Any], call: Call) -> Probed:
     """Send a crafted call to clients, as a malicious server would.
 
-    `ClusteringProtocol.build_client` makes an endpoint. A call can have any method, verb, round,
-    step, recipients, group and query; `config` is what `config_hash` of `securecluster.runtime`
-    gives for the run's configuration.
+    `build_client` of `securecluster.runs.endpoints` makes an endpoint. A call can have any method,
+    verb, round, step, recipients, group and query; `config` is what `config_hash` of
+    `securecluster.runtime` gives for the run's configuration.
 
     Args:
         endpoint: of the clients.

@@ -55,7 +55,9 @@ from securecluster.protocols.common.signature_options import by_gradients
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runs.deployment import build_network
 from securecluster.runs.derived import initial_model
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded
@@ -531,10 +533,10 @@ def _connected(
     protocol: ClusteringProtocol, clients: Federation, settings: Settings
 ) -> tuple[ServerChannel, Transcript]:
     """Return the server's channel to a protocol's own endpoint, and what passes it."""
-    endpoint = protocol.build_client(clients, settings)
+    endpoint = build_client(protocol, clients, settings)
     transcript = Transcript("full")
     transport = Recorded(InProcess(endpoint.answer), transcript)
-    net = protocol.build_network(transport, protocol.config(clients, settings.dtype))
+    net = build_network(protocol, transport, protocol.config(clients, settings.dtype))
     # clients refuse calls outside the run's rounds
     net.round = 1
     return net, transcript

@@ -39,6 +39,7 @@ from securecluster.protections.secure_sums import shamir
 from securecluster.protections.secure_sums.double_mask import SumContext, commitment, coordinate
 from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols.fedavg import FedAvg
+from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.endpoint import GATHER, MINIMUM, Endpoint
 from securecluster.runtime.settings import Settings
 
@@ -139,8 +140,12 @@ class LyingServer:
             client: its number.
         """
         if client not in self._nodes:
-            self._nodes[client] = self.plan.protocol.build_client(
-                self.plan.federation, SETTINGS, [client], simulated=self._signed
+            self._nodes[client] = build_client(
+                self.plan.protocol,
+                self.plan.federation,
+                SETTINGS,
+                [client],
+                key_source=KeySource(simulated=self._signed),
             )
         return self._nodes[client]
 

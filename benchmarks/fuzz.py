@@ -65,7 +65,7 @@ from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import Deployment
+from securecluster.runs.deployment import Deployment, build_network
 from securecluster.runs.derived import call_types
 from securecluster.runs.endpoints import build_client
 from securecluster.runtime.authority import Authority
@@ -436,7 +436,7 @@ class Recorded:
         transport: Transport = Framed(doors, reply_class)
         if AUTHORITY in doors:
             transport = WithAuthority(transport, doors[AUTHORITY], reply_class)
-        net = self.method.build_network(transport, self.config)
+        net = build_network(self.method, transport, self.config)
         change(net)
         run = Run(begin=lambda number: setattr(net, "round", number))
         # parts of a run that are there already are not computed again, as in a resumed run

@@ -35,6 +35,8 @@ from securecluster.clustering.metrics import agreement
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, ClusteringProtocol, FedAvg, OneShot
 from securecluster.protocols.common.averaging import AveragingState, average_clusters
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess
 
@@ -122,9 +124,9 @@ def measure_call(case: str, clients: int) -> dict[str, Any]:
     """
     method = FedAvg(model="linear", epochs=1, batch_size=4, mask=case, rounds=CALLS)
     federation = few_samples(clients)
-    endpoint = method.build_client(federation, Settings(transcript="none", keys_from_seed=True))
+    endpoint = build_client(method, federation, Settings(transcript="none", keys_from_seed=True))
     config = method.config(federation, "float32")
-    net = method.build_network(InProcess(endpoint.answer, lambda call: set()), config)
+    net = build_network(method, InProcess(endpoint.answer, lambda call: set()), config)
     state = AveragingState([0] * clients, PendingUpdates.start(clients, fresh=case != "none"))
     seconds = []
     for t in range(1, CALLS + 1):

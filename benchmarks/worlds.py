@@ -50,7 +50,9 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.srfca.client import SRFCAClient
 from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runs.deployment import build_network
 from securecluster.runs.derived import initial_model
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.transport import InProcess, Recorded
 
 Array = NDArray[np.float64]
@@ -479,10 +481,10 @@ def connected(protocol: ClusteringProtocol, clients: Federation) -> tuple[Any, T
         protocol: whose client methods are called.
         clients: with canaries.
     """
-    endpoint = protocol.build_client(clients, Settings(keys_from_seed=True))
+    endpoint = build_client(protocol, clients, Settings(keys_from_seed=True))
     transcript = Transcript("full")
     transport = Recorded(InProcess(endpoint.answer), transcript)
-    net = protocol.build_network(transport, protocol.config(clients, "float32"))
+    net = build_network(protocol, transport, protocol.config(clients, "float32"))
     net.round = 1
     return net, transcript
 

@@ -5,7 +5,7 @@ Only the observer's evaluation is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster import Federation
+from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.averaging import AveragingState
 from securecluster.protocols.common.observer import Observer
@@ -56,19 +57,15 @@ class Stepwise(FedAvg):
     # the clients' end and the server's state, as the observer last met them
     looked: tuple[Any, Any] | None = None
 
-    def build_client(
-        self, federation: Federation, settings: Settings, *positional: Any, **named: Any
-    ) -> Any:
+    def make_client(self, cohort: Any, pipeline: Pipeline, config: Mapping[str, Any]) -> Any:
         """Return FedAvg's clients, their batches in the exported order."""
-        endpoint: Any = super().build_client(federation, settings, *positional, **named)
-        cohort = endpoint.client.cohort
         start = cohort.start.cpu().numpy()
         # bit for bit: both follow from the exporter's seed
         if not np.array_equal(start, self.work.start):
             raise RuntimeError("the exported initial weights are not the ones this project draws")
         cohort.__class__ = Ordered
         cohort.work = self.work
-        return endpoint
+        return super().make_client(cohort, pipeline, config)
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
         """Run FedAvg's server once the driver asks for the first round."""

@@ -245,10 +245,6 @@ class AssignEachRound(ModelSetProtocol):
         running: Restart = state.running
         return running
 
-    def state_class(self) -> type:
-        """Return the class of the final state."""
-        return self.state_type
-
     @property
     def model_count(self) -> int:
         """Return k."""

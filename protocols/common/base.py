@@ -1,22 +1,21 @@
 """Base class of all protocols: hyper-parameters, `fit` and `predict`, the client and the server.
 
-The estimator follows scikit-learn's conventions. A protocol has two sides: `build_client` makes the
-endpoint of some clients, and `build_network` makes the server's channel to all of them.
+The estimator follows scikit-learn's conventions. The two sides of a run are built from it in
+`securecluster.runs`: `build_client` (`endpoints`) makes the endpoint of some clients, and
+`build_network` (`deployment`) makes the server's channel to all of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, is_group, option_groups
-from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
 from securecluster.data import Federation
@@ -24,8 +23,6 @@ from securecluster.data.facts import Facts
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.transcript import Transcript
-from securecluster.privacy.dp.budget import Budget
-from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
@@ -37,18 +34,13 @@ from securecluster.protocols.common.sum_options import SumOptions
 from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.runs.carry_out import carry_out, fit_in
 from securecluster.runs.config import check_kind, known, numbers
-from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import initial_model, params_as_json, resolved_defaults
-from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.serialization import saved_protocol
 from securecluster.runs.server_half import replayed
-from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Line
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings, check_settings
-from securecluster.runtime.transport import Transport
 from securecluster.training.local_trainer import LocalTrainer, check_training
 
 if TYPE_CHECKING:
@@ -343,43 +335,6 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             pipeline = options.pipeline(self, config, pipeline)
         return pipeline
 
-    def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
-        self,
-        federation: Federation,
-        settings: Settings,
-        clients: Sequence[int] | None = None,
-        simulated: bool = True,
-        identity: Identity | None = None,
-        roster: Roster | None = None,
-        secrets: Randomness | None = None,
-        budget: Budget | None = None,
-    ) -> Endpoint[TrainingClient]:
-        """Return the endpoint of some clients, with their data, models, keys and release policy.
-
-        Args:
-            federation: the clients and their data.
-            settings: device and precision.
-            clients: numbers of the endpoint's clients; None is all.
-            simulated: derive keys from `secrets`; a deployed node passes False and takes them from
-                the operating system.
-            identity: signs a deployed node's messages of the key agreement.
-            roster: identities whose signatures a deployed node accepts, including its own. It comes
-                from the party that enrols clients, and not from the server. Without a roster the
-                node verifies nothing, and a server that poses as a client reads the mask seed.
-            secrets: secret random streams of a simulated run, which server and authority share;
-                None derives them from the federation's seed, which protects nothing.
-            budget: of the endpoint's one client, over all runs: a request that would exceed it is
-                refused before anything leaves.
-
-        Raises:
-            UsageError: a roster without an identity, or one that lacks clients of the run or has
-                another key for these; or a budget for several clients, or of another unit.
-        """
-        key_source = KeySource(simulated, identity, roster, secrets)
-        endpoint = build_client(self, federation, settings, clients, key_source, budget=budget)
-        endpoint.before_pipeline = experiment_of(self).before_pipeline
-        return endpoint
-
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> TrainingClient:
@@ -391,28 +346,3 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             config: what clients and server agreed on.
         """
         return self.client(cohort, self.training.usual(self, config), pipeline, self.weighted)
-
-    def build_network(
-        self,
-        transport: Transport,
-        config: Mapping[str, Any],
-        key: bytes | None = None,
-        device: torch.device | None = None,
-        roster: Roster | None = None,
-        secrets: Randomness | None = None,
-    ) -> ServerChannel:
-        """Return the server's channel: client ids and verbs, from the configuration alone.
-
-        Args:
-            transport: carries calls to clients.
-            config: what clients and server agreed on.
-            key: 32 secret bytes, by which a trusted server draws its noise, and from which its key
-                for envelopes of ciphertexts follows. None derives both from `secrets`: for
-                simulations only.
-            device: where the server computes with rows of models; None is main memory.
-            roster: identities of the clients whose ciphertexts a server with a key accepts; None
-                verifies no signature.
-            secrets: secret random streams of a simulated run; None derives them from the seed,
-                which protects nothing.
-        """
-        return Deployment(self, config).network(transport, key, device, roster, secrets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 from securecluster.core.option_groups import Grouped, option_groups
 from securecluster.data.facts import Facts
@@ -96,28 +96,6 @@ class ProtocolHooks(Grouped, ABC):
             state: the final state of `run_server`.
         """
         return {}
-
-    def state_class(self) -> type:
-        """Return the class of the final state, from the annotation of `run_server`.
-
-        Raises:
-            UsageError: the annotation names no dataclass with labels.
-        """
-        name = f"{type(self).__name__}.run_server"
-        try:
-            state_type = get_type_hints(type(self).run_server)["return"]
-        except NameError as error:
-            raise UsageError(
-                f"{name} is annotated with a class that is not there: {error}"
-            ) from None
-        fields = getattr(state_type, "__dataclass_fields__", None)
-        if fields is None or not ("labels" in fields or hasattr(state_type, "labels")):
-            declared = getattr(state_type, "__name__", state_type)
-            raise UsageError(
-                f"{name} returns {declared}: it must be a dataclass with labels, each client's "
-                "cluster, and an outbox"
-            )
-        return state_type  # type: ignore[no-any-return]
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return further hyper-parameters of runs that find how much a run may release.

@@ -21,6 +21,7 @@ from securecluster.protocols.conformance.report import ConformanceError, NotAppl
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL, SEEDED
 from securecluster.runs.client_state import ClientState
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types, release_of
 
 Make = Callable[..., Any]
@@ -124,7 +125,7 @@ def check_free_replies(make: Make, federation: Federation, **params: Any) -> int
     made, compared = make(**{**SPREAD, **params}), 0
     fitted = made.fit(federation, FULL)
     own, apart, swapped = (
-        made.build_client(known, SEEDED)
+        build_client(made, known, SEEDED)
         for known in (federation, other_data(federation), other_data(federation))
     )  # fmt: skip
     for position in range(len(fitted.transcript_.entries)):

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from securecluster.data import Federation
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
-from securecluster.runs.deployment import Deployment
+from securecluster.runs.deployment import Deployment, build_network
 from securecluster.runs.derived import call_types
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -65,11 +66,11 @@ def serve(
         settings: device and precision.
         record: what the transcript keeps.
     """
-    endpoint = made.build_client(federation, settings)
+    endpoint = build_client(made, federation, settings)
     transcript = Transcript(record)
     config = made.config(federation, settings.dtype)
     inner = with_authority(made, config, InProcess(endpoint.answer, lost))
-    net = made.build_network(Recorded(inner, transcript), config)
+    net = build_network(made, Recorded(inner, transcript), config)
     return Served(run_server(made, net), endpoint, net, transcript)
 
 
@@ -95,7 +96,7 @@ def node_each(made: Any, federation: Federation, settings: Settings) -> list[End
         federation: the clients and their data.
         settings: device and precision.
     """
-    return [made.build_client(federation, settings, [i]) for i in range(len(federation))]
+    return [build_client(made, federation, settings, [i]) for i in range(len(federation))]
 
 
 def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
@@ -121,7 +122,7 @@ def serve_nodes(
     """
     nodes = node_each(made, federation, settings)
     config = made.config(federation, settings.dtype)
-    net = made.build_network(with_authority(made, config, framed(made, nodes)), config)
+    net = build_network(made, with_authority(made, config, framed(made, nodes)), config)
     return run_server(made, net), nodes
 
 

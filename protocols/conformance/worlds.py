@@ -230,7 +230,9 @@ def check_worlds(
     found = compare(
         fitted,
         fitted.transcript_,
-        lambda known: made.build_client(known, FULL, secrets=fitted.kept_.secrets()),
+        lambda known: build_client(
+            made, known, FULL, key_source=KeySource(secrets=fitted.kept_.secrets())
+        ),
         federation,
     )
     judged = judge(found, fitted.ledger_.events, made.dp_unit)

@@ -48,6 +48,7 @@ from securecluster.messaging.parties import Party, client
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runs.derived import opened_verbs
 from securecluster.runs.disclosures import disclosures
+from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.number_format import printable
 from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
@@ -814,8 +815,8 @@ def _active(
         return attack
     if hasattr(attack, "endpoint"):
         kept = fitted.kept_
-        active.endpoint = fitted.build_client(
-            federation, kept.learned.settings, secrets=kept.secrets()
+        active.endpoint = build_client(
+            fitted, federation, kept.learned.settings, key_source=KeySource(secrets=kept.secrets())
         )
     if isinstance(attack, TwoSums) and fitted.name == attack.protocol:
         active.second = _runs_without_one(fitted, federation, adversary)

@@ -24,7 +24,7 @@ from securecluster.core import progress
 from securecluster.core.noted_warnings import noted
 from securecluster.data.simulation import DEFAULT_CLIENTS
 from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
-from securecluster.runs.derived import initial_model
+from securecluster.runs.derived import initial_model, state_class
 from securecluster.runs.number_format import printable
 
 if TYPE_CHECKING:
@@ -226,8 +226,8 @@ def federation_of(folder: Path, plan: RunPlan, config: RunConfig) -> Federation:
 
     if run_folder.of_server(config):
         raise UsageError(
-            f"{folder} is a server's, whose clients are nodes elsewhere: start its server again with "
-            "this folder, and it goes on"
+            f"{folder} is a server's, whose clients are nodes elsewhere: start its server again "
+            "with this folder, and it goes on"
         )
     if plan.simulation is None:
         raise UsageError(
@@ -291,7 +291,7 @@ def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:
     from securecluster.core.serialization import unpack
     from securecluster.runs.plots import curves
 
-    state: Any = unpack(run.server_state, run.protocol.state_class())
+    state: Any = unpack(run.server_state, state_class(run.protocol))
     with noted(note):
         curves.draw(run.folder, run.result, run.history, state, True)
     return run.pictures

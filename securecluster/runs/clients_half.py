@@ -12,7 +12,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.messaging.messages import Rows
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.endpoints import samples_of
+from securecluster.runs.endpoints import KeySource, build_client, samples_of
 from securecluster.runs.method import Method
 from securecluster.runs.serialization import SHARED
 from securecluster.runtime.endpoint import Endpoint
@@ -59,7 +59,7 @@ class ClientsHalf:
             settings: of the run.
             secrets: secret random streams of the run.
         """
-        endpoint = method.build_client(federation, settings, secrets=secrets)
+        endpoint = build_client(method, federation, settings, key_source=KeySource(secrets=secrets))
         return cls(method, federation, settings, endpoint)
 
     @property

@@ -438,6 +438,33 @@ class Deployment:
         return ServerKeys(private, roster)
 
 
+def build_network(
+    method: Method,
+    transport: Transport,
+    config: Mapping[str, Any],
+    key: bytes | None = None,
+    device: torch.device | None = None,
+    roster: Roster | None = None,
+    secrets: Randomness | None = None,
+) -> ServerChannel:
+    """Return the server's channel: client ids and verbs, from the configuration alone.
+
+    Args:
+        method: with its hyper-parameters.
+        transport: carries calls to clients.
+        config: what clients and server agreed on.
+        key: 32 secret bytes, by which a trusted server draws its noise, and from which its key for
+            envelopes of ciphertexts follows. None derives both from `secrets`: for simulations
+            only.
+        device: where the server computes with rows of models; None is main memory.
+        roster: identities of the clients whose ciphertexts a server with a key accepts; None
+            verifies no signature.
+        secrets: secret random streams of a simulated run; None derives them from the seed, which
+            protects nothing.
+    """
+    return Deployment(method, config).network(transport, key, device, roster, secrets)
+
+
 def _simulated_server_keys(secrets: Randomness) -> tuple[bytes, Roster]:
     """Return the private key for envelopes of a simulated server, and the roster of its clients.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Number
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from securecluster.core.option_groups import option_groups
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.data.facts import Facts
+from securecluster.errors import UsageError
 from securecluster.models.objectives import objective
 from securecluster.runs.config import known, numbers
 from securecluster.runs.method import Method
@@ -130,6 +131,36 @@ def opened_verbs(method: Method) -> frozenset[str]:
     return frozenset(verbs)
 
 
+def state_class(method: Method) -> type:
+    """Return the class of the final state of a method's server.
+
+    This is the class attribute `state_type` of a method that has one, and otherwise what its
+    `run_server` is annotated with.
+
+    Args:
+        method: whose server returns the state.
+
+    Raises:
+        UsageError: the annotation names no dataclass with labels.
+    """
+    own_type = getattr(type(method), "state_type", None)
+    if isinstance(own_type, type):
+        return own_type
+    name = f"{type(method).__name__}.run_server"
+    try:
+        state_type: type = get_type_hints(type(method).run_server)["return"]
+    except NameError as error:
+        raise UsageError(f"{name} is annotated with a class that is not there: {error}") from None
+    fields = getattr(state_type, "__dataclass_fields__", None)
+    if fields is None or not ("labels" in fields or hasattr(state_type, "labels")):
+        declared = getattr(state_type, "__name__", state_type)
+        raise UsageError(
+            f"{name} returns {declared}: it must be a dataclass with labels, each client's "
+            "cluster, and an outbox"
+        )
+    return state_type
+
+
 def call_types(method: Method, name: str) -> tuple[type, type]:
     """Return the (query class, reply class) of a call.
 
@@ -159,7 +190,7 @@ def program_of(method: Method) -> str:
     Returns:
         "" where a class of the method has no source file.
     """
-    return program_digest(type(method), method.client, method.gps, method.state_class())
+    return program_digest(type(method), method.client, method.gps, state_class(method))
 
 
 def needs_samples(method: Method) -> bool:

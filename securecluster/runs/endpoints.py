@@ -22,6 +22,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import adds_noise, initial_model
 from securecluster.runs.dry_run import run_releases
+from securecluster.runs.experiment import experiment_of
 from securecluster.runs.method import Method
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.release_accounting import ReleaseAccounting
@@ -37,10 +38,14 @@ class KeySource:
     """Source of the keys of an endpoint.
 
     Args:
-        simulated: keys are derived from `secrets`; otherwise they are a deployed node's own.
-        identity: signs the clients' messages, if they are not simulated.
-        roster: identities whose signatures the clients accept, if they are not simulated.
-        secrets: secret random streams of a simulated run; None derives them from its seed.
+        simulated: derive keys from `secrets`; a deployed node says False, and takes them from the
+            operating system.
+        identity: signs a deployed node's messages of the key agreement.
+        roster: identities whose signatures a deployed node accepts, including its own. It comes
+            from the party that enrols clients, and not from the server. Without a roster the node
+            verifies nothing, and a server that poses as a client reads the mask seed.
+        secrets: secret random streams of a simulated run, which server and authority share; None
+            derives them from the run's seed, which protects nothing.
     """
 
     simulated: bool = True
@@ -53,7 +58,7 @@ SIMULATED = KeySource()
 
 
 def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
-    protocol: Method,
+    method: Method,
     federation: Federation,
     settings: Settings,
     clients: Sequence[int] | None = None,
@@ -66,41 +71,44 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     streams: type[NoiseStreams] = NoiseStreams,
     deployment_class: type[Deployment] = Deployment,
 ) -> Endpoint[Any]:
-    """Return the endpoint of some clients of a federation.
+    """Return the endpoint of some clients, with their data, models, keys and release policy.
 
     Args:
-        protocol: the method.
+        method: with its hyper-parameters.
         federation: the clients and their data.
         settings: device and precision.
         clients: their positions in the federation; None is all.
-        key_source: of the clients' keys.
+        key_source: of the clients' keys: derived for a simulation, or a deployed node's own.
         joins: the configuration of a run that these clients join as newcomers; None where the run
             is their own.
         agreed: the configuration of the run, where the federation has these clients alone, as on a
             machine of their own; None where it has all.
         numbers: of the federation's clients; None counts from 0, and for newcomers from the number
             after the run's clients.
-        budget: of the one client, over all runs; None for none.
+        budget: of the one client, over all runs: a request that would exceed it is refused before
+            anything leaves. None for none.
         trainer: class of the clients' local training.
         streams: class of their streams of noise.
         deployment_class: makes their half of the run.
 
     Raises:
-        UsageError: an identity, a roster or a budget that does not fit the clients.
+        UsageError: a roster without an identity, or one that lacks clients of the run or has
+            another key for these; an identity or a roster of simulated clients; or a budget for
+            several clients, or of another unit.
     """
     given = joins if agreed is None else agreed
     if given is None:
-        config: Mapping[str, Any] = protocol.config(federation, settings.dtype)
-        flat = initial_model(protocol, federation)
+        config: Mapping[str, Any] = method.config(federation, settings.dtype)
+        flat = initial_model(method, federation)
     else:
         config = given
         # Newcomers draw from the run's streams, under numbers of their own.
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
-        flat = Deployment(protocol, config).initial_model()
+        flat = Deployment(method, config).initial_model()
         if numbers is None:
             first = int(config["clients"])
             numbers = range(first, first + len(federation))
-    deployment = deployment_class(protocol, config)
+    deployment = deployment_class(method, config)
     pipeline = deployment.pipeline()
     keys = _keys(config, pipeline, key_source)
     run = config_hash(config)
@@ -108,7 +116,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     noise_streams = streams(keys.noise, run, bounds_rows=whole_clients)
     # Armed before any client exists: nothing can pass it without noise.
     pipeline.arm(noise_streams)
-    pipeline.private = adds_noise(protocol, config)
+    pipeline.private = adds_noise(method, config)
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     cohort = trainer(
         federation,
@@ -118,7 +126,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         dtypes[settings.dtype],
         clients,
         numbers,
-        protocol.training.validation_share(protocol),
+        method.training.validation_share(method),
         noise_streams,
     )
     with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
@@ -130,100 +138,99 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     halves = deployment.client_halves(keys, noise_streams)
     endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
     endpoint.noise = deployment.client_noise(noise_streams)
-    endpoint.guard = _release_guard(protocol, config, client)
+    endpoint.guard = _release_guard(method, config, client)
+    endpoint.before_pipeline = experiment_of(method).before_pipeline
     if reads.data:  # what clients keep may follow from data before the first call
         client.guard_informed[range(len(cohort.ids))] = True
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
     # Newcomers' releases come on top of a run that is over: `predict` warns of them.
-    if joins is None and protocol.privacy.holds_target:
-        endpoint.reservations.append(_release_target(protocol, config, endpoint, federation))
+    if joins is None and method.privacy.holds_target:
+        endpoint.reservations.append(_release_target(method, config, endpoint, federation))
     if budget is not None:
-        endpoint.reservations.append(_release_budget(protocol, config, endpoint, budget))
+        endpoint.reservations.append(_release_budget(method, config, endpoint, budget))
     return endpoint
 
 
-def _release_guard(protocol: Method, config: Mapping[str, Any], client: Any) -> ReleaseGuard:
+def _release_guard(method: Method, config: Mapping[str, Any], client: Any) -> ReleaseGuard:
     """Return the guard of the calls of an endpoint.
 
     Args:
-        protocol: the method.
+        method: with its hyper-parameters.
         config: what clients and server agreed on.
         client: of the endpoint.
     """
     cohort = client.cohort
     samples: dict[int, frozenset[float]] = {}
     # where single examples are protected, the relation of neighbours keeps their numbers
-    if adds_noise(protocol, config) and config["dp_unit"] == "example":
+    if adds_noise(method, config) and config["dp_unit"] == "example":
         numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
         for number, training, validation in numbers:
             samples[number] = frozenset((float(training), float(validation)))
-    private = protocol.privacy.per_example and config["noise"] > 0
+    private = method.privacy.per_example and config["noise"] > 0
     return ReleaseGuard(client, cohort.access, samples, private)
 
 
 def _release_target(
-    protocol: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], federation: Federation
+    method: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], federation: Federation
 ) -> ReleaseTarget:
     """Return the target ε of the clients of an endpoint.
 
     Args:
-        protocol: the method, with a target.
+        method: with a target.
         config: what clients and server agreed on.
         endpoint: of the clients.
         federation: of all clients.
     """
-    samples = samples_of(endpoint.client) if protocol.privacy.per_example else {}
-    costs = _costs(protocol, config, endpoint)
+    samples = samples_of(endpoint.client) if method.privacy.per_example else {}
+    costs = _costs(method, config, endpoint)
     return ReleaseTarget(
-        target_of(protocol, config, samples, federation),
+        target_of(method, config, samples, federation),
         costs,
         least_survivors=endpoint.least_survivors,
     )
 
 
 def target_of(
-    protocol: Method, config: Mapping[str, Any], samples: Mapping[int, int], federation: Federation
+    method: Method, config: Mapping[str, Any], samples: Mapping[int, int], federation: Federation
 ) -> Target:
     """Return the target ε of some clients, which have released nothing yet.
 
     Args:
-        protocol: the method, with a target.
+        method: with a target.
         config: what clients and server agreed on.
         samples: that each client trains on; empty where no price depends on it.
         federation: of all clients.
     """
-    privacy = protocol.privacy
+    privacy = method.privacy
     assert privacy.target_epsilon is not None
-    releases = run_releases(protocol, federation.facts, int(config["clients"]))
+    releases = run_releases(method, federation.facts, int(config["clients"]))
     plan = partial(releases.plan, float(config["noise"]))
     return Target(float(privacy.target_epsilon), float(privacy.delta), plan, samples)
 
 
-def _costs(
-    protocol: Method, config: Mapping[str, Any], endpoint: Endpoint[Any]
-) -> ReleaseAccounting:
+def _costs(method: Method, config: Mapping[str, Any], endpoint: Endpoint[Any]) -> ReleaseAccounting:
     """Return the accounting of a run's noise, as the server has it.
 
     Args:
-        protocol: the method.
+        method: with its hyper-parameters.
         config: what clients and server agreed on.
         endpoint: of some clients.
     """
     # nothing is drawn: a server's noise only has a price here
     draws = NoiseStreams(endpoint.keys.noise, config_hash(config))
-    deployment = Deployment(protocol, config)
+    deployment = Deployment(method, config)
     return deployment.costs(deployment.pipeline(), draws)
 
 
 def _release_budget(
-    protocol: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], budget: Budget
+    method: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], budget: Budget
 ) -> ReleaseBudget:
     """Return the budget of the one client of an endpoint.
 
     Args:
-        protocol: the method.
+        method: with its hyper-parameters.
         config: what clients and server agreed on.
         endpoint: of the client.
         budget: over all runs.
@@ -245,8 +252,8 @@ def _release_budget(
             f"{unit}: give another file, for {unit}"
         )
     run = config_hash(config)
-    costs = _costs(protocol, config, endpoint)
-    samples = endpoint.client.cohort.sizes[0] if protocol.privacy.per_example else None
+    costs = _costs(method, config, endpoint)
+    samples = endpoint.client.cohort.sizes[0] if method.privacy.per_example else None
     key = partial(endpoint.keys.noise, endpoint.ids[0])
     return ReleaseBudget(budget, run, key, costs, samples, endpoint.least_survivors)
 

@@ -28,7 +28,7 @@ from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, describe
 from securecluster.runs.config import check_kind
 from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import adds_noise, call_types
+from securecluster.runs.derived import adds_noise, call_types, state_class
 from securecluster.runs.joining import Joined, join
 from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
@@ -118,7 +118,7 @@ class FittedRun:
         self.device_ = learned.device
         self.server_state_ = fitted.server
         self.agreement_ = learned.agreement
-        self.state_: Any = unpack(fitted.server, self.method.state_class())
+        self.state_: Any = unpack(fitted.server, state_class(self.method))
         if transcript is not None:
             self.transcript_ = transcript
         # releases of newcomers are recorded in the folder, and those recorded there count

@@ -22,7 +22,14 @@ from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runs.derived import adds_noise, call_types, server_copy, training_sizes
+from securecluster.runs.deployment import build_network
+from securecluster.runs.derived import (
+    adds_noise,
+    call_types,
+    server_copy,
+    state_class,
+    training_sizes,
+)
 from securecluster.runs.endpoints import KeySource, build_client, samples_of
 from securecluster.runs.labels import checked_labels
 from securecluster.runs.method import Method
@@ -99,7 +106,7 @@ def join(
     device = guests.client.cohort.device
     transport = Recorded(InProcess(answer), transcript)
     server = server_copy(protocol)
-    net = server.build_network(transport, config, device=device, secrets=secrets)
+    net = build_network(server, transport, config, device=device, secrets=secrets)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
     guest_samples = samples_of(guests.client) if protocol.privacy.per_example else {}
     guest_ledger = Ledger(samples=guest_samples, names=guest_names)
@@ -109,7 +116,7 @@ def join(
     rounds = [line["round"] for line in learned.history]
     net.round = 1 + max(rounds, default=0)
     net.record = _recorder(net, ledger, planned, record, first)
-    state: Any = unpack(kept.server, protocol.state_class())
+    state: Any = unpack(kept.server, state_class(protocol))
     with (
         named_in_errors(names),
         without_clients(server),

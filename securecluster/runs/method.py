@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.data.facts import Facts
 from securecluster.messaging.messages import Rows
-from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.runtime.settings import Settings
-from securecluster.runtime.transport import Transport
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
@@ -117,29 +111,10 @@ class Method(Protocol):
     ) -> Any:
         """Return the clients' object."""
 
-    def build_client(
-        self, federation: Federation, settings: Settings, *, secrets: Randomness | None
-    ) -> Endpoint[Any]:
-        """Return the endpoint of all clients of a simulated run."""
-
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return further hyper-parameters with which a run releases what this one may."""
 
     # the server
-
-    def build_network(
-        self,
-        transport: Transport,
-        config: Mapping[str, Any],
-        key: bytes | None = None,
-        device: torch.device | None = None,
-        roster: Roster | None = None,
-        secrets: Randomness | None = None,
-    ) -> ServerChannel:
-        """Return the server's channel."""
-
-    def state_class(self) -> type:
-        """Return the class of the server's final state."""
 
     def run_server(self, net: ServerChannel, run: Run) -> Any:
         """Run the server's loop, and return its final state."""

@@ -24,7 +24,8 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import Recording, Transcript
 from securecluster.privacy.dp.ledger import Event, Recall
 from securecluster.privacy.masking.identities import Roster
-from securecluster.runs.derived import adds_noise, opened_verbs, server_copy
+from securecluster.runs.deployment import build_network
+from securecluster.runs.derived import adds_noise, opened_verbs, server_copy, state_class
 from securecluster.runs.labels import checked_labels
 from securecluster.runs.method import Method
 from securecluster.runtime.channel_state import ChannelState
@@ -85,7 +86,7 @@ class ServerHalf:
             _check_no_secret(method, config)
         server = server_copy(method)
         recorded = Recorded(transport, transcript)
-        net = server.build_network(recorded, config, key, device, roster, secrets)
+        net = build_network(server, recorded, config, key, device, roster, secrets)
         return cls(server, net, transcript)
 
     def started(
@@ -150,7 +151,7 @@ class ServerHalf:
                 each client.
         """
         method = self.method
-        state_type: Any = method.state_class()
+        state_type: Any = state_class(method)
         loop = f"{type(method).__name__}.run_server"
         if not isinstance(state, state_type):
             returned = "nothing" if state is None else type(state).__name__
@@ -293,7 +294,7 @@ def replayed(  # noqa: PLR0913 (what a replay is made of)
     transport = Replay(transcript)
     server_device = choose_device(device)
     server = server_copy(method)
-    net = server.build_network(transport, config, key, server_device, secrets=secrets)
+    net = build_network(server, transport, config, key, server_device, secrets=secrets)
     net.observe = observe
     half = ServerHalf(server, net, transcript)
     run = Run(begin=half.begin_round)

@@ -25,6 +25,7 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, Rows
 from securecluster.protocols import CFL, FedAvg, Hidden, OneShot, Settings, Signature
 from securecluster.protocols.common.messages import AverageDeltas
+from securecluster.runs.endpoints import build_client
 from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.endpoint import config_hash
 
@@ -117,7 +118,7 @@ def test_an_experiment_leaves_no_run_folder(federation: Federation, tmp_path: Pa
 def test_a_probe_shows_replies_and_refusals(federation: Federation) -> None:
     protocol = FedAvg(**SMALL)
     settings = Settings(threads=1)
-    endpoint = protocol.build_client(federation, settings)
+    endpoint = build_client(protocol, federation, settings)
     run = config_hash(protocol.config(federation, settings.dtype))
     empty = torch.zeros(0, dtype=torch.int64)
     dimension = endpoint.client.cohort.model.dimension

@@ -26,6 +26,7 @@ from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
 from securecluster.protocols import FedAvg, Hidden
 from securecluster.protocols.hidden.client import HiddenClient
 from securecluster.protocols.hidden.protocol import HiddenState
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -203,7 +204,7 @@ def test_a_client_does_not_assign_itself_to_other_centres() -> None:
     calls = {}
     for position, entry in enumerate(fitted.transcript_.entries):
         calls.setdefault(entry.method, fitted.transcript_.content(position)[0])
-    node = made.build_client(federation(), FULL, [0])
+    node = build_client(made, federation(), FULL, [0])
     call = calls["assign"].select([0])
     assert not probe(node, call).refused
     swapped = call.query.centres.value.flip(0)

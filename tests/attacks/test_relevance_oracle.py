@@ -13,6 +13,7 @@ from securecluster.attacks.relevance_oracle import EnergyError, RelevanceOracle,
 from securecluster.attacks.scoring import Score, evaluate, score
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import OneShot
+from securecluster.runs.endpoints import build_client
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "tasks": 2}
 OPEN: dict[str, Any] = {"mask": "none", "sealed": False}
@@ -27,7 +28,7 @@ def attacked(federation: Federation, **params: Any) -> tuple[Any, Any, Any, Any]
     protocol = OneShot(**{**SMALL, **params})
     other = digits(scenario=Dirichlet(alpha=100.0), clients=6, samples=8, seed=9)
     fitted = protocol.fit(federation, FULL)
-    endpoint = protocol.build_client(federation, FULL)
+    endpoint = build_client(protocol, federation, FULL)
     return endpoint, *scene(fitted, federation, samples_of(federation, other))
 
 

@@ -16,6 +16,7 @@ from benchmarks.papers import cfl_fig3, cfl_fig5, cfl_fig6, cfl_fig7, cfl_fig8
 from benchmarks.papers.cfl_runs import Watched
 from benchmarks.sheet import Row
 from securecluster import Federation, LabelSwap
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.settings import Settings
 from securecluster.training.config import FULL_GRADIENT
 
@@ -76,7 +77,7 @@ def test_the_gradient_is_that_of_the_mean_loss() -> None:
         "digits", scenario=LabelSwap(clusters=2), clients=2, samples=30, seed=0
     )
     fitted = Watched(model="mlp-32", rounds=1)
-    client = fitted.build_client(federation, Settings()).client
+    client = build_client(fitted, federation, Settings()).client
     found = -client.cohort.train(client.models, range(2), FULL_GRADIENT, 1)
     module = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)

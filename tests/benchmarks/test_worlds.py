@@ -18,9 +18,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, SRFCA, RandomClusters
-from securecluster.protocols.common.privacy_options import PrivacyOptions
-from securecluster.runs.deployment import Deployment
-from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.protocols.common.privacy_options import PrivacyOptions, RowNoise
 
 CLIENTS, CONFIDENCE = 120, 0.99
 
@@ -64,20 +62,19 @@ class HalfCFL(CFL):
     privacy: PrivacyOptions = group(Half)
 
 
-class HalfNoise(Deployment):
-    """Halves of a run whose trusted server takes the clip norm for half of what it is."""
+@dataclass(kw_only=True)
+class HalfNorm(PrivacyOptions):
+    """A trusted server that takes the clip norm of updates for half of what it is."""
 
-    def costs(self, pipeline: Any, draws: Any) -> ReleaseAccounting:
-        halved = {**self.config, "clip": self.config["clip"] / 2}
-        return Deployment(self.method, halved).costs(pipeline, draws)
+    def row_noises(self, method: Any, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+        return {"delta": RowNoise(config["clip"] / 2, config["noise"])}
 
 
 @grouped
 class HalfCentral(RandomClusters):
-    """Clusters of a trusted server that takes the clip norm for half of what it is."""
+    """Clusters with half of the noise of a trusted server."""
 
-    def build_network(self, transport: Any, config: Any, *others: Any, **named: Any) -> Any:
-        return HalfNoise(self, config).network(transport, *others, **named)
+    privacy: PrivacyOptions = group(HalfNorm)
 
 
 def srfca(kind: Any, unit: str) -> Finding:

@@ -23,6 +23,7 @@ from securecluster.protections.registry import service_methods
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.model_sets import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint, message_types
 
 NAN = float("nan")
@@ -131,7 +132,7 @@ def test_every_field_of_every_message_of_services_declares_what_it_may_hold(name
 
 
 def node(made: Any, federation: Federation) -> Endpoint[Any]:
-    found: Endpoint[Any] = made.build_client(federation, protocols.Settings(), [0])
+    found: Endpoint[Any] = build_client(made, federation, protocols.Settings(), [0])
     return found
 
 

@@ -12,8 +12,9 @@ from securecluster import Federation
 from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
 from securecluster.protections.encryption.authority import KeyAuthority
-from securecluster.runs.deployment import Deployment
+from securecluster.runs.deployment import Deployment, build_network
 from securecluster.runs.derived import call_types
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 
 
@@ -39,7 +40,7 @@ def run_with_authority(
     """Run a protocol, with a transport around its authority that a test may change."""
     config = made.config(federation, "float64")
     endpoint, authority = (
-        made.build_client(federation, DOUBLE),
+        build_client(made, federation, DOUBLE),
         Deployment(made, config).authority(),
     )
     transcript = Transcript("full")
@@ -48,7 +49,7 @@ def run_with_authority(
         return call_types(made, name)[1]
 
     inner = WithAuthority(InProcess(endpoint.answer, lost), authority.answer_frame, replies)
-    net = made.build_network(Recorded(meddle(inner), transcript), config)
+    net = build_network(made, Recorded(meddle(inner), transcript), config)
     served = Served(run_server(made, net), endpoint, net, transcript)
     return Run(served, authority, replies)
 

@@ -25,7 +25,9 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protocols import FedAvg, OneShot, Settings
+from securecluster.runs.deployment import build_network
 from securecluster.runs.derived import call_types
+from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import Framed
 
@@ -47,7 +49,7 @@ def nodes(
     made: FedAvg, federation: Federation, budget: Budget | None, simulated: bool = True
 ) -> list[Any]:
     """Return a node for each client, the first of which has the budget."""
-    build = partial(made.build_client, federation, DOUBLE, simulated=simulated)
+    build = partial(build_client, made, federation, DOUBLE, key_source=KeySource(simulated))
     return [build([i], budget=budget if i == 0 else None) for i in range(len(federation))]
 
 
@@ -56,7 +58,7 @@ def run(made: FedAvg, federation: Federation, own: list[Any]) -> Any:
     config = made.config(federation, "float64")
     doors = {i: node.answer_frame for i, node in enumerate(own)}
     framed = Framed(doors, lambda name: call_types(made, name)[1])
-    net = made.build_network(with_authority(made, config, framed), config)
+    net = build_network(made, with_authority(made, config, framed), config)
     if made.privacy.per_example:
         net.state.ledger.samples = dict(enumerate(config["sizes"]))
     net.state.ledger.names = dict(enumerate(federation.names))
@@ -166,7 +168,7 @@ def test_a_gram_matrix_is_spent_once_and_another_one_again(tmp_path: Path) -> No
     spent = []
     # another call of the same process and of a new one, and then one with other data
     for step, data in ((1, clients), (2, clients), (3, other)):
-        node = made.build_client(data, Settings(), [0], budget=budget)
+        node = build_client(made, data, Settings(), [0], budget=budget)
         for _ in range(2):
             node.answer(Call(run_of, "eigen", "gather", 0, step, (0,), Empty(), (1,)))
         spent.append(budget.spent)
@@ -252,10 +254,10 @@ def test_what_does_not_fit_is_said(federation: Federation, tmp_path: Path) -> No
     budget = Budget(tmp_path / "b", 10.0)
     made = FedAvg(rounds=1, **NOISE)
     with pytest.raises(UsageError, match="a budget is of one client"):
-        made.build_client(federation, DOUBLE, [0, 1], budget=budget)
+        build_client(made, federation, DOUBLE, [0, 1], budget=budget)
     example = FedAvg(rounds=1, **WAYS["example"])
     with pytest.raises(UsageError, match="give another file, for example"):
-        example.build_client(federation, DOUBLE, [0], budget=budget)
+        build_client(example, federation, DOUBLE, [0], budget=budget)
     budget.reserve("a" * 32, [EVENT])
     with pytest.raises(UsageError, match="budget for the unit client"):
         Budget(tmp_path / "b", 10.0, unit="example")

@@ -26,6 +26,7 @@ from securecluster.protocols import CLoVE, Settings
 from securecluster.protocols.clove import LossVector, matched_models
 from securecluster.protocols.common.model_sets import AssignedModel
 from securecluster.protocols.common.restarts import Restart
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.training.local_trainer import LocalTraining
 
@@ -65,7 +66,7 @@ class PlainLoop:
     def __init__(self, protocol: CLoVE, federation: Federation) -> None:
         self.protocol = protocol
         self.shards = federation.shards
-        self.cohort = protocol.build_client(federation, Settings(dtype="float64")).client.cohort
+        self.cohort = build_client(protocol, federation, Settings(dtype="float64")).client.cohort
         self.models = [self.cohort.start]
         for j in range(1, protocol.k):
             self.models.append(self.cohort.drawn("start", 0, j))
@@ -261,7 +262,7 @@ def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> Non
     protocol = made(
         k=k, dp_unit=unit, clip=1.0, noise=z, loss_clip=bound, mask="none", model="linear"
     )
-    endpoint = protocol.build_client(federation, DOUBLE)
+    endpoint = build_client(protocol, federation, DOUBLE)
     client: Any = endpoint.client
     ids = tuple(range(len(SIZES)))
     query = Restart.begin(0, k, len(SIZES), fresh=False).message_for(ids)
@@ -280,7 +281,7 @@ def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> Non
 
 def test_clients_contribute_to_models_that_they_have_only() -> None:
     federation = tiny()
-    client: Any = made(mask="none").build_client(federation, DOUBLE).client
+    client: Any = build_client(made(mask="none"), federation, DOUBLE).client
     query = AssignedModel(Rows(torch.tensor([1])))
     with pytest.raises(PolicyError, match="before it received any"):
         client.contribute(CallContext((0,), (0,), 1, 1), query)

@@ -39,6 +39,7 @@ from securecluster.protocols import (
     conformance,
 )
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.training.local_trainer import LocalTrainer
@@ -193,7 +194,7 @@ def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
 ) -> None:
     made = method(protocol, "none", rounds=1)
     endpoint, query = (
-        made.build_client(small, Settings()),
+        build_client(made, small, Settings()),
         PendingUpdates.start(6, fresh=False).message_for([0]),
     )
     for name, params in (("train", query), ("post", Empty()), ("contribute", query)):
@@ -391,7 +392,7 @@ def test_a_dense_rotation_of_a_large_model_is_refused_before_anything_runs(
     made = protocol(mask="haar")
     for start in (
         lambda: made.config(small, "float32"),
-        lambda: made.build_client(small, Settings()),
+        lambda: build_client(made, small, Settings()),
         lambda: made.fit(small),
     ):
         with pytest.raises(UsageError, match=r"4,810 numbers .* use the mask 'rotation'"):
@@ -401,9 +402,11 @@ def test_a_dense_rotation_of_a_large_model_is_refused_before_anything_runs(
 def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
     made = CFL(mask="rotation")
     config = made.config(small, "float32")
-    assert config["dimension"] == made.build_client(small, Settings()).client.cohort.model.dimension
     assert (
-        config_hash({**config, "dimension": 4811}) != made.build_client(small, Settings())._config
+        config["dimension"] == build_client(made, small, Settings()).client.cohort.model.dimension
+    )
+    assert (
+        config_hash({**config, "dimension": 4811}) != build_client(made, small, Settings())._config
     )
 
 

@@ -46,8 +46,9 @@ from securecluster.protocols.conformance import (
 )
 from securecluster.runs import privacy_section
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types
+from securecluster.runs.deployment import Deployment, build_network
+from securecluster.runs.derived import call_types, state_class
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import SUM, release_of
 from securecluster.runtime.transport import Framed, InProcess, Transport, WithAuthority
 
@@ -215,7 +216,7 @@ def test_labels_are_all_that_the_server_is_told_of_r(federation: Federation) -> 
     plain = make("oneshot").fit(federation)
     told = make("oneshot", **BOTH).fit(federation, FULL)
     assert list(told.labels_) == list(plain.labels_)
-    state = unpack(told.server_state_, told.result_.method.state_class())
+    state = unpack(told.server_state_, state_class(told.result_.method))
     assert state.relevance is None and state.linkage is None
     assert state.found.relevance.numel() == state.found.linkage.merges.numel() == 0
     (position,) = [
@@ -431,7 +432,7 @@ def test_ciphertexts_without_signatures_are_still_bound_to_their_call(
     made = make("fedavg", aggregation="bfv")
     config = made.config(federation, "float64")
     endpoint, authority = (
-        made.build_client(federation, DOUBLE),
+        build_client(made, federation, DOUBLE),
         Deployment(made, config).authority(),
     )
 
@@ -440,7 +441,7 @@ def test_ciphertexts_without_signatures_are_still_bound_to_their_call(
             return call_types(made, name)[1]
 
         inner = WithAuthority(InProcess(endpoint.answer), authority.answer_frame, replies)
-        net = made.build_network(Meddled(inner, change), config, key=b"k" * 32)
+        net = build_network(made, Meddled(inner, change), config, key=b"k" * 32)
         return run_server(made, net)
 
     with pytest.raises(FrameError, match="ciphertexts of client/0 were altered"):
@@ -604,7 +605,7 @@ def test_more_clients_than_a_sum_can_hold_are_refused_before_anything_is_sent() 
         Deployment(made, config).pair_aggregator().run(sent.append, call, everyone, "cluster")
     assert sent == []
     # nor does a client answer a server that would send it
-    service = made.build_client(two_clusters(6, 30), DOUBLE).halves["sum"]
+    service = build_client(made, two_clusters(6, 30), DOUBLE).halves["sum"]
     named = dataclasses.replace(call, to=(0,), members=(5000,), group=("0-4999",))
     with pytest.raises(UsageError, match="1 to 4096 clients, not 5000"):
         service.check(named, release_of(made.client.contribute))
@@ -639,7 +640,7 @@ def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federati
 
     def door(i: int) -> Callable[[bytes], bytes]:
         def answer(data: bytes) -> bytes:
-            node = made.build_client(federation, DOUBLE, [i])
+            node = build_client(made, federation, DOUBLE, [i])
             if i in packed:
                 state = unpack(packed[i], ClientState)
                 node.client.restore(state)
@@ -654,7 +655,7 @@ def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federati
         return call_types(made, name)[1]
 
     doors = {i: door(i) for i in range(len(federation))}
-    net = made.build_network(WithAuthority(Framed(doors, replies), authority, replies), config)
+    net = build_network(made, WithAuthority(Framed(doors, replies), authority, replies), config)
     state = run_server(made, net)
     assert state.labels == serve(make("oneshot", rounds=1), federation).state.labels
     assert b"secret" in packed["authority"]

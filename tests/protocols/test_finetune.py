@@ -18,6 +18,8 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import FedAvg, FineTune, Settings
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess
@@ -137,12 +139,12 @@ def test_everyone_tunes_in_every_round_whatever_the_participation(small: Federat
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 def test_who_missed_rounds_tunes_the_model_of_all(mask: str, small: Federation) -> None:
     made = FineTune(rounds=5, tune_rounds=2, mask=mask)
-    endpoint = made.build_client(small, EXACT)
+    endpoint = build_client(made, small, EXACT)
 
     def lost(call: Call) -> set[int]:
         return {2} if call.round in (2, 3, 4) else set()
 
-    net = made.build_network(InProcess(endpoint.answer, lost), made.config(small, "float64"))
+    net = build_network(made, InProcess(endpoint.answer, lost), made.config(small, "float64"))
     begun: list[int] = []
     made.run_server(
         net, Run(begin=lambda number: (begun.append(number), setattr(net, "round", number))[1])
@@ -203,7 +205,7 @@ def test_a_target_is_met_by_the_rounds_that_are_shared(small: Federation) -> Non
 
 def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
     made = FineTune(rounds=3, tune_rounds=1, model="linear", **WAYS["example"])
-    client: Any = made.build_client(small, EXACT).client
+    client: Any = build_client(made, small, EXACT).client
     from securecluster.protocols.common.pending_updates import PendingUpdates
 
     letter = PendingUpdates.start(6, fresh=False).message_for([0])
@@ -211,7 +213,7 @@ def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
     client.train_locally(context, letter)
     with pytest.raises(PolicyError, match="contributes no more"):
         client.contribute(CallContext((0,), (0,), 2, 2), letter)
-    again: Any = made.build_client(small, EXACT).client
+    again: Any = build_client(made, small, EXACT).client
     from securecluster.privacy.masking.key_agreement import Secrets
 
     again.restore(client.state(Secrets()))

@@ -29,6 +29,8 @@ from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.flhc import FLHCState
 from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
@@ -69,9 +71,11 @@ def run_with(
     method: FLHC, federation: Federation, lost: Any
 ) -> tuple[FLHCState, Transcript, Any, Run]:
     """A run by hand, whose transport loses who `lost` says."""
-    endpoint, transcript = method.build_client(federation, Settings()), Transcript("sizes")
-    net = method.build_network(
-        Recorded(InProcess(endpoint.answer, lost), transcript), method.config(federation, "float32")
+    endpoint, transcript = build_client(method, federation, Settings()), Transcript("sizes")
+    net = build_network(
+        method,
+        Recorded(InProcess(endpoint.answer, lost), transcript),
+        method.config(federation, "float32"),
     )
     run = Run(begin=lambda number: setattr(net, "round", number))
     return method.run_server(net, run), transcript, endpoint.client, run
@@ -128,7 +132,7 @@ def test_the_clustering_round_costs_bytes_and_moves_no_model(small: Federation) 
     assert sum(entry.up) + sum(e.up[0] for _, e in calls(fitted, "post")) < fitted.bytes_["up"]
     before, after = fitted.history_
     assert after["up"] - before["up"] > 2 * sum(entry.up)
-    start = FLHC().build_client(small, Settings()).client.cohort.start
+    start = build_client(FLHC(), small, Settings()).client.cohort.start
     means = []
     for k, _ in calls(fitted, "contribute"):
         reply = fitted.transcript_.content(k)[1].reply
@@ -163,7 +167,7 @@ def test_a_client_that_is_a_cluster_of_its_own_trains_alone_and_sends_nothing_mo
 def test_no_server_has_a_model_posted_that_was_trained_alone(small: Federation) -> None:
     made = FLHC(mask="none", model="linear", clip=1.0, noise=1.0)
     endpoint, config = (
-        made.build_client(small, Settings()),
+        build_client(made, small, Settings()),
         config_hash(made.config(small, "float32")),
     )
 
@@ -177,7 +181,7 @@ def test_no_server_has_a_model_posted_that_was_trained_alone(small: Federation) 
         with pytest.raises(PolicyError, match="trained alone"):
             ask("post", Empty(), 3)
         assert not ask("post", Empty(), 2).delta.values.any()
-        endpoint = made.build_client(small, Settings())
+        endpoint = build_client(made, small, Settings())
         endpoint.client.restore(kept)
 
 
@@ -324,7 +328,8 @@ def test_newcomers_of_a_run_that_remembers_nothing_are_told_so() -> None:
         some(whole, range(4)),
         lambda call: set(range(4)) if call.method in ("train", "post") else set(),
     )
-    net = method.build_network(
+    net = build_network(
+        method,
         InProcess(lambda call: pytest.fail("nobody is asked")),
         method.config(some(whole, range(4)), "float32"),
     )
@@ -343,7 +348,8 @@ def test_newcomers_of_a_run_that_remembers_nothing_are_told_so() -> None:
 def test_newcomers_that_do_not_reply_are_named_and_placed_nowhere(method: Any) -> None:
     federation = Federation.simulate("digits", scenario=Iid(), clients=4, samples=40, seed=0)
     fitted = method.set_params(mask="none").fit(federation)
-    net = fitted.build_network(
+    net = build_network(
+        fitted,
         InProcess(lambda call: pytest.fail("nobody answers"), lambda call: set(call.to)),
         fitted.kept_.learned.config,
     )

@@ -18,6 +18,7 @@ from cases import exhaustive
 from securecluster import Federation
 from securecluster.protocols import CFL, IFCA, CLoVE, FedAvg, Hidden, OneShot, Settings
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.endpoints import build_client
 
 FEW = 100
 FACTOR = 4
@@ -83,7 +84,7 @@ def test_averages_for_a_few_clients_take_as_long_whoever_else_there_is() -> None
     """A sum calls its clients chunk by chunk."""
 
     def lines_of(clients: int) -> int:
-        endpoint = CFL(model="linear", mask="none").build_client(federation(clients), Settings())
+        endpoint = build_client(CFL(model="linear", mask="none"), federation(clients), Settings())
         client = endpoint.client
         box = PendingUpdates.start(clients, fresh=True)
         box.post(1, torch.ones(1, client.cohort.model.dimension), [0] * clients)

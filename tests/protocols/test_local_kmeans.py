@@ -19,6 +19,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Empty, Rows
 from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 
 
@@ -53,7 +54,7 @@ def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(
     mask: str, three: Federation
 ) -> None:
     made = LocalKMeans(k=3, rounds=3, local_rounds=3, mask=mask)
-    cohort = made.build_client(three, DOUBLE).client.cohort
+    cohort = build_client(made, three, DOUBLE).client.cohort
     start = made.fit(three, DOUBLE).client_models_.values.clone()
     fitted = made.set_params(rounds=4).fit(three, DOUBLE)
     # three calls to train alone, one to hand in
@@ -122,7 +123,7 @@ def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
 def test_handing_in_again_gives_the_same_answer_and_the_first_average_counts_from_the_start(
     small: Federation,
 ) -> None:
-    client: Any = LocalKMeans(mask="none").build_client(small, DOUBLE).client
+    client: Any = build_client(LocalKMeans(mask="none"), small, DOUBLE).client
     client.models = Rows(client.cohort.start + torch.arange(6.0, dtype=torch.float64)[:, None])
     client.models = Rows(client.models.table, tuple(range(6)))
     one = client.send_model(CallContext((1, 3), (1, 3), 1, 1), Empty()).delta.values

@@ -31,7 +31,9 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.local_kmeans import LocalKMeansState
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runs.deployment import build_network
 from securecluster.runs.dry_run import run_releases
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.transport import InProcess
 
 # a threshold may join nobody under noise
@@ -265,7 +267,7 @@ def ask(
 def test_the_layer_that_leaves_is_clipped_and_its_noise_is_gaussian(small: Federation) -> None:
     for init in ("common", "independent"):
         made = method("nsim", mask="none", noise=0.5, clip=0.02, init=init)
-        endpoint: Any = made.build_client(small, DOUBLE)
+        endpoint: Any = build_client(made, small, DOUBLE)
         client = endpoint.client
         client.models = Rows(
             client.models.values + 0.01 * torch.arange(6)[:, None], tuple(range(6))
@@ -300,9 +302,9 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(
     unit: str, small: Federation
 ) -> None:
     made = method("srfca", mask="none", noise=0.3, loss_clip=2.0, dp_unit=unit)
-    plain = made.set_params(noise=0.0, clip=None).build_client(small, DOUBLE)
+    plain = build_client(made.set_params(noise=0.0, clip=None), small, DOUBLE)
     made.set_params(noise=0.3, clip=1.0)
-    endpoint: Any = made.build_client(small, DOUBLE)
+    endpoint: Any = build_client(made, small, DOUBLE)
     d = plain.client.cohort.model.dimension
     models = normals(4, d)
     picks = ((0, 1, 2, 3),) * 6
@@ -332,7 +334,7 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
     small: Federation, drawn: Drawn
 ) -> None:
     made = method("ifca", mask="none", starts=1)
-    endpoint: Any = made.build_client(small, DOUBLE)
+    endpoint: Any = build_client(made, small, DOUBLE)
     query = made.begin(type("Net", (), {"clients": range(6)})).message_for(range(6))
     told = [
         ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum").loss.values
@@ -341,7 +343,7 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
     assert torch.equal(told[0], told[1]) and not bool((told[0] == told[2]).any())
     assert drawn[:6] == drawn[6:12] != drawn[12:]
     # after a restart
-    other = method("ifca", mask="none", starts=1).build_client(small, DOUBLE)
+    other = build_client(method("ifca", mask="none", starts=1), small, DOUBLE)
     assert torch.equal(
         ask(other, "lowest_loss", query, tuple(range(6)), 1, "sum").loss.values, told[0]
     )
@@ -351,7 +353,7 @@ def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -
     """Unit example: B/n, times the n that is public; unit client: B, and no sizes."""
     for unit in ("example", "client"):
         made = method("ifca", mask="none", starts=1, k=5, noise=0.4, loss_clip=3.0, dp_unit=unit)
-        endpoint: Any = made.build_client(small, DOUBLE)
+        endpoint: Any = build_client(made, small, DOUBLE)
         query = made.begin(type("Net", (), {"clients": range(6)})).message_for(range(6))
         told = [
             ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum")
@@ -411,7 +413,7 @@ def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_i
     small: Federation,
 ) -> None:
     made = method("srfca", mask="none")
-    endpoint: Any = made.build_client(small, DOUBLE)
+    endpoint: Any = build_client(made, small, DOUBLE)
     table = torch.zeros(2, endpoint.client.cohort.model.dimension, dtype=torch.float64)
     nobody = OfferedClusters(
         Picks(table, ((), ())), 0, Rows(torch.full((2, 2), math.nan, dtype=torch.float64))
@@ -454,8 +456,8 @@ def test_what_the_server_sees_is_said_with_its_noise() -> None:
 def test_newcomers_go_to_the_nearest_centre_whose_noise_is_known(small: Federation) -> None:
     """Local-KMeans: a mean of few noisy models is farther from everyone than one of many."""
     made = method("local-kmeans", mask="none")
-    net: Any = made.build_network(
-        InProcess(made.build_client(small, Settings()).answer), made.config(small, "float32")
+    net: Any = build_network(
+        made, InProcess(build_client(made, small, Settings()).answer), made.config(small, "float32")
     )
     d, blur = 650, net.noise("delta")
     assert blur == pytest.approx(0.7**2 * d, rel=3e-3)
@@ -476,7 +478,7 @@ def test_sealed_models_and_a_trusted_server_do_not_go_together(small: Federation
 
 def relay(made: Any, small: Federation, endpoint: Any) -> Any:
     """What `losses` gets: everyone's one-shot model, in one call each."""
-    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+    net = build_network(made, InProcess(endpoint.answer), made.config(small, "float64"))
     got = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
     return net, got.rows.delta.values, got.step
 
@@ -487,7 +489,7 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     unit: str, small: Federation
 ) -> None:
     made = method("srfca", mask="none", noise=0.3, clip=1e6, loss_clip=2.0, dp_unit=unit)
-    endpoint: Any = made.build_client(small, DOUBLE)
+    endpoint: Any = build_client(made, small, DOUBLE)
     client, noise = endpoint.client, []
     client.models = Rows(
         client.cohort.start + normals(6, client.cohort.model.dimension), tuple(range(6))
@@ -525,7 +527,7 @@ def test_models_on_the_path_of_a_cluster_are_judged_with_noise(
     made = CFL(
         mask="none", model="linear", fallback=0.3, clip=1.0, noise=0.2, loss_clip=2.0, dp_unit=unit
     )
-    endpoint: Any = made.build_client(small, DOUBLE)
+    endpoint: Any = build_client(made, small, DOUBLE)
     client = endpoint.client
     table, start = normals(2, client.cohort.model.dimension), client.cohort.start
     path = ((0, 1), (1,))
@@ -577,7 +579,7 @@ def test_a_cluster_whose_members_keep_their_numbers_falls_back_by_the_mean_of_th
         if e.method == "judge"
     ]
     assert judged.size is None
-    cohort = made.build_client(small, DOUBLE).client.cohort
+    cohort = build_client(made, small, DOUBLE).client.cohort
     for c, losses in enumerate(fitted.state_.fallback_models.losses):
         members = [i for i, label in enumerate(fitted.labels_) if label == c]
         means = cohort.validation_loss(Rows(cohort.start[None], (0,) * len(members)), members)

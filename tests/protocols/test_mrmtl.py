@@ -20,6 +20,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import MRMTL, FedAvg, Local, Settings
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.mrmtl import MRMTLState
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 
 EXACT = Settings(dtype="float64")
@@ -201,7 +202,7 @@ def test_the_regularizer_is_outside_the_clip_and_the_noise() -> None:
     """One step with a clip far below all gradients ends where the regularizer alone leads."""
     options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch_size": SAMPLES, "lr": LR}
     made = MRMTL(model=linear(), regularization=1.0, dp_unit="example", clip=1e-12, **options)
-    client: Any = made.build_client(federation(), EXACT).client
+    client: Any = build_client(made, federation(), EXACT).client
     client._after.values.add_(1.0)
     client._before.values.add_(1.0)
     update = ask(made, client, step=1, received=0)
@@ -224,7 +225,7 @@ def ask(made: MRMTL, client: Any, step: int, received: int) -> torch.Tensor:
 def test_a_training_whose_update_is_lost_is_undone() -> None:
     """Else a later update would follow from a training that the ledger does not count."""
     made = MRMTL(model=linear(), rounds=3, epochs=1, batch_size=SAMPLES, lr=LR)
-    client: Any = made.build_client(federation(), EXACT).client
+    client: Any = build_client(made, federation(), EXACT).client
     first = ask(made, client, step=1, received=0)
     # the examples of a batch are summed in another order in each call
     again = ask(made, client, step=2, received=0)
@@ -254,7 +255,7 @@ def test_clients_that_miss_rounds_go_on_from_their_own_models() -> None:
 
 def test_a_repeated_call_has_the_same_answer_and_a_late_one_is_refused() -> None:
     made = MRMTL(model=linear(), rounds=2, epochs=1, lr=LR)
-    client: Any = made.build_client(federation(), EXACT).client
+    client: Any = build_client(made, federation(), EXACT).client
     first = ask(made, client, step=1, received=0)
     assert torch.equal(ask(made, client, step=1, received=0), first)
     client._calls[0] = 5

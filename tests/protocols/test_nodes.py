@@ -32,7 +32,7 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import Deployment
+from securecluster.runs.deployment import Deployment, build_network
 from securecluster.runs.derived import adds_noise, call_types, initial_model
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
@@ -426,8 +426,8 @@ class World:
     def run_server(self, folder: Path | None = None) -> tuple[Any, ServerChannel]:
         """The server's final state, and its network."""
         doors = {i: self._door(i) for i in self.nodes}
-        net = self.made.build_network(
-            Framed(doors, lambda name: call_types(self.made, name)[1]), self.config
+        net = build_network(
+            self.made, Framed(doors, lambda name: call_types(self.made, name)[1]), self.config
         )
         part = CheckpointPart(
             ChannelState, lambda: net.state, lambda state: setattr(net, "state", state)

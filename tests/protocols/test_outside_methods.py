@@ -23,6 +23,7 @@ from securecluster.messaging.messages import Call
 from securecluster.protocols import conformance
 from securecluster.protocols.authoring import AssignedModel, CallContext, Rows
 from securecluster.runs.client_state import ClientState
+from securecluster.runs.endpoints import build_client
 from securecluster.runs.replay import replayed
 
 TWELVE = Federation.simulate(
@@ -142,7 +143,7 @@ def test_clients_tell_the_centre_nearest_to_what_they_trained() -> None:
 
 
 def test_what_a_client_trained_is_not_weighted() -> None:
-    client: Any = made(FeSEM, mask="none").build_client(RUN, DOUBLE).client
+    client: Any = build_client(made(FeSEM, mask="none"), RUN, DOUBLE).client
     served = serve(made(FeSEM, mask="none", rounds=1), RUN)
     client.apply_averages(
         CallContext((0,), (0,), 1, 1), served.state.running.begin(0, 2, 8, False).message_for([0])
@@ -176,7 +177,7 @@ def test_a_client_that_was_never_reached_has_the_model_of_most() -> None:
 
 def test_what_clients_keep_survives_a_checkpoint() -> None:
     one = serve(made(FeSEM), RUN).endpoint
-    other = made(FeSEM).build_client(RUN, DOUBLE)
+    other = build_client(made(FeSEM), RUN, DOUBLE)
     state = unpack(pack(one.client.state(one.keys.secrets)), ClientState)
     other.client.restore(state)
     for name in ("base", "moved"):
@@ -206,7 +207,7 @@ def test_a_run_that_is_stopped_before_a_choice_ends_as_if_it_never_had_been(tmp_
 
 def test_choices_have_the_noise_of_updates() -> None:
     z = 0.5
-    endpoint = made(FeSEM, clip=2.0, noise=z, mask="none").build_client(RUN, DOUBLE)
+    endpoint = build_client(made(FeSEM, clip=2.0, noise=z, mask="none"), RUN, DOUBLE)
     client: Any = endpoint.client
     ids = tuple(range(len(RUN)))
     rows = torch.ones(len(RUN), client.cohort.model.dimension, dtype=torch.float64)
@@ -215,6 +216,6 @@ def test_choices_have_the_noise_of_updates() -> None:
     clipped = rows / rows.norm(dim=1, keepdim=True) * 2.0
     measured = torch.stack(released).sub(clipped).std().item()
     assert math.isclose(measured, z * 2.0, rel_tol=0.05)
-    private = made(FeSEM, clip=2.0, noise=z, dp_unit="example").build_client(RUN, DOUBLE)
+    private = build_client(made(FeSEM, clip=2.0, noise=z, dp_unit="example"), RUN, DOUBLE)
     exact: Any = private.client
     assert torch.equal(exact.release_training(private.context(ids, 1, 1, "choose"), rows), rows)

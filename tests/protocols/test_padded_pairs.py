@@ -36,6 +36,8 @@ from securecluster.protocols.conformance import (
 from securecluster.protocols.oneshot.client import RELEVANCE, OneShotClient, RelevanceRow
 from securecluster.protocols.srfca.protocol import PairsOfLosses
 from securecluster.runs import privacy_section
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import PAIRS, Endpoint
 from securecluster.runtime.pair_aggregators import PairFunctions
 from securecluster.runtime.transport import InProcess
@@ -170,7 +172,7 @@ def test_a_server_that_was_restarted_asks_other_members_in_a_new_attempt(
     under the same number.
     """
     made = make("oneshot", **PADS)
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
     found = []
     for gone in (set(), {5}):
         attempts: list[int] = []
@@ -181,7 +183,7 @@ def test_a_server_that_was_restarted_asks_other_members_in_a_new_attempt(
             alive = [k for k, client in enumerate(call.to) if client not in gone]
             return endpoint.answer(call.select(alive)) if alive else Response((), None)
 
-        net = made.build_network(InProcess(exchange), made.config(federation, "float64"))
+        net = build_network(made, InProcess(exchange), made.config(federation, "float64"))
         found.append((made._cluster(net), attempts))
     (first, once), (second, again) = found
     assert (once, again) == ([0], [1] * len(again))
@@ -348,14 +350,14 @@ def test_a_client_with_another_key_is_found_by_the_range_of_r(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make("oneshot", **PADS)
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
     right = KeyExchange.pair_key
 
     def wrong(self: KeyExchange, client: int, peer: int) -> bytes:
         return bytes(32) if client == 2 else right(self, client, peer)
 
     monkeypatch.setattr(KeyExchange, "pair_key", wrong)
-    net = made.build_network(InProcess(endpoint.answer), made.config(federation, "float64"))
+    net = build_network(made, InProcess(endpoint.answer), made.config(federation, "float64"))
     with pytest.raises(FrameError, match=r"row: .*forged"):
         made._cluster(net)
 
@@ -374,7 +376,7 @@ def test_a_pad_that_does_not_cancel_is_found_in_each_pair_of_losses() -> None:
 
 def test_rows_of_another_length_or_type_are_refused(federation: Federation) -> None:
     made = make("oneshot", **PADS)
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
 
     def forged(table: torch.Tensor) -> InProcess:
         def exchange(call: Call) -> Response:
@@ -389,13 +391,13 @@ def test_rows_of_another_length_or_type_are_refused(federation: Federation) -> N
         (torch.zeros(6, 5, dtype=torch.int32), "a row of 6 numbers"),
         (torch.zeros(6, 6, dtype=torch.int64), "int32 numbers of a ring"),
     ):
-        net = made.build_network(forged(table), made.config(federation, "float64"))
+        net = build_network(made, forged(table), made.config(federation, "float64"))
         with pytest.raises(FrameError, match=words):
             made._cluster(net)
 
 
 def test_a_node_without_pads_answers_no_padded_call(honest: Served, federation: Federation) -> None:
-    node = make("oneshot").build_client(federation, DOUBLE, [0])
+    node = build_client(make("oneshot"), federation, DOUBLE, [0])
     clients = Clients(honest, federation, "sum_offer")
     call = clients.calls["pair_attempt"].select([0])
     config = node._config

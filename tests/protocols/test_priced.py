@@ -24,6 +24,8 @@ from securecluster.privacy.dp.auditing import Audit, lower_bound
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, Settings
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import message_types
 from securecluster.runtime.transport import Framed
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -156,7 +158,7 @@ def test_what_clients_and_newcomers_do_is_priced_as_it_was(
 def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, spy: Spy) -> None:
     """The client has moved its model, which it hands in later."""
     made = method("local-kmeans", dp_unit="example", local_rounds=2)
-    nodes = [made.build_client(small, Settings(), [i]) for i in range(6)]
+    nodes = [build_client(made, small, Settings(), [i]) for i in range(6)]
 
     def door(i: int) -> Any:
         def answered(frame: bytes) -> bytes:
@@ -170,7 +172,7 @@ def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, sp
     transport = Framed(
         {i: door(i) for i in range(6)}, lambda call: message_types(made.client, call)[1]
     )
-    net = made.build_network(transport, made.config(small, "float32"))
+    net = build_network(made, transport, made.config(small, "float32"))
     net.state.ledger.samples = {i: node.client.cohort.sizes[0] for i, node in enumerate(nodes)}
     cases.run_server(made, net)
     check(net.state.ledger, spy, "example")

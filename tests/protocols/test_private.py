@@ -22,6 +22,7 @@ from securecluster import Federation
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local, Settings, conformance
+from securecluster.runs.endpoints import build_client
 
 NAMES = (
     "cfl",
@@ -197,7 +198,7 @@ def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
     made = private(name, "client", **conformance.SPREAD)
     fitted, posted = made.fit(small, Settings(transcript="full", dropout=dropout)), 0
     free = ("post", "send_model") if name == "ifca" else ("post",)
-    others = made.build_client(conformance.other_data(small), Settings())
+    others = build_client(made, conformance.other_data(small), Settings())
     for position in range(len(fitted.transcript_.entries)):
         call, told = fitted.transcript_.content(position)
         if told.reply is not None:
@@ -260,7 +261,7 @@ def test_central_noise_on_a_mean_is_smaller_by_the_root_of_the_clients(small: Fe
     moved = {}
     for way in ("client", "central"):
         fitted = FedAvg(rounds=1, epochs=1, lr=1e-9, mask="none", **NOISE, **WAYS[way]).fit(small)
-        start = method("fedavg").build_client(small, Settings()).client.cohort.start
+        start = build_client(method("fedavg"), small, Settings()).client.cohort.start
         moved[way] = float((fitted.client_models_.values[0] - start).square().mean().sqrt())
     assert moved["client"] == pytest.approx(0.7 / math.sqrt(6), rel=0.05)
     assert moved["central"] == pytest.approx(0.7 / 6, rel=0.05)

@@ -56,6 +56,7 @@ from securecluster.protocols.hidden.client import HiddenClient, PublicMean
 from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient
 from securecluster.runs import privacy_section
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
 from securecluster.runtime.server_channel import ServerChannel
@@ -509,7 +510,7 @@ def test_a_plain_sum_of_the_same_client_is_refused(honest: Served, federation: F
     with pytest.raises(FrameError, match="sums are secure"):
         clients.ask(0, call, group=())
     plain = make("fedavg", rounds=1, aggregation="plain")
-    node = plain.build_client(federation, DOUBLE, [0])
+    node = build_client(plain, federation, DOUBLE, [0])
     own = clients.calls["sum_offer"].select([0])
     config = serve(plain, federation).transcript.content(0)[0].config
     with pytest.raises(FrameError, match="same protocol with the same protections"):

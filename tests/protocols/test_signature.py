@@ -28,6 +28,7 @@ from securecluster.protocols.common.gradient_signatures import (
     blocks_by_rule,
     plan_of,
 )
+from securecluster.runs.endpoints import build_client
 
 PLAIN: dict[str, Any] = {"signature_blocks": "plain"}
 BLOCKS: dict[str, Any] = {"signature_blocks": "blocks"}
@@ -184,7 +185,7 @@ def test_directions_are_answered_once(clients: Federation) -> None:
 def test_a_restarted_client_remembers_which_directions_it_answered(clients: Federation) -> None:
     protocol = made(**PLAIN, signature_noise=1.0)
     served = serve(protocol, clients)
-    again = protocol.build_client(clients, DOUBLE)
+    again = build_client(protocol, clients, DOUBLE)
     assert not again.client.memory()["answered"].any()
     again.client.recall(served.endpoint.client.memory())
     assert again.client.memory()["answered"].any(1).all()
@@ -247,7 +248,7 @@ def test_samples_that_are_kept_out_of_training_are_in_no_signature(clients: Fede
     fitted = CFL(**params, fallback=0.25, signature_noise=1.0, dp_unit="example").fit(clients)
     sizes = fitted.kept_.learned.config["signature_sizes"]
     assert sizes == [45] * 8  # of 60
-    client = fitted.build_client(clients, Settings()).client
+    client = build_client(fitted, clients, Settings()).client
     assert [len(client.cohort.labels(k)) for k in range(8)] == sizes
 
 

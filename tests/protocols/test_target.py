@@ -27,6 +27,8 @@ from securecluster.protocols.authoring import (
     answers,
 )
 from securecluster.protocols.common.observer import Observer
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import InProcess
 
@@ -137,13 +139,13 @@ def test_a_run_stops_before_a_release_that_nobody_counted(
 def test_a_field_without_noise_is_refused_at_its_first_release(small: Federation) -> None:
     asked: list[str] = []
     made = Exact(rounds=2, **SMALL)
-    endpoint = made.build_client(small, Settings())
+    endpoint = build_client(made, small, Settings())
 
     def answer(call: Call) -> Any:
         asked.append(call.method)
         return endpoint.answer(call)
 
-    net = made.build_network(InProcess(answer), made.config(small, "float32"))
+    net = build_network(made, InProcess(answer), made.config(small, "float32"))
     with pytest.raises(
         TargetError,
         match=r"tell\.mean would leave client 0 without noise, so that epsilon were infinite, and "
@@ -163,7 +165,7 @@ def test_a_node_refuses_by_a_code_and_keeps_the_sentence(small: Federation) -> N
     said: list[Exception] = []
     for node in nodes:
         node.on_refusal = said.append
-    net = made.build_network(framed(made, nodes), made.config(small, "float32"))
+    net = build_network(made, framed(made, nodes), made.config(small, "float32"))
     with pytest.raises(RefusedError, match="its policy forbids") as told:
         cases.run_server(made, net)
     assert told.value.code == "policy"
@@ -220,21 +222,21 @@ def test_a_request_that_is_repeated_is_one_release(
     """As one whose reply was lost on the way."""
     monkeypatch.setattr(targets, "joint_price", priced)
     made = Sixth(rounds=1, **SMALL)
-    endpoint = made.build_client(small, Settings())
+    endpoint = build_client(made, small, Settings())
 
     def answer(call: Call) -> Any:
         for _ in range(3):
             response = endpoint.answer(call)
         return response
 
-    net = made.build_network(InProcess(answer), made.config(small, "float32"))
+    net = build_network(made, InProcess(answer), made.config(small, "float32"))
     cases.run_server(made, net)
     assert {len(event.ids) for event in net.state.ledger.events} == {len(small)}
 
 
 def test_newcomers_and_runs_without_a_target_are_not_stopped(small: Federation) -> None:
     def reservations(made: Any) -> int:
-        endpoint: Endpoint[Any] = made.build_client(small, Settings())
+        endpoint: Endpoint[Any] = build_client(made, small, Settings())
         return len(endpoint.reservations)
 
     assert reservations(FedAvg(clip=1.0, noise=1.0)) == 0

@@ -15,6 +15,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import OneShot
 from securecluster.protocols.oneshot.client import RelevanceRow
 from securecluster.protocols.oneshot.server import cluster_tasks
+from securecluster.runs.deployment import build_network
 from securecluster.runtime.pair_aggregators import PairFunctions, PlainPairs
 from securecluster.runtime.transport import Recorded
 
@@ -72,7 +73,7 @@ class Refused:
 def test_an_unknown_function_is_refused_before_anything_is_sent() -> None:
     data = Federation.simulate("digits", clients=4, samples=20, seed=0)
     made = OneShot(tasks=2, model="linear", rounds=1)
-    net = made.build_network(Recorded(Refused(), Transcript("none")), made.config(data, "float32"))
+    net = build_network(made, Recorded(Refused(), Transcript("none")), made.config(data, "float32"))
     with pytest.raises(UsageError, match="declared: cluster_tasks"):
         net.pairs(OneShot.client.relevance, Empty(), to=[0, 1], then="cluster_task")
 

@@ -28,6 +28,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
+from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.transport import Framed, Recorded
 
 SECRET = "37.25"  # a number of the client's data
@@ -52,7 +53,9 @@ def method(**params: Any) -> FedAvg:
 
 
 def node(client: int = 0, simulated: bool = False) -> Any:
-    return method().build_client(federation(), Settings(), [client], simulated=simulated)
+    return build_client(
+        method(), federation(), Settings(), [client], key_source=KeySource(simulated=simulated)
+    )
 
 
 @cache

@@ -25,6 +25,8 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import Permutation
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, Settings
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import (
@@ -476,7 +478,7 @@ def test_a_client_that_missed_the_agreement_still_gets_every_average() -> None:
         "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
     )
     method = CFL(rounds=4)
-    clients = method.build_client(federation, Settings())
+    clients = build_client(method, federation, Settings())
     asked: dict[int, tuple[int, ...]] = {}
 
     def lost(call: Call) -> set[int]:
@@ -484,8 +486,8 @@ def test_a_client_that_missed_the_agreement_still_gets_every_average() -> None:
             asked[call.round] = call.to
         return {1} if call.method == "key_open" and call.round <= 2 else set()
 
-    net = method.build_network(
-        InProcess(clients.answer, lost), method.config(federation, "float32")
+    net = build_network(
+        method, InProcess(clients.answer, lost), method.config(federation, "float32")
     )
     method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     assert asked == {1: (0, 2, 3), 2: (0, 2, 3), 3: (0, 1, 2, 3), 4: (0, 1, 2, 3)}

@@ -16,6 +16,8 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import CFL, ClusteringProtocol, Settings
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint, hidden_message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -42,7 +44,7 @@ def serve(
     method: ClusteringProtocol, federation: Federation, transport: Transport, dtype: str
 ) -> tuple[Transcript, ServerChannel, list[int]]:
     transcript = Transcript("full")
-    net = method.build_network(Recorded(transport, transcript), method.config(federation, dtype))
+    net = build_network(method, Recorded(transport, transcript), method.config(federation, dtype))
     state = method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     return transcript, net, state.labels
 
@@ -81,7 +83,7 @@ def test_the_bytes_written_down_are_those_that_went_over_the_wire(tiny: Federati
 
         return answer
 
-    clients = {i: counting(method.build_client(tiny, Settings(), [i])) for i in range(4)}
+    clients = {i: counting(build_client(method, tiny, Settings(), [i])) for i in range(4)}
     transport = Framed(clients, lambda name: hidden_message_types(method.client, name, {})[1])
     transcript, _, _ = serve(method, tiny, transport, "float32")
     totals = transcript.totals()

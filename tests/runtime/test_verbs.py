@@ -21,6 +21,8 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers
 from securecluster.runtime.run import Run
@@ -186,8 +188,8 @@ def served(
     method: ClusteringProtocol, federation: Federation, transport: InProcess | Framed
 ) -> tuple[Transcript, list[int]]:
     transcript = Transcript("full")
-    net = method.build_network(
-        Recorded(transport, transcript), method.config(federation, "float32")
+    net = build_network(
+        method, Recorded(transport, transcript), method.config(federation, "float32")
     )
     state = method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     return transcript, state.labels
@@ -199,8 +201,8 @@ def test_one_process_per_client_over_real_frames_equals_the_batch(
     protocol: type[ClusteringProtocol], mask: str, tiny: Federation
 ) -> None:
     method = protocol(rounds=3, mask=mask)
-    batch = method.build_client(tiny, Settings())
-    nodes = [method.build_client(tiny, Settings(), [i]) for i in range(4)]
+    batch = build_client(method, tiny, Settings())
+    nodes = [build_client(method, tiny, Settings(), [i]) for i in range(4)]
     together, labels = served(method, tiny, InProcess(batch.answer))
     replies = {e.method: type(together.content(k)[1].reply) for k, e in enumerate(together.entries)}
     apart, others = served(
@@ -217,8 +219,8 @@ def test_frames_for_others_from_others_or_of_another_configuration_are_refused(
     tiny: Federation,
 ) -> None:
     method = CFL(rounds=1, mask="none")
-    node = method.build_client(tiny, Settings(), [1])
-    transcript, _ = served(method, tiny, InProcess(method.build_client(tiny, Settings()).answer))
+    node = build_client(method, tiny, Settings(), [1])
+    transcript, _ = served(method, tiny, InProcess(build_client(method, tiny, Settings()).answer))
     call, _ = transcript.content(0)
     from securecluster.messaging.wire import encode
 
@@ -237,7 +239,7 @@ def test_frames_for_others_from_others_or_of_another_configuration_are_refused(
 
 def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Federation) -> None:
     method = FedAvg(rounds=2)
-    nodes = {i: method.build_client(tiny, Settings(), [i]).answer_frame for i in range(4)}
+    nodes = {i: build_client(method, tiny, Settings(), [i]).answer_frame for i in range(4)}
     kept: list[bytes] = []
 
     def gone(data: bytes) -> bytes:
@@ -253,14 +255,14 @@ def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Fe
     replies = {"train": Update, "contribute": Update, "receive": Ack}.__getitem__
     transcript, _ = served(method, tiny, Framed({**nodes, 2: gone}, replies))
     assert all(entry.lost == (2,) for entry in transcript.entries)
-    nodes = {i: method.build_client(tiny, Settings(), [i]).answer_frame for i in range(4)}
+    nodes = {i: build_client(method, tiny, Settings(), [i]).answer_frame for i in range(4)}
     with pytest.raises(FrameError, match="another request"):
         served(method, tiny, Framed({**nodes, 0: stale}, replies))
 
 
 def test_the_key_agreement_survives_lost_leaders_and_peers(tiny: Federation) -> None:
     method = CFL(rounds=4, mask="permutation")
-    endpoint = method.build_client(tiny, Settings())
+    endpoint = build_client(method, tiny, Settings())
     trained: dict[int, tuple[int, ...]] = {}
 
     def lost(call: Call) -> set[int]:

@@ -17,6 +17,7 @@ from securecluster.app.cli import main
 from securecluster.messaging.messages import Rows
 from securecluster.models.objectives import Language, Trajectory
 from securecluster.protocols import CFL, FedAvg, FineTune, Local, Settings
+from securecluster.runs.endpoints import build_client
 from securecluster.training.chance_level import at_chance
 
 Samples = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -174,7 +175,7 @@ def test_no_model_that_ignores_its_input_is_taken_for_one_that_learned(small: Fe
     """Whatever it answers; its loss is at least the entropy of the labels, which the best such
     answer has.
     """
-    cohort = FedAvg(model="linear").build_client(small, Settings(dtype="float64")).client.cohort
+    cohort = build_client(FedAvg(model="linear"), small, Settings(dtype="float64")).client.cohort
     for seed in range(20):
         theta = torch.zeros(cohort.model.dimension, dtype=torch.float64)
         theta[-10:] = torch.randn(

@@ -21,6 +21,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.models import architectures, validation
 from securecluster.models.optimizers import Momenta
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Settings
+from securecluster.runs.endpoints import build_client
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
 PLAN = LocalTraining(0.05, 2, 10, momentum=0.9)
@@ -90,7 +91,7 @@ def test_calls_go_on_as_one_optimizer_does(model: str, small: Federation) -> Non
 def test_fedavg_is_that_of_one_optimizer_a_client(share: float, small: Federation) -> None:
     made = FedAvg(rounds=4, model="linear", participation=share, **OPTIONS)
     fitted = made.fit(small, EXACT)
-    cohort = made.build_client(small, EXACT).client.cohort
+    cohort = build_client(made, small, EXACT).client.cohort
     plan = made.training.usual(made, {"lr": 0.05})
     theirs = [Theirs(small, cohort, i) for i in range(6)]
     weight = torch.tensor([float(len(s.y)) for s in small.shards], dtype=torch.float64)

@@ -16,6 +16,7 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.loss_mechanism import noised, sensitivity
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import SRFCA, Settings
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext, Releases, outside_run
 
 DOUBLE = Settings(dtype="float64")
@@ -34,7 +35,7 @@ def clipped(client: Any, flat: torch.Tensor, k: int, bound: float) -> float:
 
 
 def test_each_samples_loss_is_clipped_before_the_mean(small: Federation) -> None:
-    client: Any = SRFCA(mask="none", model="linear").build_client(small, DOUBLE).client
+    client: Any = build_client(SRFCA(mask="none", model="linear"), small, DOUBLE).client
     draw = np.random.default_rng(0)
     noise = torch.from_numpy(draw.normal(size=(3, client.cohort.model.dimension)))
     for bound in (0.5, 2.0, 50.0):

@@ -27,6 +27,7 @@ from securecluster.privacy.masking.key_agreement import (
 from securecluster.privacy.masking.masks import Permutation, build
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protocols import CFL, Settings
+from securecluster.runs.endpoints import KeySource, build_client
 
 
 def mask(seed: int = 1) -> Permutation:
@@ -95,8 +96,8 @@ def test_both_ends_get_the_same_seed() -> None:
 
 def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federation) -> None:
     method = CFL()
-    build = partial(method.build_client, small, Settings(), [0])
-    nodes = [build(simulated=simulated) for simulated in (True, True, False, False)]
+    build = partial(build_client, method, small, Settings(), [0])
+    nodes = [build(key_source=KeySource(simulated)) for simulated in (True, True, False, False)]
     offers = [node.keys.offer((0,)).key.values for node in nodes]
     assert torch.equal(offers[0], offers[1])
     assert not torch.equal(offers[2], offers[3])
@@ -129,7 +130,7 @@ def test_another_seed_for_one_client_is_refused() -> None:
 def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
     method = CFL(rounds=2)
     fitted = method.fit(small, Settings(transcript="full"))
-    secrets = method.build_client(small, Settings()).keys
+    secrets = build_client(method, small, Settings()).keys
     secrets.offer(tuple(range(6)))
     secrets.seal(0, peers_of([1], [secrets.offer((1,))]))
     hidden = [*secrets.secrets.private.values(), *secrets.secrets.drawn.values()]

@@ -30,7 +30,9 @@ from securecluster.privacy.masking.key_agreement import (
     _tensor,
 )
 from securecluster.protocols import FedAvg, Settings
+from securecluster.runs.deployment import build_network
 from securecluster.runs.derived import call_types
+from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed
 
@@ -154,14 +156,18 @@ def deployed(federation: Federation, known: Roster | None, own: dict[int, Identi
 
 def node(method: Any, federation: Federation, i: int, identity: Any, known: Any) -> Any:
     settings = Settings()
-    return method.build_client(
-        federation, settings, [i], simulated=False, identity=identity, roster=known
+    return build_client(
+        method,
+        federation,
+        settings,
+        [i],
+        key_source=KeySource(simulated=False, identity=identity, roster=known),
     )
 
 
 def serve(method: Any, federation: Federation, doors: dict[int, Any]) -> Any:
     framed = Framed(doors, lambda name: call_types(method, name)[1])
-    net = method.build_network(framed, method.config(federation, "float32"))
+    net = build_network(method, framed, method.config(federation, "float32"))
     return method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
 
 
@@ -237,7 +243,9 @@ def test_what_cannot_go_together_is_refused_when_a_node_is_built() -> None:
     federation, own = three(), IDENTITIES[0]
     method, known = FedAvg(model="linear"), roster()
     with pytest.raises(UsageError, match="simulated=False"):
-        method.build_client(federation, Settings(), [0], identity=own, roster=known)
+        build_client(
+            method, federation, Settings(), [0], key_source=KeySource(identity=own, roster=known)
+        )
     for client, identity, names, sentence in (
         (0, None, known, "a roster needs an identity"),
         (1, own, known, "another public key for client 1"),
@@ -250,7 +258,7 @@ def test_what_cannot_go_together_is_refused_when_a_node_is_built() -> None:
 def test_simulated_clients_sign_with_identities_of_the_seed() -> None:
     federation = three()
     method = FedAvg(model="linear", mask="permutation")
-    node = method.build_client(federation, Settings(), [0])
+    node = build_client(method, federation, Settings(), [0])
     with pytest.raises(FrameError, match="client 1 did not sign"):
         read_by_the_server(node.keys, 1, UNSIGNED)
     query = peers(1, _public(SERVER), UNSIGNED)

@@ -21,7 +21,9 @@ from securecluster.protocols.cfl.client import PathModels
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, find_leaves
 from securecluster.protocols.common.messages import ModelDelta, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.deployment import build_network
 from securecluster.runs.derived import call_types
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
@@ -109,7 +111,7 @@ def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
         if entry.method == "train":
             call, answer = plain.transcript_.content(position)
             rounds[call.round] = (call.query, answer.reply.delta.values)
-    start = plain.build_client(halves[0], FULL).client.cohort.start
+    start = build_client(plain, halves[0], FULL).client.cohort.start
     for v, node in enumerate(masked.tree_.nodes):
         if not node.children:
             continue
@@ -204,7 +206,7 @@ def test_the_gradient_is_the_full_one(halves: tuple[Federation, Federation]) -> 
     ).fit(halves[0], FULL)
     entry = next(k for k, e in enumerate(fitted.transcript_.entries) if e.method == "gradient")
     answer = fitted.transcript_.content(entry)[1]
-    client = fitted.build_client(halves[0], FULL).client
+    client = build_client(fitted, halves[0], FULL).client
     for i in (0, 7):
         net, shard = client.cohort.model.module.double(), halves[0].shards[i]
         net.zero_grad()
@@ -237,7 +239,7 @@ def test_a_split_waits_until_a_member_posts_the_model(
 
     made = CFL(**BRIEF)
     first = next(line["round"] for line in made.fit(halves[0]).history_ if line["splits"])
-    endpoint = made.build_client(halves[0], Settings())
+    endpoint = build_client(made, halves[0], Settings())
     for deaf in (range(20), range(1)):
         transport = InProcess(
             endpoint.answer,
@@ -245,11 +247,11 @@ def test_a_split_waits_until_a_member_posts_the_model(
                 set(deaf) if call.method == "post" and call.round == first else set()
             ),
         )
-        net = made.build_network(
-            Recorded(transport, Transcript("none")), made.config(halves[0], "float32")
+        net = build_network(
+            made, Recorded(transport, Transcript("none")), made.config(halves[0], "float32")
         )
         run = Run(begin=lambda number, net=net: setattr(net, "round", number))
-        endpoint = made.build_client(halves[0], Settings())
+        endpoint = build_client(made, halves[0], Settings())
         transport._answer = endpoint.answer
         made.run_server(net, run)
         # one deaf member: the next one posts
@@ -295,7 +297,7 @@ def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None
     fitted = CFL(
         fallback=0.25, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=1
     ).fit(federation, Settings(dtype="float64"))
-    client = fitted.build_client(federation, Settings(dtype="float64")).client
+    client = build_client(fitted, federation, Settings(dtype="float64")).client
     cohort = client.cohort
     assert cohort.sizes == [30] * 6
     assert cohort.validation_sizes == [10] * 6
@@ -326,8 +328,8 @@ def forced(
     made = CFL(
         criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=2, min_size=6, **params
     )
-    endpoint = made.build_client(federation, Settings(dtype="float64"))
-    net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float64"))
+    endpoint = build_client(made, federation, Settings(dtype="float64"))
+    net = build_network(made, InProcess(endpoint.answer, lost), made.config(federation, "float64"))
     return (
         made,
         made.run_server(net, Run(begin=lambda number: setattr(net, "round", number))),
@@ -380,14 +382,14 @@ def test_clusters_at_unequal_depths_are_judged_over_real_frames_as_in_one_proces
     config = made.config(federation, "float64")
     states = []
     for framed in (False, True):
-        endpoint = made.build_client(federation, Settings(dtype="float64"))
+        endpoint = build_client(made, federation, Settings(dtype="float64"))
         each = dict.fromkeys(range(12), endpoint.answer_frame)
         transport = (
             Framed(each, lambda name: call_types(made, name)[1])
             if framed
             else InProcess(endpoint.answer)
         )
-        net = made.build_network(transport, config)
+        net = build_network(made, transport, config)
         states.append(
             made.run_server(net, Run(begin=lambda number, net=net: setattr(net, "round", number)))
         )  # type: ignore[misc]
@@ -407,7 +409,7 @@ def test_full_gradients_are_those_of_the_whole_network_without_dropout(small: Fe
         torch.nn.Linear(8, 10),
     ]
     net = torch.nn.Sequential(*layers)
-    endpoint = CFL(model=net).build_client(small, Settings(dtype="float64"))
+    endpoint = build_client(CFL(model=net), small, Settings(dtype="float64"))
     found = endpoint.client.gradient(
         CallContext((2,), (2,), 1, 1), PendingUpdates.start(6, fresh=True).message_for([2])
     )
@@ -423,7 +425,7 @@ def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
     """Weights that overflow to NaN logits: without care their loss would count as 0, and be the
     best.
     """
-    client = CFL(mask="none", model="linear", fallback=0.3).build_client(small, Settings()).client
+    client = build_client(CFL(mask="none", model="linear", fallback=0.3), small, Settings()).client
     client.models = Rows(
         3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6
     )

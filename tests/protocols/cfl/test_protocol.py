@@ -23,6 +23,7 @@ from securecluster.protocols.cfl.protocol import CFLState
 from securecluster.protocols.cfl.split_test import SplitStatistics
 from securecluster.protocols.common.evidence import UpdateEvidence
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.endpoints import build_client
 
 
 def heard(members: list[int], replied: list[int], **norms: float) -> SplitStatistics:
@@ -185,7 +186,7 @@ def test_both_averages_are_those_of_the_paper() -> None:
         )
         entry = next(k for k, e in enumerate(fitted.transcript_.entries) if e.method == "train")
         delta = fitted.transcript_.content(entry)[1].reply.delta.values
-        start = CFL(model="linear").build_client(federation, settings).client.cohort.start
+        start = build_client(CFL(model="linear"), federation, settings).client.cohort.start
         expected = start + (weight[:, None] * delta).sum(0) / weight.sum()
         torch.testing.assert_close(fitted.client_models_.values[0], expected, rtol=0, atol=1e-12)
 

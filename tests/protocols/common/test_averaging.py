@@ -16,6 +16,7 @@ from securecluster.protocols import ClusteringProtocol, FedAvg, Local, Settings
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -51,7 +52,7 @@ def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(
 ) -> None:
     """Round by round against means of the updates that a cohort makes, weighted by hand."""
     fitted = Told(rounds=5, mask=mask, model="linear").fit(small, EXACT)
-    cohort = Told(model="linear").build_client(small, EXACT).client.cohort
+    cohort = build_client(Told(model="linear"), small, EXACT).client.cohort
     weight = torch.tensor([float(len(s.y)) for s in small.shards], dtype=torch.float64)
     theta = cohort.start.expand(6, -1).clone()
     calls = [e for e in fitted.transcript_.entries if e.method in ("contribute", "train_locally")]

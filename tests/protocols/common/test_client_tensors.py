@@ -13,6 +13,7 @@ from securecluster.errors import UsageError
 from securecluster.protocols import IFCA, FedAvg
 from securecluster.protocols.authoring import ClientTensor, SumClient
 from securecluster.runs.client_state import ClientState
+from securecluster.runs.endpoints import build_client
 
 FEDERATION = two_clusters(clients=4, samples=20)
 
@@ -34,7 +35,7 @@ class Keeping(FedAvg):
 
 def endpoint(client: type[SumClient] = KeepingClient) -> Any:
     made = type("Made", (Keeping,), {"client": client})(model="linear", rounds=1)
-    return made.build_client(FEDERATION, DOUBLE)
+    return build_client(made, FEDERATION, DOUBLE)
 
 
 def test_rows_begin_as_declared() -> None:
@@ -95,7 +96,7 @@ def test_checkpoints_have_the_rows_under_their_names() -> None:
 def test_checkpoints_of_versions_that_kept_rows_of_some_clients_are_restored(
     made: Any, name: str, kept: list[Any], rows: list[Any]
 ) -> None:
-    client = made.set_params(model="linear").build_client(FEDERATION, DOUBLE).client
+    client = build_client(made.set_params(model="linear"), FEDERATION, DOUBLE).client
     memory = dict(client.memory())
     memory[name.lstrip("_")] = torch.tensor(kept)
     client.recall(memory)

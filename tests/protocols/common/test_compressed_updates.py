@@ -21,6 +21,8 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.compression.sketches import Sketch
 from securecluster.protocols import CFL, FLHC, Settings
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded
@@ -130,7 +132,7 @@ def test_one_round_moves_the_models_as_it_does_without_briefs(
     told = CFL(**{**params, **way}).fit(federation)
     moved = torch.linalg.norm(
         plain.client_models_.values
-        - CFL(**params).build_client(federation, Settings()).client.cohort.start
+        - build_client(CFL(**params), federation, Settings()).client.cohort.start
     )
     assert (
         torch.linalg.norm(told.client_models_.values - plain.client_models_.values) <= 1e-6 * moved
@@ -201,8 +203,9 @@ def served(made: Any, federation: Federation, lost: Any) -> tuple[Any, Any, Any]
 
     The clients of `lost(call)` do not reply.
     """
-    endpoint = made.build_client(federation, Settings())
-    net = made.build_network(
+    endpoint = build_client(made, federation, Settings())
+    net = build_network(
+        made,
         Recorded(InProcess(endpoint.answer, lost), Transcript("sizes")),
         made.config(federation, "float32"),
     )
@@ -252,7 +255,7 @@ def test_a_split_leaves_nobody_alone(small: Federation) -> None:
 def test_an_update_told_in_brief_leaves_in_sums_only(small: Federation) -> None:
     made = CFL(rounds=1, mask="none", sketch=64)
     endpoint, letter = (
-        made.build_client(small, Settings()),
+        build_client(made, small, Settings()),
         PendingUpdates.start(6, fresh=False).message_for([0, 1]),
     )
     config = config_hash(made.config(small, "float32"))
@@ -270,7 +273,7 @@ def test_an_update_told_in_brief_leaves_in_sums_only(small: Federation) -> None:
 
 def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
     made = CFL(rounds=1, compress="8bit")
-    endpoint = made.build_client(small, Settings())
+    endpoint = build_client(made, small, Settings())
 
     def forge(call: Call) -> Any:
         answer = endpoint.answer(call)
@@ -279,7 +282,7 @@ def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
             object.__setattr__(answer.reply.compressed, "table", table[:, :-1])
         return answer
 
-    net = made.build_network(InProcess(forge), made.config(small, "float32"))
+    net = build_network(made, InProcess(forge), made.config(small, "float32"))
     with pytest.raises(FrameError, match=r"does not parse|the frame is refused"):
         made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
 

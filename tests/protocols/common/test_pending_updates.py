@@ -24,6 +24,8 @@ from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
@@ -133,13 +135,13 @@ def trained(
     method: CFL | FedAvg, federation: Federation, missing: set[int]
 ) -> tuple[torch.Tensor, Endpoint[TrainingClient], ServerChannel]:
     """All clients' final models where client 1 misses the training of some rounds."""
-    endpoint = method.build_client(federation, Settings())
+    endpoint = build_client(method, federation, Settings())
 
     def lost(call: Call) -> set[int]:
         return {1} if call.method in ("train", "contribute") and call.round in missing else set()
 
-    net = method.build_network(
-        InProcess(endpoint.answer, lost), method.config(federation, "float32")
+    net = build_network(
+        method, InProcess(endpoint.answer, lost), method.config(federation, "float32")
     )
     method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     return endpoint.client.models.values, endpoint, net
@@ -150,7 +152,7 @@ def test_updates_are_masked_where_training_wrote_them(
     mask: str, tiny: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = CFL(rounds=1, mask=mask)
-    endpoint = method.build_client(tiny, Settings())
+    endpoint = build_client(method, tiny, Settings())
     cohort, written = endpoint.client.cohort, list[torch.Tensor]()
     inner = cohort.train
     monkeypatch.setattr(cohort, "train", lambda *rest: written.append(inner(*rest)) or written[-1])  # type: ignore[func-returns-value]
@@ -161,7 +163,7 @@ def test_updates_are_masked_where_training_wrote_them(
         sent.extend([reply.reply.delta.table] if call.method in ("train", "contribute") else [])
         return reply
 
-    net = method.build_network(InProcess(answer), method.config(tiny, "float32"))
+    net = build_network(method, InProcess(answer), method.config(tiny, "float32"))
     method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     assert [t.data_ptr() for t in sent] == [t.data_ptr() for t in written] and len(sent) == 1
     assert sent[0].shape == (4, masks.width(mask, cohort.model.dimension))
@@ -185,7 +187,7 @@ def test_a_client_that_misses_rounds_ends_with_the_others_weights_bit_for_bit(
 
 def trainee(federation: Federation, ids: list[int] | None = None) -> TrainingClient:
     method = CFL(mask="permutation")
-    endpoint = method.build_client(federation, Settings(), ids)
+    endpoint = build_client(method, federation, Settings(), ids)
     endpoint.keys.restore(Secrets(seed={endpoint.ids[0]: bytes(range(32))}))
     return endpoint.client
 
@@ -203,7 +205,7 @@ def letter(
 
 
 def test_an_absolute_letter_replaces_whatever_the_client_had(tiny: Federation) -> None:
-    client = CFL(mask="none").build_client(tiny, Settings()).client
+    client = build_client(CFL(mask="none"), tiny, Settings()).client
     d = len(client.cohort.start)
     means = torch.stack([torch.full((d,), 0.5), torch.full((d,), -0.25)])
     for _ in range(2):
@@ -220,7 +222,7 @@ def test_an_update_is_what_training_moved_and_sizes_are_told_only_where_weighted
     empty = letter(torch.zeros(0, 0), [], ((), ()))
     for weighted in (False, True):
         method = CFL(mask="none", average="weighted" if weighted else "uniform")
-        client = method.build_client(tiny, Settings()).client
+        client = build_client(method, tiny, Settings()).client
         reply = client.train(context, empty)
         expected = client.cohort.train(client.models.select([2, 0]), [2, 0], client.training, 7)
         assert torch.equal(reply.delta.values, expected)
@@ -290,7 +292,7 @@ def test_invitations_are_sorted_distinct_members_at_their_share_and_differ_by_ro
 
 def test_restored_secrets_undo_the_mask_of_those_they_were_taken_from(tiny: Federation) -> None:
     client = trainee(tiny)
-    pipeline, fresh = client._pipeline, CFL(mask="permutation").build_client(tiny, Settings(), [0])
+    pipeline, fresh = client._pipeline, build_client(CFL(mask="permutation"), tiny, Settings(), [0])
     fresh.keys.restore(Secrets(seed={0: bytes(range(32))}))
     values = torch.arange(50.0)[None]
     assert torch.equal(fresh.client._pipeline.inverse(pipeline.forward(values, 3), 3), values)
@@ -334,7 +336,7 @@ def counted(
 def test_an_average_moves_a_model_once_whenever_and_however_often_it_comes(
     tiny: Federation,
 ) -> None:
-    client = CFL(mask="none").build_client(tiny, Settings(dtype="float64"), [1]).client
+    client = build_client(CFL(mask="none"), tiny, Settings(dtype="float64"), [1]).client
     means, start = averages(client, 3), client.cohort.start
 
     def moved() -> float:
@@ -353,7 +355,7 @@ def test_an_average_moves_a_model_once_whenever_and_however_often_it_comes(
 
 
 def test_an_older_displacement_does_not_move_a_model_back(tiny: Federation) -> None:
-    client = CFL(mask="none").build_client(tiny, Settings(), [1]).client
+    client = build_client(CFL(mask="none"), tiny, Settings(), [1]).client
     means, start = averages(client, 3), client.cohort.start
     client.take([0], counted(means, (2,), 3, absolute=True))
     client.take([0], counted(means, (0,), 1, absolute=True))
@@ -362,7 +364,7 @@ def test_an_older_displacement_does_not_move_a_model_back(tiny: Federation) -> N
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_a_client_that_lost_its_state_says_so(absolute: bool, tiny: Federation) -> None:
-    client = CFL(mask="none").build_client(tiny, Settings(), [1]).client
+    client = build_client(CFL(mask="none"), tiny, Settings(), [1]).client
     means = averages(client, 2)
     with pytest.raises(
         UpdateError, match="client 1 lacks averages that the server takes it to have"
@@ -374,14 +376,14 @@ def test_a_client_that_lost_its_state_says_so(absolute: bool, tiny: Federation) 
 def test_a_request_about_an_earlier_model_is_not_answered_from_a_later_one(
     tiny: Federation,
 ) -> None:
-    client: Any = CFL(mask="none").build_client(tiny, Settings(), [1]).client
+    client: Any = build_client(CFL(mask="none"), tiny, Settings(), [1]).client
     means, context = averages(client, 2), CallContext((1,), (0,), 1, 1)
     client.receive(context, counted(means, (0, 1), 2))
     for name in ("train", "gradient", "send_compressed_update", "judge"):
         with pytest.raises(PolicyError, match="moved on"):
             getattr(client, name)(context, counted(means, (), 1))
     client.receive(context, counted(means, (0,), 1))
-    lone: Any = FedAvg().build_client(tiny, Settings(), [1]).client
+    lone: Any = build_client(FedAvg(), tiny, Settings(), [1]).client
     lone.receive(context, counted(means, (0,), 1))
     for name in ("contribute", "train_locally"):
         with pytest.raises(PolicyError, match="moved on"):
@@ -389,7 +391,7 @@ def test_a_request_about_an_earlier_model_is_not_answered_from_a_later_one(
 
 
 def test_training_alone_is_done_once_a_call_and_never_for_an_earlier_one(tiny: Federation) -> None:
-    client: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
+    client: Any = build_client(FedAvg(), tiny, Settings(), [1, 2]).client
     none = PendingUpdates.start(4, fresh=False)
     client.train_locally(CallContext((1,), (0,), 1, 5), none.message_for([1]))
     once = client.models.row(0).clone()
@@ -398,10 +400,10 @@ def test_training_alone_is_done_once_a_call_and_never_for_an_earlier_one(tiny: F
     )  # client 2 had not been reached
     client.train_locally(CallContext((1,), (0,), 1, 4), none.message_for([1]))
     assert torch.equal(client.models.row(0), once)
-    other: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
+    other: Any = build_client(FedAvg(), tiny, Settings(), [1, 2]).client
     other.train_locally(CallContext((1, 2), (0, 1), 1, 5), none.message_for([1, 2]))
     torch.testing.assert_close(client.models.values, other.models.values, rtol=0, atol=1e-6)
-    again: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
+    again: Any = build_client(FedAvg(), tiny, Settings(), [1, 2]).client
     again.restore(unpack(pack(client.state(Secrets())), ClientState))
     again.train_locally(CallContext((1,), (0,), 1, 5), none.message_for([1]))
     assert torch.equal(again.models.values, client.models.values)

@@ -26,6 +26,7 @@ from securecluster.protocols import Hidden
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.hidden.client import BlockAverages, HiddenClient
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 
 CENTRAL: dict[str, Any] = {"clip": 1.0, "placement": "central", "aggregation": "plain"}
@@ -255,7 +256,7 @@ def test_a_client_without_a_cluster_sends_no_update(federation: Federation) -> N
     served = serve(made, federation)
     place = [e.method for e in served.transcript.entries].index("contribute_block")
     call, _ = served.transcript.content(place)
-    fresh = made.build_client(federation, DOUBLE)
+    fresh = build_client(made, federation, DOUBLE)
     with pytest.raises(PolicyError, match="assign comes first"):
         fresh.answer(call)
 

@@ -25,6 +25,8 @@ from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient, least_survivors
 from securecluster.runs import privacy_section
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM
 from securecluster.runtime.transport import InProcess
@@ -288,14 +290,14 @@ def test_a_sum_that_failed_is_attempted_again_with_everyone(
 def lied_to(federation: Federation, lie: Lie) -> None:
     """Run a server that changes its requests for blocks."""
     made = make(rounds=1)
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
 
     def answer(call: Call) -> Response:
         if call.method == "contribute_blocks":
             call = lie(call)
         return endpoint.answer(call)
 
-    net = made.build_network(InProcess(answer), made.config(federation, "float64"))
+    net = build_network(made, InProcess(answer), made.config(federation, "float64"))
     run_server(made, net)
 
 
@@ -347,7 +349,7 @@ def test_a_client_sends_blocks_once_for_a_choice(
     ]
     call, _ = served.transcript.content(position)
     made = make(rounds=1)
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
     for k in range(position + 1):
         endpoint.answer(served.transcript.content(k)[0])
     endpoint.answer(call)  # the same frame again
@@ -361,7 +363,7 @@ def test_a_client_reveals_nothing_where_too_many_are_called_lost(
 ) -> None:
     choose(0, 0, 0, 1, 1, 1)
     made = make(rounds=1)
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
     asked = []
 
     def answer(call: Call) -> Response:
@@ -379,7 +381,7 @@ def test_a_client_reveals_nothing_where_too_many_are_called_lost(
         return endpoint.answer(call)
 
     transport = InProcess(answer, lost_in("contribute_blocks", 0))
-    net = made.build_network(transport, made.config(federation, "float64"))
+    net = build_network(made, transport, made.config(federation, "float64"))
     with pytest.raises(PolicyError, match="4 of 6 members survived, and 5"):
         run_server(made, net)
     assert asked
@@ -405,7 +407,7 @@ def test_a_client_that_hides_its_choice_answers_no_call_that_would_tell_it(
     name: str, federation: Federation
 ) -> None:
     made = make(rounds=1)
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
     open_run = serve(make(rounds=1, aggregation="plain"), federation)
     methods = [entry.method for entry in open_run.transcript.entries]
     source = methods.index("contribute" if name == "contribute" else "choose")
@@ -424,7 +426,7 @@ def test_a_client_of_a_plain_run_answers_no_call_of_hidden_ones(
     name: str, federation: Federation
 ) -> None:
     made = make(rounds=1, aggregation="plain")
-    endpoint = made.build_client(federation, DOUBLE)
+    endpoint = build_client(made, federation, DOUBLE)
     call, _ = serve(made, federation).transcript.content(0)
     verb = SUM if name == "count_choice" else GATHER
     members = (6,) * 6 if verb == SUM else (1,) * 6
@@ -436,7 +438,7 @@ def test_a_client_of_a_plain_run_answers_no_call_of_hidden_ones(
 def test_a_count_that_is_asked_for_again_is_of_the_same_choice(
     federation: Federation, choose: Callable[..., None]
 ) -> None:
-    client: Any = make().build_client(federation, DOUBLE).client
+    client: Any = build_client(make(), federation, DOUBLE).client
     state = make().begin(serve(make(rounds=1), federation).net)
     context = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)
     found = []

@@ -21,7 +21,9 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.ifca.protocol import IFCA, IFCAState
+from securecluster.runs.deployment import build_network
 from securecluster.runs.derived import initial_model
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.server_channel import ServerChannel
@@ -65,7 +67,7 @@ class Reference:
 
     def __init__(self, made: IFCA, federation: Federation) -> None:
         self.made, self.shards = made, federation.shards
-        self.cohort = made.build_client(federation, Settings(dtype="float64")).client.cohort
+        self.cohort = build_client(made, federation, Settings(dtype="float64")).client.cohort
         self.plan = LocalTraining(made.lr, made.epochs, made.batch_size)
         self.step = 0
         self.losses: list[float] = []
@@ -164,9 +166,9 @@ def test_of_equal_models_the_first_is_taken(
     small: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = IFCA(k=3, starts=1, rounds=1)
-    endpoint = made.build_client(small, Settings())
+    endpoint = build_client(made, small, Settings())
     monkeypatch.setattr(endpoint.client.cohort, "drawn", lambda *path: endpoint.client.cohort.start)
-    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float32"))
+    net = build_network(made, InProcess(endpoint.answer), made.config(small, "float32"))
     chosen = made._choose(net, IFCAState(made.begin(net)), net.clients)
     assert chosen.rows.model.values.tolist() == [0] * 6
 
@@ -358,7 +360,7 @@ def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path)
 
 def test_a_newcomer_takes_no_model_that_it_is_not_offered(small: Federation) -> None:
     made = IFCA(k=2, starts=1, mask="none")
-    client: Any = made.build_client(small, Settings()).client
+    client: Any = build_client(made, small, Settings()).client
     far = torch.full((1, client.cohort.model.dimension), 5.0)  # a model that fits nobody
     query = OfferedModels([1], [0], far).message_for(Restart.begin(0, 2, 6, fresh=False), 6)
     context = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)

@@ -18,6 +18,8 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import IFCA, Settings
 from securecluster.protocols.ifca.client import ModelAssignment
 from securecluster.protocols.ifca.rebalancing import rebalanced
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 
 SMALL: dict[str, Any] = {"k": 3, "starts": 1, "rounds": 3, "model": "linear", "mask": "none"}
@@ -68,11 +70,11 @@ def test_every_sum_of_a_round_has_enough_clients(small: Federation) -> None:
     """Six clients, three models: two clients train each, whatever they chose."""
     sums: list[Any] = []
     made = IFCA(**SMALL, rebalance=2)
-    endpoint = made.build_client(small, Settings(dtype="float64"))
+    endpoint = build_client(made, small, Settings(dtype="float64"))
     from securecluster.runtime.run import Run
     from securecluster.runtime.transport import InProcess
 
-    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+    net = build_network(made, InProcess(endpoint.answer), made.config(small, "float64"))
     exact_sum = net.sum
 
     def spied(method: Any, query: Any, **options: Any) -> Any:

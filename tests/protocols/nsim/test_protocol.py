@@ -25,6 +25,7 @@ from securecluster.protocols.nsim.random_walks import Format, RandomWalk, window
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.nsim.synthetic_users import SyntheticUsersConfig, correlations
 from securecluster.runs.derived import initial_model, params_as_json
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import config_hash
 
@@ -158,7 +159,7 @@ def test_noise_goes_on_alone(corners: Federation) -> None:
     alone = Local(**{k: SMALL[k] for k in ("model", "lr", "epochs")}, rounds=4).fit(corners)
     assert sorted(fitted.labels_) == list(range(8))
     assert {e.method for e in fitted.transcript_.entries} == {"train_locally", "send_model"}
-    start = fitted.result_.method.build_client(corners, Settings()).client.cohort.start
+    start = build_client(fitted.result_.method, corners, Settings()).client.cohort.start
     moved = [torch.linalg.norm(own.client_models_.values - start) for own in (fitted, alone)]
     assert abs(moved[0] / moved[1] - 1) < 0.2  # other batches, the same training
 
@@ -182,10 +183,10 @@ def test_synthetic_users_train_as_clients_do(corners: Federation) -> None:
 
 def test_independent_users_start_apart_and_average_from_one_model(corners: Federation) -> None:
     made = NSIM(**SMALL | {"rounds": 3}, init="independent", eps=1.0)
-    client: Any = made.build_client(corners, Settings()).client
+    client: Any = build_client(made, corners, Settings()).client
     begun = client.models.values
     assert len({tuple(row[:5].tolist()) for row in begun}) == 8
-    again: Any = made.build_client(corners, Settings(), [3]).client
+    again: Any = build_client(made, corners, Settings(), [3]).client
     assert torch.equal(again.models.values[0], begun[3])
     fitted = made.fit(corners)
     assert set(fitted.labels_) == {0}
@@ -245,7 +246,7 @@ def test_clients_tell_of_their_own_model_only_before_the_first_average(corners: 
         )
         with pytest.raises(PolicyError, match="before the first average"):
             endpoint.answer(call)
-    fresh = made.build_client(corners, Settings())
+    fresh = build_client(made, corners, Settings())
     with pytest.raises(PolicyError, match="through sum"):
         fresh.answer(
             Call(
@@ -265,7 +266,7 @@ def test_whoever_trains_alone_from_an_average_holds_no_model_of_its_own_any_more
     corners: Federation,
 ) -> None:
     made = NSIM(**SMALL, mask="none")
-    client: Any = made.build_client(corners, Settings(dtype="float64")).client
+    client: Any = build_client(made, corners, Settings(dtype="float64")).client
     client.train_locally(
         CallContext((0, 1), (0, 1), 1, 1), PendingUpdates.start(8, fresh=False).message_for([0, 1])
     )

@@ -26,6 +26,8 @@ from securecluster.protocols.common.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.runs.client_state import ClientState
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import InProcess
 
@@ -184,9 +186,9 @@ class Curious:
 
     def __init__(self, federation: Federation, z: float) -> None:
         self.made = OneShot(rounds=1, mask="none", sealed=False, gram_noise=z, vectors=1, tasks=2)
-        self.endpoint = self.made.build_client(federation, Settings())
-        self.net = self.made.build_network(
-            InProcess(self._answer), self.made.config(federation, "float32")
+        self.endpoint = build_client(self.made, federation, Settings())
+        self.net = build_network(
+            self.made, InProcess(self._answer), self.made.config(federation, "float32")
         )
         self.rows: torch.Tensor | None = None
 
@@ -428,7 +430,7 @@ def test_what_features_are_made_of_is_told() -> None:
 
 def restarted(made: OneShot, federation: Federation, old: Endpoint[Any]) -> Endpoint[Any]:
     """Return a new process with the data of an old one, and what this packed."""
-    new = made.build_client(federation, Settings())
+    new = build_client(made, federation, Settings())
     state = unpack(pack(old.client.state(old.keys.secrets)), ClientState)
     new.client.restore(state)
     new.keys.restore(state.secrets)
@@ -463,7 +465,7 @@ def test_a_matrix_that_a_restart_rounds_otherwise_is_refused_and_the_same_one_is
     first: str, later: str, tasks: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = OneShot(rounds=1, tasks=2, mask="none", sealed=False, gram_noise=0.5, model="linear")
-    old = made.build_client(tasks, Settings())
+    old = build_client(made, tasks, Settings())
     asked(old, first)
     expected = asked(old, later)
     same = restarted(made, tasks, old)
@@ -493,7 +495,7 @@ def test_nothing_is_remembered_where_there_is_no_noisy_matrix(
     noise: dict[str, Any], tasks: Federation
 ) -> None:
     made = OneShot(rounds=1, tasks=2, mask="none", sealed=False, model="linear", **noise)
-    old = made.build_client(tasks, Settings())
+    old = build_client(made, tasks, Settings())
     told = asked(old, "relevance")
     assert not old.client.memory()["made"].any()
     assert torch.equal(asked(restarted(made, tasks, old), "relevance"), told)

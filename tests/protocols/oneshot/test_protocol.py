@@ -22,6 +22,8 @@ from securecluster.protocols import OneShot, Settings
 from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, CommonDeltas
 from securecluster.protocols.oneshot.server import OneShotState, agglomerate
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded
@@ -251,13 +253,13 @@ def test_what_a_single_member_sent_stays_with_its_lps(
 ) -> None:
     made = OneShot(rounds=2, gps_every=every, mask=mask, tasks=2)
     first = list(np.flatnonzero(made.fit(tasks).labels_ == 0))
-    endpoint, transcript = made.build_client(tasks, Settings()), Transcript("full")
+    endpoint, transcript = build_client(made, tasks, Settings()), Transcript("full")
 
     def lost(call: Call) -> set[int]:
         return set(first[1:]) if (call.method, call.round) == ("contribute", 2) else set()
 
-    net = made.build_network(
-        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(tasks, "float32")
+    net = build_network(
+        made, Recorded(InProcess(endpoint.answer, lost), transcript), made.config(tasks, "float32")
     )
     state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     zero, one = (
@@ -376,7 +378,8 @@ def test_newcomers_name_a_cluster_and_nothing_else(mask: str, sealed: bool) -> N
         set(vars(s.content)) == {"cluster"} and s.content.cluster.values.shape == (1,)
         for s in replies
     )
-    net = fitted.build_network(
+    net = build_network(
+        fitted,
         InProcess(lambda call: pytest.fail("nobody answers"), lambda call: set(call.to)),
         fitted.kept_.learned.config,
     )
@@ -386,14 +389,14 @@ def test_newcomers_name_a_cluster_and_nothing_else(mask: str, sealed: bool) -> N
 
 def test_altered_eigenvectors_are_refused_by_the_clients(tasks: Federation) -> None:
     made = OneShot(rounds=1, tasks=2)
-    endpoint = made.build_client(tasks, Settings())
+    endpoint = build_client(made, tasks, Settings())
 
     def meddle(call: Call) -> Any:
         if call.method == "relevance":
             call.query.vectors.table[4, 9] ^= 1
         return endpoint.answer(call)
 
-    net = made.build_network(InProcess(meddle), made.config(tasks, "float32"))
+    net = build_network(made, InProcess(meddle), made.config(tasks, "float32"))
     with pytest.raises(FrameError, match="client 4 sealed cannot be opened"):
         made.run_server(net, Run())
 
@@ -524,7 +527,7 @@ def test_tasks_are_merged_by_their_average_relevance() -> None:
 def test_a_newcomer_joins_the_task_whose_members_are_most_relevant_on_average(
     tasks: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newcomers: Any = OneShot().build_client(tasks, Settings()).client
+    newcomers: Any = build_client(OneShot(), tasks, Settings()).client
     relevances = torch.tensor([0.9, 0.1, 0.6, 0.6])
     monkeypatch.setattr(newcomers, "_compared", lambda *_: [([0, 1, 2, 3], relevances)])
     rows = ((0, 1, 2, 3),)

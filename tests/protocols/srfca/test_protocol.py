@@ -24,6 +24,8 @@ from securecluster.data.scenarios import LabelPermutation
 from securecluster.errors import SecureClusterWarning, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.protocols import SRFCA, Local, Settings
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
@@ -185,7 +187,7 @@ def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Feder
     for trim in (0.0, 0.25):
         made = short(local_rounds=4, rounds=2, refine=1, trim=trim)
         fitted = made.fit(two, DOUBLE)
-        cohort = made.build_client(two, DOUBLE).client.cohort
+        cohort = build_client(made, two, DOUBLE).client.cohort
         theta, labels = cohort.start[None].repeat(8, 1), fitted.labels_
         plan = made.training.usual(made, {"lr": 0.2})
         for step in (7, 8):  # four calls to train alone, one to hand in, one to judge
@@ -205,7 +207,7 @@ def test_clients_with_more_samples_count_more_unless_the_average_is_uniform(
     made = short(local_rounds=2, rounds=1, refine=1, average=average, threshold=1e9, mask="none")
     with pytest.warns(SecureClusterWarning, match="joins all"):
         fitted = made.fit(uneven, DOUBLE)
-    cohort = made.build_client(uneven, DOUBLE).client.cohort
+    cohort = build_client(made, uneven, DOUBLE).client.cohort
     step = max(e.step for e in fitted.ledger_.events if e.method == "contribute")
     plan = made.training.usual(made, {"lr": 0.2})
     same_start = Rows(cohort.start[None].repeat(8, 1))
@@ -394,8 +396,8 @@ def test_who_has_no_cluster_waits_with_its_own_model_until_one_is_nearest(two: F
     made = short()
     silent: Callable[[Call], set[int]] = lambda call: {3} if call.method == "losses" else set()  # noqa: E731
     seen: list[tuple[list[int], Any]] = []
-    endpoint = made.build_client(two, DOUBLE)
-    net = made.build_network(InProcess(endpoint.answer, silent), made.config(two, "float64"))
+    endpoint = build_client(made, two, DOUBLE)
+    net = build_network(made, InProcess(endpoint.answer, silent), made.config(two, "float64"))
 
     def observe(state: Any) -> dict[str, Any]:
         seen.append(

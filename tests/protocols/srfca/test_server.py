@@ -32,6 +32,8 @@ from securecluster.protocols.srfca.server import (
     merge,
     recluster,
 )
+from securecluster.runs.deployment import build_network
+from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import InProcess
@@ -41,11 +43,9 @@ DOUBLE = Settings(dtype="float64")
 
 def refiner(federation: Federation, **params: Any) -> SRFCAClient:
     """Clients in float64, each with a model of its own."""
-    client: Any = (
-        SRFCA(**{"mask": "none", "model": "linear", **params})
-        .build_client(federation, DOUBLE)
-        .client
-    )
+    client: Any = build_client(
+        SRFCA(**{"mask": "none", "model": "linear", **params}), federation, DOUBLE
+    ).client
     noise = torch.from_numpy(
         np.random.default_rng(0).normal(size=(6, client.cohort.model.dimension))
     )
@@ -80,10 +80,10 @@ def test_cross_losses_are_those_of_every_model_on_everyones_samples(
     mask: str, sealed: bool, small: Federation
 ) -> None:
     made = SRFCA(mask=mask, sealed=sealed, model="linear")
-    endpoint: Any = made.build_client(small, DOUBLE)
+    endpoint: Any = build_client(made, small, DOUBLE)
     client = endpoint.client
     client.models = refiner(small).models
-    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+    net = build_network(made, InProcess(endpoint.answer), made.config(small, "float64"))
     got = net.gather(SRFCAClient.send_model, Empty(), to=[0, 2, 3, 5])
     ids, found = cross_losses(net, got.ids, got.rows.delta.values, got.step)
     rows = [
@@ -172,7 +172,7 @@ def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_post
 ) -> None:
     made = SRFCA(mask="none", model="linear")
     endpoint, config = (
-        made.build_client(small, Settings()),
+        build_client(made, small, Settings()),
         config_hash(made.config(small, "float32")),
     )
     query = PendingUpdates.start(6, fresh=False).message_for([0])
@@ -193,7 +193,7 @@ def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_post
         client.train_locally(CallContext((0,), (0,), 1, 2), query)
     made.set_params(trim=0.2)
     endpoint, config = (
-        made.build_client(small, Settings()),
+        build_client(made, small, Settings()),
         config_hash(made.config(small, "float32")),
     )
     assert endpoint.answer(Call(config, "train", "gather", 1, 1, (0,), query, (1,))).ids == (0,)
@@ -299,10 +299,10 @@ def test_distances_of_weights_and_what_scatter_adds() -> None:
 
 def test_clusters_are_compared_by_loss_as_two_of_their_clients_would_be(small: Federation) -> None:
     made = SRFCA(mask="none", model="linear")
-    endpoint: Any = made.build_client(small, DOUBLE)
+    endpoint: Any = build_client(made, small, DOUBLE)
     client = endpoint.client
     client.models = refiner(small).models
-    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+    net = build_network(made, InProcess(endpoint.answer), made.config(small, "float64"))
     got = net.gather(SRFCAClient.send_model, Empty(), to=range(6))
     ids, alone = cross_losses(net, got.ids, got.rows.delta.values, got.step)
     labels = [0, 0, 0, 1, 1, 1]
@@ -381,8 +381,8 @@ def test_the_noise_that_is_taken_off_clusters_models_is_theirs(
         }
         # models that hardly move: noise changes no update
         made = SRFCA(mask="none", local_rounds=1, rounds=2, lr=1e-9, **params)
-        endpoint = made.build_client(small, DOUBLE)
-        net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+        endpoint = build_client(made, small, DOUBLE)
+        net = build_network(made, InProcess(endpoint.answer), made.config(small, "float64"))
         net.agreed["placement"] = placement
         state = SRFCAState([0, 0, 0, 1, 1, 1], PendingUpdates.start(6, fresh=False))
         state.restart(fresh=False)
