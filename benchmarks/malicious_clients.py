@@ -152,7 +152,6 @@ def draw(rows: Sequence[Row]) -> Any:
     """Draw means on digits over the share of malicious clients, a row of panels for each behaviour.
 
     Args:
-        sheet: the table, which saves the figure.
         rows: of the sheet.
     """
     digits = [row for row in rows if row["data"] == "digits"]

@@ -86,9 +86,8 @@ class Member:
     def __init__(self, members: int) -> None:
         self.members = members
         self.graph: Graph = build_graph(range(members), b"seed", minimum=2)
-        self.context = SumContext(
-            RUN, "contribute", 1, 0, tuple(range(members)), self.graph.threshold
-        )
+        group = tuple(range(members))
+        self.context = SumContext(RUN, "contribute", 1, 0, group, self.graph.threshold)
         self.pairs = [pads.KeyPair(key(k)) for k in range(members)]
         self.masks = self.masks_of(0)
 
@@ -106,7 +105,8 @@ class Member:
         own = self.pairs[client]
         keys = {}
         for peer in self.graph.neighbours(client):
-            keys[peer] = own.pair_key(client, peer, self.pairs[peer].public, RUN, "secure sums")
+            public = self.pairs[peer].public
+            keys[peer] = own.pair_key(client, peer, public, RUN, "secure sums")
         return ClientMasks(client, key(client), keys, self.context, self.graph)
 
     def agree(self) -> None:
@@ -133,41 +133,50 @@ def frame_bytes(member: Member, numbers: int) -> dict[str, tuple[int, int]]:
 
     def size(method: str, query: Any, reply: Any, text: str = group) -> tuple[int, int]:
         verb = "sum" if method == "contribute" else "gather"
+
+        def header(sender: str, recipient: str) -> Header:
+            return Header("c" * 32, method, verb, 40, 40, sender, recipient, members, text)
+
         client = f"client/{members - 1}"
-        up = Header("c" * 32, method, verb, 40, 40, client, "server", members, text)
-        down = Header("c" * 32, method, verb, 40, 40, "server", client, members, text)
+        up = header(client, "server")
+        down = header("server", client)
         return wire.size(up, reply), wire.size(down, query)
 
     def rows(*shape: int, dtype: torch.dtype) -> Rows:
-        return Rows(torch.empty(1, *shape, dtype=dtype, device="meta"))
+        row = torch.empty(1, *shape, dtype=dtype, device="meta")
+        return Rows(row)
+
+    def ids(count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.int64, device="meta")
 
     def block(count: int, width: int) -> Picks:
         table = torch.empty(count, width, dtype=torch.uint8, device="meta")
         return Picks(table, (tuple(range(count)),))
 
     update = Update(rows(numbers, dtype=torch.float32), rows(dtype=torch.float32))
-    masked = masked_class(Update, ("delta",))(
+    masked_update = masked_class(Update, ("delta",))
+    masked = masked_update(
         delta=rows(numbers, dtype=torch.int32),
         size=rows(dtype=torch.int64),
         commitment=rows(pads.KEY, dtype=torch.uint8),
         boxes=block(degree, BOX),
     )
-    nobody = Picks(torch.empty(0, dtype=torch.int64, device="meta"), ((),))
+    nobody = Picks(ids(0), ((),))
     relayed = RelayedBoxes("contribute", nobody, block(degree, BOX))
-    offer = SumKey(rows(pads.KEY, dtype=torch.uint8), rows(SIGNATURE, dtype=torch.uint8))
+    public_key = rows(pads.KEY, dtype=torch.uint8)
+    offer = SumKey(public_key, rows(SIGNATURE, dtype=torch.uint8))
     every = (tuple(range(members)),)
     directory = SumKeys(
-        Picks(torch.empty(members, dtype=torch.int64, device="meta"), every),
-        block(members, pads.KEY),
-        block(members, SIGNATURE),
+        Picks(ids(members), every), block(members, pads.KEY), block(members, SIGNATURE)
     )
-    offered = size("sum_offer", Empty(), offer, "")
-    told = size("sum_keys", directory, Ack(), "")
+    shares = SeedShares(block(degree + 1, VALUE))
+    offer_up, offer_down = size("sum_offer", Empty(), offer, "")
+    keys_up, keys_down = size("sum_keys", directory, Ack(), "")
     return {
         "plain row": size("contribute", Empty(), update, ""),
         "masked row": size("contribute", Empty(), masked),
-        "shares": size("reveal_shares", relayed, SeedShares(block(degree + 1, VALUE))),
-        "keys, once a run": (offered[0] + told[0], offered[1] + told[1]),
+        "shares": size("reveal_shares", relayed, shares),
+        "keys, once a run": (offer_up + keys_up, offer_down + keys_down),
     }
 
 

@@ -172,9 +172,11 @@ def chosen(labels: NDArray[Any], alpha: float, samples: int, draw: Any) -> NDArr
     """
     if not alpha:
         return np.arange(samples)
-    shares = draw.dirichlet(np.full(1 + int(labels.max()), alpha))
+    classes = 1 + int(labels.max())
+    shares = draw.dirichlet(np.full(classes, alpha))
     weights = shares[labels] + 1e-9
-    picked = draw.choice(len(labels), samples, replace=False, p=weights / weights.sum())
+    probabilities = weights / weights.sum()
+    picked = draw.choice(len(labels), samples, replace=False, p=probabilities)
     return np.asarray(picked, dtype=np.int64)
 
 
@@ -205,16 +207,19 @@ def clients_of(setting: Setting, seed: int) -> list[tuple[torch.Tensor, torch.Te
     clients = []
     for cluster, shard in zip(truth_of(setting.clusters), federation.shards, strict=True):
         picked = chosen(shard.y, setting.alpha, setting.samples, draw)
-        x, y = shard.x[picked], shard.y[picked]
+        x = shard.x[picked]
+        y = shard.y[picked]
         if setting.shift == "rotation":
             x = np.rot90(x, cluster, axes=(-2, -1)).copy()
         else:
-            one, other = pairs[2 * cluster : 2 * cluster + 2]
+            start = 2 * cluster
+            one, other = pairs[start : start + 2]
             names = np.arange(classes)
             names[[one, other]] = other, one
             y = names[y]
-        flat = torch.from_numpy(x.reshape(len(x), -1))
-        clients.append((flat, torch.from_numpy(np.asarray(y, dtype=np.int64))))
+        flat = x.reshape(len(x), -1)
+        labels = np.asarray(y, dtype=np.int64)
+        clients.append((torch.from_numpy(flat), torch.from_numpy(labels)))
     return clients
 
 
@@ -228,11 +233,14 @@ class Sketches:
     """
 
     def __init__(self, clients: list[Any], data: str, seed: int) -> None:
-        features = clients[0][0].shape[1]
         size = DEFAULT_SIZES["plain"]
-        sketch = GradientSketch(size, features, CLASSES[data], CENTRES[data], Randomness(seed))
-        self._rows = [clipped_rows(sketch.rows(x, y), CLIP).numpy() for x, y in clients]
-        self._samples = len(clients[0][0])
+        public = Randomness(seed)
+        self._samples, features = clients[0][0].shape
+        sketch = GradientSketch(size, features, CLASSES[data], CENTRES[data], public)
+        self._rows: list[FloatArray] = []
+        for x, y in clients:
+            rows = clipped_rows(sketch.rows(x, y), CLIP)
+            self._rows.append(rows.numpy())
 
     def labels(self, z: float, releases: int, k: int | None, draw: Any) -> list[int]:
         """Return the clusters by one draw of the noise.
@@ -255,21 +263,19 @@ class Sketches:
         """
         deviation = z * math.sqrt(releases) * CLIP / self._samples
         first = np.stack([rows.mean(0) for rows in self._rows])
-        first = first + deviation * draw.standard_normal(first.shape)
+        noise = draw.standard_normal(first.shape)
+        first = first + deviation * noise
         directions = leading_directions(first, AXES)
         second = np.zeros((len(first), 0))
         if releases == 2:
             second = np.stack([self._second(rows, directions) for rows in self._rows])
             ratio = SECOND_CLIP / CLIP
-            second = second + ratio * deviation * draw.standard_normal(second.shape)
-        count = len(first)
-        signatures = SketchSignatures(
-            first,
-            second,
-            np.full(count, deviation),
-            np.full(count, float(self._samples)),
-            first.shape[1],
-        )
+            noise = draw.standard_normal(second.shape)
+            second = second + ratio * deviation * noise
+        count, width = first.shape
+        deviations = np.full(count, deviation)
+        samples = np.full(count, float(self._samples))
+        signatures = SketchSignatures(first, second, deviations, samples, width)
         return signatures.comparable(directions)
 
     def _second(self, rows: FloatArray, directions: FloatArray) -> FloatArray:
@@ -288,13 +294,14 @@ class Blocks:
     """
 
     def __init__(self, clients: list[Any], data: str, seed: int) -> None:
-        features = clients[0][0].shape[1]
         self._size = DEFAULT_SIZES["blocks"]
         classes = CLASSES[data]
-        examples = ClassBlocks(self._size, features, CLASSES[data], CENTRES[data], Randomness(seed))
+        public = Randomness(seed)
+        self._samples, features = clients[0][0].shape
+        examples = ClassBlocks(self._size, features, classes, CENTRES[data], public)
         rows = [signature_mean(examples, x, y, CLIP).numpy() for x, y in clients]
-        self._blocks = np.stack(rows).reshape(len(rows), classes, self._size + 1)
-        self._samples = len(clients[0][0])
+        shape = (len(rows), classes, self._size + 1)
+        self._blocks = np.stack(rows).reshape(shape)
 
     def labels(self, z: float, k: int | None, draw: Any) -> list[int]:
         """Return the clusters by one draw of the noise.
@@ -305,11 +312,11 @@ class Blocks:
             draw: numpy generator.
         """
         deviation = z * CLIP / self._samples
-        noisy = self._blocks + deviation * draw.standard_normal(self._blocks.shape)
-        count = len(noisy)
-        signatures = BlockSignatures(
-            noisy, np.full(count, deviation), np.full(count, float(self._samples)), self._size
-        )
+        noise = draw.standard_normal(self._blocks.shape)
+        noisy = self._blocks + deviation * noise
+        deviations = np.full(len(noisy), deviation)
+        samples = np.full(len(noisy), float(self._samples))
+        signatures = BlockSignatures(noisy, deviations, samples, self._size)
         return signatures.comparable().clusters(k, 0)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.cfl_runs import watched
-from benchmarks.sheet import Cell, Row, figure, spread
+from benchmarks.sheet import Cell, Row, distinct, figure, spread
 
 # learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
@@ -123,7 +123,7 @@ def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
 
 def draw(rows: Sequence[Row]) -> Any:
     """Draw means over seeds with their range, and where the paper's gap becomes positive."""
-    sets = list(dict.fromkeys(row["data"] for row in rows))
+    sets = distinct(rows, "data")
     picture, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
     for axis, data in zip(axes.flat, sets, strict=True):
         selected = [row for row in rows if row["data"] == data]

@@ -164,10 +164,10 @@ def _norms(axis: Any, row: Row, labels: Sequence[str | None]) -> None:
         labels: the legend's text of each norm, if any.
     """
     step = int(row["every"])
-    for k, (name, label) in enumerate(zip(NORMS, labels, strict=True)):
+    for k, name in enumerate(NORMS):
         curve = numbers(row[name])
         rounds = 1 + step * np.arange(len(curve))
-        axis.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=label)
+        axis.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=labels[k])
 
 
 GRID = Grid(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.grid import Grid
 from benchmarks.papers.cfl_runs import NEVER
-from benchmarks.sheet import DONE, Cell, Row, figure, spread
+from benchmarks.sheet import DONE, Cell, Row, figure, shown_spread, spread
 from securecluster import Federation, LabelSwap
 from securecluster.clustering.agglomerative import cut, gap_of, merges
 from securecluster.clustering.distances import alike, distances
@@ -302,9 +302,11 @@ def _recorded(method: str, seed: int) -> tuple[torch.Tensor, float]:
     if method == "cfl":
         params = {**NEVER, "rounds": RECORDED}
     protocol = METHODS[method](**params)
-    fitted = protocol.fit(_federation(seed), Settings(transcript="full", keys_from_seed=True))
+    settings = Settings(transcript="full", keys_from_seed=True)
+    fitted = protocol.fit(_federation(seed), settings)
     transcript = fitted.transcript_
-    calls = [k for k, entry in enumerate(transcript.entries) if entry.method == "train"]
+    methods = [entry.method for entry in transcript.entries]
+    calls = [k for k, name in enumerate(methods) if name == "train"]
     _, first = transcript.content(calls[0])
     _, last = transcript.content(calls[-1])
     first_norms = first.reply.delta.values.norm(dim=1)
@@ -352,22 +354,23 @@ def _print_updates(updates: Sequence[Row], uncompressed: Sequence[Row]) -> None:
     """
     for (method, sketch, name), sigma in borne(uncompressed).items():
         width = sketch or "whole updates"
-        print(f"{method}, {width}, {name}: ARI at least {LEAST} up to σ/S = {sigma:g}")
+        setting = f"{method}, {width}, {name}"
+        print(f"{setting}: ARI at least {LEAST} up to σ/S = {sigma:g}")
     unsketched = [row for row in updates if not row["sketch"]]
     for name in CLUSTERERS:
         by_compression = spread(unsketched, ("method", "compress"), f"{name}_0")
-        for (method, code), (mean, *_) in by_compression.items():
-            print(f"{method}, {code}, {name}: ARI {mean:.3f} without noise")
+        for key, (mean, *_) in by_compression.items():
+            setting = ", ".join([*key, name])
+            print(f"{setting}: ARI {mean:.3f} without noise")
 
 
 def _print_runs(runs: Sequence[Row]) -> None:
     """Print mean and range over seeds of the results of whole runs."""
     keys = ("method", "sketch", "compress", "clusterer", "noise")
     for value in ("ari", "accuracy", "epsilon", "bytes", "up"):
-        for key, (mean, minimum, maximum, count) in spread(runs, keys, value).items():
+        for key, statistics in spread(runs, keys, value).items():
             setting = ", ".join(key)
-            extremes = f"{minimum:.4g} – {maximum:.4g}"
-            print(f"run {setting}: {value} {mean:.4g} ({extremes}; {count})")
+            print(f"run {setting}: {value} {shown_spread(statistics)}")
 
 
 def picture(rows: Sequence[Row]) -> Any:
