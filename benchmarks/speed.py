@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.recurrent import best_of, medians_of, no_tests, relative_error
 from benchmarks.table import write
 from securecluster import Federation
 from securecluster.core.devices import cpu_threads
@@ -61,8 +62,7 @@ def cohort(
         images = rng.random((100, *shape), dtype=np.float32)
         labels = rng.integers(0, 10, 100)
         arrays[f"c{k}"] = (images, labels)
-    empty: dict[str, Any] = {name: ([], []) for name in arrays}
-    federation = Federation.from_arrays(arrays, test=empty, seed=0)
+    federation = Federation.from_arrays(arrays, test=no_tests(arrays), seed=0)
     flat = build(model, federation.shape, 10, Randomness(0))
     batched = LocalTrainer(federation, flat, Randomness(0), torch.device("cpu"), dtype)
     if general:
@@ -142,15 +142,11 @@ def errors_in_float64(model: str, clients: int = 4) -> dict[str, float]:
     """
     updates = {}
     # in float32 the order of sums alone changes the last bits, which training amplifies
-    for name, (_, run_once) in variants(model, clients, torch.float64).items():
+    exact = variants(model, clients, torch.float64)
+    for name, (_, run_once) in exact.items():
         updates[name] = run_once()
     reference = updates["plain loop, 1 thread"]
-    largest = reference.abs().max()
-    errors = {}
-    for name, update in updates.items():
-        difference = update - reference
-        errors[name] = float(difference.abs().max() / largest)
-    return errors
+    return {name: relative_error(update, reference) for name, update in updates.items()}
 
 
 def timed(tasks: Variants, rounds: int) -> dict[str, list[float]]:
@@ -183,13 +179,10 @@ def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     """
     errors = errors_in_float64(model)
     seconds = timed(variants(model, clients), rounds)
-    medians = {}
-    for name, times in seconds.items():
-        # without the first round, which only warms up
-        medians[name] = float(np.median(times[1:]))
-    plain_medians = [median for name, median in medians.items() if name.startswith("plain")]
+    # without the first round, which only warms up
+    medians = medians_of({name: times[1:] for name, times in seconds.items()})
     # the ratio is to the plain loop at its better number of threads
-    best_plain = min(plain_medians)
+    best_plain = best_of(medians, "plain")
     rows = []
     for name, times in seconds.items():
         first, *later = times
