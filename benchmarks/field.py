@@ -382,12 +382,15 @@ def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
             setting.
     """
     method = cell["method"]
+    target = cell["target"]
     if cell["setting"] == "rdpcfl":
         federation = clients_of("rotation", OWN_SAMPLES, cell["seed"])
-        return outcome(federation, method, own_setting(method, cell["target"]))
-    rate, own = settings[cell["setting"]][setting_of(cell)]
-    federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
-    return outcome(federation, method, options_of(method, cell["target"], rate, own))
+        options = own_setting(method, target)
+    else:
+        rate, own = settings[cell["setting"]][setting_of(cell)]
+        federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
+        options = options_of(method, target, rate, own)
+    return outcome(federation, method, options)
 
 
 def stored_rows(path: Path) -> list[Row]:
@@ -412,17 +415,20 @@ def chosen(rows: Sequence[Row], column: str = "accuracy") -> Settings:
     for row in rows:
         if row["status"] != "done":
             continue
-        key = (row["method"], float(row["target"]), float(row["lr"]), int(row["own"]))
-        scores.setdefault(key, []).append(float(row[column]))
+        setting = (row["method"], float(row["target"]), float(row["lr"]), int(row["own"]))
+        values = scores.setdefault(setting, [])
+        values.append(float(row[column]))
+    complete = len(SHIFTS) * len(TUNING_SEEDS)
     best: Settings = {}
     largest: dict[tuple[str, float], float] = {}
     for (method, epsilon, rate, own), values in scores.items():
-        if len(values) < len(SHIFTS) * len(TUNING_SEEDS):
+        if len(values) < complete:
             continue
         mean = float(np.mean(values))
-        if mean > largest.get((method, epsilon), -1.0):
-            largest[method, epsilon] = mean
-            best[method, epsilon] = (rate, own)
+        key = (method, epsilon)
+        if mean > largest.get(key, -1.0):
+            largest[key] = mean
+            best[key] = (rate, own)
     return best
 
 
@@ -438,9 +444,16 @@ def write_settings(settings: Mapping[str, Settings]) -> Path:
             if by == BY_ARI and method in ONE_CLUSTER:
                 continue
             values = METHODS[method].own[own]
-            text = ", ".join(f"{name} {value:g}" for name, value in values.items())
-            row = {"setting": by, "method": method, "target": epsilon, "lr": rate, "own": text}
-            rows.append(row)
+            options = [f"{name} {value:g}" for name, value in values.items()]
+            rows.append(
+                {
+                    "setting": by,
+                    "method": method,
+                    "target": epsilon,
+                    "lr": rate,
+                    "own": ", ".join(options),
+                }
+            )
     return write("field_settings", rows)
 
 

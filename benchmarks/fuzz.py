@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,8 @@ def federation(clients: int, seed: int) -> Federation:
     test: dict[str, Any] = {}
     for i in range(clients):
         x = draw.normal(size=(24, FEATURES)).astype(np.float32)
-        scores = x @ weights[i % 2]
+        cluster = i % 2
+        scores = x @ weights[cluster]
         y = scores.argmax(1)
         # every class occurs in every client's training samples
         y[:CLASSES] = np.arange(CLASSES)
@@ -560,7 +562,9 @@ class Forger:
             receipt += self._draw.choices(NUMBERS, k=self._draw.randint(1, 6))
         else:
             others: list[Any] = [*NUMBERS, *SPECIAL, *TEXTS, ["no field"], [1], [[]]]
-            receipt[self._draw.randrange(len(receipt))] = self._draw.choice(others)
+            # the value is drawn before its position
+            value = self._draw.choice(others)
+            receipt[self._draw.randrange(len(receipt))] = value
         return [written]
 
     def _change_header(self, header: list[Any]) -> None:
@@ -685,7 +689,8 @@ class Forger:
             {"__metadata__": {"frame": deep}},
             {"__metadata__": {"frame": "[]"}, "means": giant},
         ]
-        text = json.dumps(self._draw.choice(bombs)).encode()
+        bomb = self._draw.choice(bombs)
+        text = json.dumps(bomb).encode()
         # laid out as safetensors: the header's length, the header, the tensors' numbers
         length = len(text).to_bytes(8, "little")
         return length + text + bytes(4)
@@ -856,18 +861,27 @@ class _Liar:
 
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
-        exchange, exchange_hidden, send = net._exchange, net._exchange_hidden, net._send
-        net._exchange = lambda method, call, tries=1: self._tried(
-            lambda: exchange(method, call, tries), call.to, method.__name__
-        )
-        net._exchange_hidden = lambda release, call: self._tried(
-            lambda: exchange_hidden(release, call), call.to, call.method
-        )
+        exchange = net._exchange
+        exchange_hidden = net._exchange_hidden
+        send = net._send
+
+        def exchanged(method: Any, call: Any, tries: int = 1) -> Any:
+            ask = partial(exchange, method, call, tries)
+            return self._tried(ask, call.to, method.__name__)
+
+        def exchanged_hidden(release: Any, call: Any) -> Any:
+            ask = partial(exchange_hidden, release, call)
+            return self._tried(ask, call.to, call.method)
 
         def sent(name: str, to: Sequence[int], *rest: Any, **message: Any) -> Any:
-            liars = [AUTHORITY] if message.get("verb") == AUTHORITY_CALL else to
-            return self._tried(lambda: send(name, to, *rest, **message), liars, name)
+            ask = partial(send, name, to, *rest, **message)
+            liars = to
+            if message.get("verb") == AUTHORITY_CALL:
+                liars = [AUTHORITY]
+            return self._tried(ask, liars, name)
 
+        net._exchange = exchanged
+        net._exchange_hidden = exchanged_hidden
         net._send = sent
         # the channel's parts hold the function that they were given before
         net.connect()

@@ -137,9 +137,12 @@ def frame_bytes(call: Call, response: Response) -> Iterator[tuple[int, int]]:
     """
     place = {client: position for position, client in enumerate(call.to)}
     for position, client in enumerate(response.ids):
-        header = reply_header(call.header(place[client]))
-        encode = partial(wire.encode, header, response.reply, position)
-        yield len(encode(response.receipts_at(position))), len(encode())
+        request = call.header(place[client])
+        encode = partial(wire.encode, reply_header(request), response.reply, position)
+        receipts = response.receipts_at(position)
+        with_receipts = encode(receipts)
+        without_receipts = encode()
+        yield len(with_receipts), len(without_receipts)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -285,7 +285,8 @@ def encrypted_lines(numbers: int, members: int) -> list[Row]:
         numbers: numbers of a row.
         members: clients for which the fixed point is planned.
     """
-    rows = np.random.default_rng(0).uniform(-1, 1, (3, numbers))
+    generator = np.random.default_rng(0)
+    rows = generator.uniform(-1, 1, (3, numbers))
     plain_up = frame_bytes(Member(20), numbers)["plain row"][0]
     lines = []
     for scheme in (BFV, CKKS):
@@ -385,29 +386,51 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="the smallest sizes, nothing stored")
     quick = parser.parse_args(arguments).quick
     torch.set_num_threads(1)
-    numbers = NUMBERS[:1] if quick else NUMBERS
+    member_counts: Sequence[int] = MEMBERS
+    numbers: Sequence[int] = NUMBERS
+    encrypted_numbers: Sequence[int] = ENCRYPTED_NUMBERS
+    models = ["mlp-32", "mlp-200"]
+    if quick:
+        member_counts = MEMBERS[:1]
+        numbers = NUMBERS[:1]
+        encrypted_numbers = NUMBERS[:1]
+        models = ["linear"]
     detailed: list[Row] = []
     lines: list[Row] = []
-    for members in MEMBERS[:1] if quick else MEMBERS:
+    for members in member_counts:
         member = Member(members)
         for d in numbers:
-            found = stages(member, d, repetitions=3 if d * members > 10**8 else 7)
+            found = stages(member, d, _repetitions(members, d))
             detailed += found
-            lines.append(summary(member, d, found))
-            print(_text(lines[-1]), flush=True)
-    for d in numbers[:1] if quick else ENCRYPTED_NUMBERS:
-        lines += encrypted_lines(d, 100)
-        print("\n".join(map(_text, lines[-2:])), flush=True)
-    runs = rounds("linear") if quick else [*rounds("mlp-32"), *rounds("mlp-200")]
-    print("\n".join(map(_text, runs)))
+            line = summary(member, d, found)
+            lines.append(line)
+            _print([line])
+    for d in encrypted_numbers:
+        of_schemes = encrypted_lines(d, 100)
+        lines += of_schemes
+        _print(of_schemes)
+    runs: list[Row] = []
+    for model in models:
+        runs += rounds(model)
+    _print(runs)
     if not quick:
         write("privacy_stages", detailed)
         write("privacy_sums", lines)
         write("privacy_rounds", runs)
 
 
-def _text(row: Row) -> str:
-    return "  ".join(f"{name} {value}" for name, value in row.items())
+def _repetitions(members: int, numbers: int) -> int:
+    """Return how often stages are timed: less often where they take long."""
+    if numbers * members > 10**8:
+        return 3
+    return 7
+
+
+def _print(rows: Sequence[Row]) -> None:
+    """Print rows, each on a line."""
+    for row in rows:
+        texts = [f"{name} {value}" for name, value in row.items()]
+        print("  ".join(texts), flush=True)
 
 
 if __name__ == "__main__":

@@ -202,8 +202,7 @@ def clients_of(setting: Setting, seed: int) -> list[tuple[torch.Tensor, torch.Te
     """
     federation = dealt(setting.data, seed)
     draw = np.random.default_rng(seed)
-    classes = CLASSES[setting.data]
-    pairs = draw.permutation(classes)
+    pairs = draw.permutation(CLASSES[setting.data])
     clients = []
     for cluster, shard in zip(truth_of(setting.clusters), federation.shards, strict=True):
         picked = chosen(shard.y, setting.alpha, setting.samples, draw)
@@ -212,15 +211,25 @@ def clients_of(setting: Setting, seed: int) -> list[tuple[torch.Tensor, torch.Te
         if setting.shift == "rotation":
             x = np.rot90(x, cluster, axes=(-2, -1)).copy()
         else:
-            start = 2 * cluster
-            one, other = pairs[start : start + 2]
-            names = np.arange(classes)
-            names[[one, other]] = other, one
-            y = names[y]
+            y = swapped_labels(pairs, cluster)[y]
         flat = x.reshape(len(x), -1)
         labels = np.asarray(y, dtype=np.int64)
         clients.append((torch.from_numpy(flat), torch.from_numpy(labels)))
     return clients
+
+
+def swapped_labels(pairs: NDArray[np.int64], cluster: int) -> NDArray[np.int64]:
+    """Return the new label (c,) of each label in a cluster, which swaps a pair of its own.
+
+    Args:
+        pairs: (c,) all labels, of which each two neighbours are a cluster's pair.
+        cluster: its number.
+    """
+    start = 2 * cluster
+    one, other = pairs[start : start + 2]
+    labels = np.arange(len(pairs))
+    labels[[one, other]] = other, one
+    return labels
 
 
 class Sketches:
