@@ -266,7 +266,8 @@ def probe(network: str, device: torch.device, budget: Budget) -> float:
         seconds(way, device, budget)
     scaled = []
     for way in ways:
-        scaled.append(seconds(way, device, budget) * PROBED / way.clients)
+        turn = seconds(way, device, budget)
+        scaled.append(turn * PROBED / way.clients)
     return sum(scaled)
 
 

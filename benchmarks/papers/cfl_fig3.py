@@ -142,7 +142,8 @@ def reached(rows: Sequence[Row], value: str, share: float = 0.99) -> dict[int, f
         share: the share that every γ up to the returned one reaches.
     """
     means: dict[int, dict[float, float]] = {}
-    for (k, gamma), (mean, *_) in spread(rows, ["k", "gamma"], value).items():
+    statistics = spread(rows, ["k", "gamma"], value)
+    for (k, gamma), (mean, *_) in statistics.items():
         by_gamma = means.setdefault(int(k), {})
         by_gamma[float(gamma)] = mean
     largest: dict[int, float] = {}

@@ -16,6 +16,7 @@ tasks; the paper prints neither number. Images are read from SECURECLUSTER_DATA 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,7 @@ GRID = Grid(
     values=[
         "apart_from",
         "gap_largest_at",
-        *(f"{pairs}_{p}" for p in PRINTED for pairs in ("within", "across")),
+        *(f"{pairs}_{p}" for p, pairs in product(PRINTED, ("within", "across"))),
     ],
     seeds=6,
     full="last",

@@ -280,7 +280,8 @@ def _cosines(
     """
     square = float(norms.quantile(0.5)) ** 2
     # the variance of a cosine by noise, and by the sketch, whose error is about 1/√q
-    variance = (noise**2 + 2 * noise * square) / width / max(square, 1e-12) ** 2
+    of_products = (noise**2 + 2 * noise * square) / width
+    variance = of_products / max(square, 1e-12) ** 2
     if sketch:
         variance += 1 / width
     floor = 0.0
@@ -386,7 +387,8 @@ def picture(rows: Sequence[Row]) -> Any:
         of_method = [row for row in rows if row["method"] == method]
         for colour, q in enumerate(SKETCHES):
             # a whole update has no sketch in its row
-            selected = [row for row in of_method if row["sketch"] == str(q or "")]
+            sketch = str(q or "")
+            selected = [row for row in of_method if row["sketch"] == sketch]
             width = q or "whole update"
             for clusterer, style in styles.items():
                 means = _means(selected, clusterer)
@@ -408,7 +410,8 @@ def _means(rows: Sequence[Row], clusterer: str) -> list[float]:
     means = []
     for sigma in SIGMAS:
         mean = float("nan")
-        for statistics in spread(rows, ("method",), f"{clusterer}_{sigma:g}").values():
+        by_method = spread(rows, ("method",), f"{clusterer}_{sigma:g}")
+        for statistics in by_method.values():
             mean = statistics[0]
         means.append(mean)
     return means

@@ -177,12 +177,16 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
     configuration = f"{setting['model']}, {setting['clients']} clients"
     machine = f"{setting['device']}, {setting['data']}"
     print(f"{configuration}, {machine}: seconds per round")
-    widths = {name: max(8, len(name)) for name in COLUMNS}
-    header = [name.rjust(width) for name, width in widths.items()]
-    print("  ".join(header))
+    # of each column
+    width = [max(8, len(name)) for name in COLUMNS]
+
+    def aligned(cells: Sequence[Any]) -> str:
+        texts = [str(cell).rjust(w) for cell, w in zip(cells, width, strict=True)]
+        return "  ".join(texts)
+
+    print(aligned(COLUMNS))
     for line in lines:
-        cells = [str(line[name]).rjust(width) for name, width in widths.items()]
-        text = "  ".join(cells)
+        text = aligned([line[name] for name in COLUMNS])
         if line["status"] != "ok":
             text += f"  {line['status']}"
         print(text, flush=True)
