@@ -25,12 +25,11 @@ from typing import Any
 from benchmarks.grid import Grid, parser_of, read_options
 from benchmarks.robust import Setting, clients_of
 from benchmarks.sheet import Cell, Row, spread
-from benchmarks.table import RESULTS
+from benchmarks.table import RESULTS, UNRECORDED
 from securecluster import Dirichlet, Federation, LabelPermutation, LabelSwap, Rotation
 from securecluster.app.registry import protocol_class
 from securecluster.clustering.metrics import mean
 from securecluster.errors import SecureClusterError
-from securecluster.protocols import Settings
 
 CLUSTERED = ("cfl", "flhc", "srfca")
 Spread = tuple[float, float, float, int]  # mean, lowest, highest and number of values
@@ -168,7 +167,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     params = {name: value for name, value in training.items() if name in defaults}
     protocol.set_params(**params)
     try:
-        fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
+        fitted = protocol.fit(federation, UNRECORDED)
     except SecureClusterError as error:
         return {"outcome": str(error)}
     ari = None

@@ -453,9 +453,11 @@ def training(sampled: bool) -> Callable[[str, int, float, int], Release]:
         params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
         batch = batch_of(n, sampled)
         # CFL's updates are not multiplied by the number of examples
-        noiseless = CFL(**params, batch_size=n).fit(trained_on(world, n, 1), FULL)
-        exact = first_updates(noiseless, "train")[0]
-        fitted = CFL(**params, batch_size=batch, noise=z).fit(trained_on(world, n, draws), FULL)
+        noiseless = CFL(**params, batch_size=n)
+        plain = noiseless.fit(trained_on(world, n, 1), FULL)
+        exact = first_updates(plain, "train")[0]
+        private = CFL(**params, batch_size=batch, noise=z)
+        fitted = private.fit(trained_on(world, n, draws), FULL)
         noisy = first_updates(fitted, "train")
         rows = np.stack([noisy[client] for client in range(draws)])
         deviations = rows - rows.mean(0)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from benchmarks.grid import Grid, parser_of, read_options
 from benchmarks.sheet import Cell, Row, distinct, spread
-from benchmarks.table import RESULTS
+from benchmarks.table import RESULTS, UNRECORDED
 from securecluster import (
     Dirichlet,
     Federation,
@@ -50,7 +50,6 @@ from securecluster.clustering.metrics import mean
 from securecluster.core.client_names import at
 from securecluster.data import Scenario, Shard, Topics
 from securecluster.errors import SecureClusterError
-from securecluster.protocols import Settings
 
 BASELINES = ("fedavg", "finetune", "local", "mrmtl")
 # of these IFCA, Local-KMeans, hidden and CLoVE are given k; the others find the number of clusters
@@ -485,7 +484,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     # all other hyper-parameters, the network too, are the protocol's defaults: they are under test
     protocol = _class_of(cell["protocol"])(**params)
     try:
-        fitted = protocol.fit(clients, Settings(transcript="none", keys_from_seed=True))
+        fitted = protocol.fit(clients, UNRECORDED)
     except SecureClusterError as error:
         return {"outcome": str(error)}
     assert fitted.agreement_ is not None

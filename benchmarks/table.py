@@ -22,6 +22,8 @@ RESULTS = Path("benchmarks/results")
 PAPERS = RESULTS / "papers"
 # of a benchmark's runs: whoever repeats them gets their numbers again
 SEEDED = Settings(keys_from_seed=True)
+# the same without a transcript, for runs whose messages are many
+UNRECORDED = Settings(transcript="none", keys_from_seed=True)
 
 
 def machine() -> str:

@@ -583,7 +583,8 @@ def srfca_losses(
         kind: the protocol's class.
     """
     clients = loss_canaries(count, 8, every_sample=unit == "client")
-    params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
+    privacy: dict[str, Any] = {"clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
+    params = {**LINEAR, "lr": 1e-6, **privacy}
     net, transcript = connected(kind(**params), clients)
     models = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
     deltas = models.rows.delta.values

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.papers.cfl_runs import training
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
@@ -147,13 +147,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of the run.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=LabelPermutation(clusters=cell["clusters"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, LabelPermutation(clusters=cell["clusters"]))
     # ‖mean Δ‖ is at most max ‖Δ‖, so a share of 1 leaves the time of splits to `_incongruent`
     watched = Watched.of_one_run()
     protocol = watched(**training(cell), eps1=1.0, tree=False)

@@ -28,13 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.papers import cfl_fig8
 from benchmarks.papers.cfl_fig8 import curve, mark_splits, report
 from benchmarks.papers.cfl_runs import training
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
-from securecluster import Federation
 from securecluster.clustering.bipartition import bipartition
 from securecluster.data import Topics
 from securecluster.protocols import FedAvg
@@ -107,13 +106,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of both runs.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Topics(clusters=cell["clusters"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, Topics(clusters=cell["clusters"]))
     watched = Watched.of_one_run()
     protocol = watched(**training(cell), eps1=1.0, tree=False)
     fitted = protocol.fit(federation, SEEDED)

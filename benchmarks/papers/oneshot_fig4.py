@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.papers.oneshot_runs import by_task, matrices, parts
 from benchmarks.sheet import Cell, Row, figure, numbers
-from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
 # not in the paper
@@ -62,13 +61,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of one federation.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Tasks(minority=cell["minority"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, Tasks(minority=cell["minority"]))
     # users 0 to 4 have clothes, 5 to 7 shoes, 8 and 9 bags, as SHOWN requires
     shards, truth = by_task(federation)
     features = [torch.from_numpy(shard.x).flatten(1) for shard in shards]

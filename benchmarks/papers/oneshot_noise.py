@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.sheet import Cell, Row, figure, spread, summarise
 from securecluster import Federation
 from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
@@ -154,13 +154,7 @@ def _federation(cell: Cell) -> Federation:
     scenario: Tasks | Iid = Iid(overlap=shared)
     if cell["scenario"] == "tasks":
         scenario = Tasks(minority=0.1, overlap=shared)
-    return Federation.simulate(
-        cell["data"],
-        scenario=scenario,
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    return federation_of(cell, scenario)
 
 
 def _feature_map(cell: Cell, federation: Federation) -> Features:

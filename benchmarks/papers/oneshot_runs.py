@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.grid import federation_of
 from benchmarks.papers.cfl_runs import training
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
@@ -255,13 +256,7 @@ def trained(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the kind of clusters, and the setting of the run.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Tasks(minority=cell["minority"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, Tasks(minority=cell["minority"]))
     assert federation.truth is not None
     sizes = tuple(np.bincount(federation.truth).tolist())
     kind = CLUSTERS[cell["clusters"]]

@@ -85,7 +85,10 @@ def measure(cell: Cell) -> dict[str, Any]:
     users = [samples(data, task, count, seed) for data, task in USERS]
     features = mapped(users, cell["features"], "cifar10", seed)
     (r,) = matrices(features, (cell["vectors"],))
-    return {"R12": r[0, 1], "R13": r[0, 2], "R23": r[1, 2], "nearer": bool(r[0, 1] > r[0, 2])}
+    r12 = r[0, 1]
+    r13 = r[0, 2]
+    r23 = r[1, 2]
+    return {"R12": r12, "R13": r13, "R23": r23, "nearer": bool(r12 > r13)}
 
 
 GRID = Grid(

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid
+from benchmarks.grid import Grid, federation_of
 from benchmarks.sheet import Cell, Row, distinct, draw_seeds, figure, numbers, pooled, spread
-from securecluster import Federation
+from benchmarks.table import UNRECORDED
 from securecluster.data import Natural
-from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Settings
+from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "rounds")
 COMMON = {"data": "shakespeare", "epochs": 1, "batch_size": 10}
@@ -91,18 +91,12 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the method, and the setting of its run.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Natural(),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, Natural())
     params = {name: cell[name] for name in TRAINING}
     # masks change no result
     params["mask"] = "none"
     protocol = MADE[cell["method"]](params)
-    fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
+    fitted = protocol.fit(federation, UNRECORDED)
     labels = set(fitted.labels_.tolist())
     return {
         "perplexity": float(np.nanmean(fitted.scores_)),

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid
+from benchmarks.grid import Grid, federation_of
 from benchmarks.sheet import Cell, Row, distinct, draw_seeds, figure, pooled, spread
-from securecluster import Federation
+from benchmarks.table import UNRECORDED
 from securecluster.clustering.metrics import mean
 from securecluster.data.scenarios import scenario
 from securecluster.protocols import (
@@ -35,7 +35,6 @@ from securecluster.protocols import (
     FineTune,
     Local,
     LocalKMeans,
-    Settings,
 )
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "participation")
@@ -127,20 +126,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     if cell["scenario"] == "natural":
         declared = None
     overlap = cell["overlap"] or None
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=scenario(cell["scenario"], declared, overlap=overlap),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    kind = scenario(cell["scenario"], declared, overlap=overlap)
+    federation = federation_of(cell, kind)
     params = {name: cell[name] for name in TRAINING}
     # masks change no result
     params["mask"] = "none"
     # a method's name may have its number of clusters behind it
     name, _, _ = cell["method"].partition(" ")
     protocol = MADE[name](cell, params)
-    fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
+    fitted = protocol.fit(federation, UNRECORDED)
     agreement = fitted.agreement_ or {}
     labels = set(fitted.labels_.tolist())
     results = {
