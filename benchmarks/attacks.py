@@ -323,15 +323,21 @@ def score_columns(found: Score) -> dict[str, Any]:
     Args:
         found: the score of one attack.
     """
-    columns: dict[str, Any] = {"score": round(found.value, 4), "low": "", "high": ""}
+    chance = found.chance_interval
+    low: float | str = ""
+    high: float | str = ""
     # a score without spread, one that all clients share, or a bound, has no interval
     if found.interval:
-        columns["low"] = round(found.interval.low, 4)
-        columns["high"] = round(found.interval.high, 4)
-    columns["chance"] = round(found.chance, 4)
-    columns["chance_low"] = round(found.chance_interval.low, 4)
-    columns["chance_high"] = round(found.chance_interval.high, 4)
-    return columns
+        low = round(found.interval.low, 4)
+        high = round(found.interval.high, 4)
+    return {
+        "score": round(found.value, 4),
+        "low": low,
+        "high": high,
+        "chance": round(found.chance, 4),
+        "chance_low": round(chance.low, 4),
+        "chance_high": round(chance.high, 4),
+    }
 
 
 def draw(sheet: Sheet, rows: Sequence[Row], data: str) -> Path | None:

@@ -15,7 +15,6 @@ import argparse
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from torch import nn
 from benchmarks.recurrent import (
     CASES,
     Outputs,
+    Variants,
     batched_round,
     best_of,
     medians_of,
@@ -59,7 +59,8 @@ class Keys:
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
         """Return 32 bytes."""
-        return hashlib.sha256(repr((client, purpose, step, about)).encode()).digest()
+        text = repr((client, purpose, step, about))
+        return hashlib.sha256(text.encode()).digest()
 
 
 def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> LocalTrainer:
@@ -165,9 +166,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     return out
 
 
-def variants(
-    model: str, clients: int, plan: LocalTraining, dtype: torch.dtype
-) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
+def variants(model: str, clients: int, plan: LocalTraining, dtype: torch.dtype) -> Variants:
     """Return, by name, the threads and one round of each variant.
 
     Args:

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.table import write
+from benchmarks.table import SEEDED, write
 from securecluster import Federation
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
@@ -59,7 +59,6 @@ from securecluster.protocols import (
     LocalKMeans,
     OneShot,
     RandomClusters,
-    Settings,
     Signature,
 )
 from securecluster.protocols.nsim import synthetic_users
@@ -397,15 +396,10 @@ class Recorded:
     def node(self, client: int) -> Endpoint[Any]:
         """Return the endpoint of one client, or newcomer, as it is before a run."""
         if client < CLIENTS:
-            return build_client(self.method, self.data, Settings(keys_from_seed=True), [client])
+            return build_client(self.method, self.data, SEEDED, [client])
         joining = federation(NEWCOMERS, seed=1)
-        return build_client(
-            self.method,
-            joining,
-            Settings(keys_from_seed=True),
-            [client - CLIENTS],
-            joins=self.config,
-        )
+        ids = [client - CLIENTS]
+        return build_client(self.method, joining, SEEDED, ids, joins=self.config)
 
     def authority(self) -> Authority | None:
         """Return the key authority, as it is before a run; None where nothing is encrypted."""
@@ -469,9 +463,11 @@ def record(case: str) -> Recorded:
 def _recording(recorded: Recorded, i: int) -> Callable[[bytes], bytes]:
     """Return client i's function from request to reply, which records both."""
     node = recorded.node(i)
-    return _recorded_answer(
-        recorded, i, node.answer_frame, lambda: pack(node.client.state(node.keys.secrets))
-    )
+
+    def state() -> bytes:
+        return pack(node.client.state(node.keys.secrets))
+
+    return _recorded_answer(recorded, i, node.answer_frame, state)
 
 
 def _recorded_answer(
@@ -713,8 +709,8 @@ def saved(
     from safetensors.torch import save
 
     copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"frame": json.dumps([header, scalars, *receipts])}
-    return bytes(save(copies, metadata))
+    text = json.dumps([header, scalars, *receipts])
+    return bytes(save(copies, {"frame": text}))
 
 
 def reheaded(data: bytes, header: Header) -> bytes:
@@ -808,7 +804,8 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         draw: what the forger draws from.
     """
     count = Count()
-    forger = Forger(draw, [sent.reply for sent in run.sent], sorted(_methods(run)))
+    replies = [sent.reply for sent in run.sent]
+    forger = Forger(draw, replies, sorted(_methods(run)))
     forget_peak()
     while count.frames < frames:
         liar = _Liar(run, forger, draw, count)
@@ -820,7 +817,8 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         except (Exception, EndlessError) as error:
             # the forged reply that stopped the loop was counted as answered when it was taken
             count.answered -= 1
-            count.refuse(error, f"serve, after {', '.join(liar.taken)}")
+            taken = ", ".join(liar.taken)
+            count.refuse(error, f"serve, after {taken}")
     count.memory = peak()
     return count
 
@@ -836,7 +834,8 @@ class _Liar:
         self._count = count
         self._replies: dict[tuple[int, str], list[Sent]] = {}
         for sent in run.sent:
-            self._replies.setdefault((sent.client, sent.method), []).append(sent)
+            replies = self._replies.setdefault((sent.client, sent.method), [])
+            replies.append(sent)
         self._lies: int | None = None  # the party whose next reply is forged
         self.taken: list[str] = []  # methods of forged replies that the loop has used
 
@@ -936,7 +935,8 @@ def sides(case: str) -> list[str]:
         case: one of `CASES`.
     """
     _, params = CASES[case]
-    encrypts = {"bfv", "ckks"} & {params.get("aggregation"), params.get("relevance")}
+    used = {params.get("aggregation"), params.get("relevance")}
+    encrypts = {"bfv", "ckks"} & used
     return [side for side in SIDES if side != "authority" or encrypts]
 
 
@@ -980,8 +980,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     unnamed: Counter[str] = Counter()
     for case, side in chosen:
         count = fuzz(case, side, frames, options.seed)
-        rows.append(count.row(case, side))
-        print(rows[-1], flush=True)
+        row = count.row(case, side)
+        rows.append(row)
+        print(row, flush=True)
         for about, times in count.unnamed.most_common():
             print(f"    unnamed, {times} times: {about}", flush=True)
         unnamed.update(count.unnamed)

@@ -87,7 +87,8 @@ def updates(federation: Federation, rounds: int) -> torch.Tensor:
     fitted = protocol.fit(federation, Settings(transcript="full", keys_from_seed=True))
     entries = fitted.transcript_.entries
     # updates are sent one by one in the clustering round only
-    position = next(k for k, entry in enumerate(entries) if entry.method == "train")
+    methods = [entry.method for entry in entries]
+    position = methods.index("train")
     _, answer = fitted.transcript_.content(position)
     # as in Briggs et al. 2020: local weights after the round less the global ones, of every client
     rows: torch.Tensor = answer.reply.delta.values

@@ -484,19 +484,22 @@ def other_facts(
         if name not in before or name not in after:
             found.append(f"{name}: in one of them only")
             continue
-        events = {before[name]["events"], after[name]["events"]}
+        earlier_line = before[name]
+        later_line = after[name]
+        events = {earlier_line["events"], later_line["events"]}
         # releases follow the clusters, and these the noise; but a run makes some, or makes none
         follows_chance = NOISED in name and len(events) > 1 and not events & {"", "0"}
         changed = []
         for column, same in COLUMNS.items():
-            earlier = before[name][column]
-            later = after[name][column]
+            earlier = earlier_line[column]
+            later = later_line[column]
             if follows_chance and column in ("events", "epsilon"):
                 continue
             if not same(earlier, later):
                 changed.append(f"{column} {earlier or '-'} -> {later or '-'}")
         if changed:
-            found.append(f"{name}: {'; '.join(changed)}")
+            listed = "; ".join(changed)
+            found.append(f"{name}: {listed}")
     return found
 
 

@@ -120,8 +120,8 @@ def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost
     tags = LinearTags(parameters, TAG_KEY)
 
     def close(k: int) -> tuple[bytes, bytes]:
-        integers = codec.encode(torch.from_numpy(rows[k : k + 1])).numpy()
-        values = {"delta": integers}
+        row = torch.from_numpy(rows[k : k + 1])
+        values = {"delta": codec.encode(row).numpy()}
         slots = pack(values, layout, largest, parameters)
         ciphertexts = [public.encrypt(numbers) for numbers in slots]
         row_tags = [tags.of(public.coefficients(data)) for data in ciphertexts]
@@ -255,7 +255,7 @@ def runs(clients: int) -> None:
         up = sent["contribute"]["up"] // clients
         of_authority = sent.get("authority_sum", {})
         servers = of_authority.get("servers", 0)
-        print(f"| {way} | {up:,} | {servers:,} | {seconds:.2f} |", flush=True)
+        _print_line([way, f"{up:,}", f"{servers:,}", f"{seconds:.2f}"])
 
 
 def show(title: str, costs: Sequence[Cost]) -> None:
@@ -266,8 +266,13 @@ def show(title: str, costs: Sequence[Cost]) -> None:
     for cost in costs:
         seconds = [f"{value:.4f}" for value in (cost.encrypt, cost.add, cost.decrypt)]
         cells = [cost.way, f"{cost.up:,}", *seconds, f"{cost.error:.1e}"]
-        line = " | ".join(cells)
-        print(f"| {line} |", flush=True)
+        _print_line(cells)
+
+
+def _print_line(cells: Sequence[str]) -> None:
+    """Print a line of a table."""
+    line = " | ".join(cells)
+    print(f"| {line} |", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:

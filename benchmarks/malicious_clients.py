@@ -155,7 +155,8 @@ def draw(rows: Sequence[Row]) -> Any:
         rows: of the sheet.
     """
     digits = [row for row in rows if row["data"] == "digits"]
-    canvas, axes = figure(11, 2.2 * len(BEHAVIOURS), len(BEHAVIOURS), len(PANELS))
+    lines = len(BEHAVIOURS)
+    canvas, axes = figure(11, 2.2 * lines, lines, len(PANELS))
     for line, behaviour in enumerate(BEHAVIOURS):
         for column, (value, text) in enumerate(PANELS.items()):
             ax = axes[line, column]

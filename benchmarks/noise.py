@@ -25,7 +25,6 @@ accuracy over bytes at equal ε, and the accuracy of honest clients over the sha
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sheet import distinct
-from benchmarks.table import RESULTS, write
+from benchmarks.table import RESULTS, read, write
 from securecluster.app.cli import main as command_line
 from securecluster.app.pareto import efficient
 from securecluster.app.plots.sweep import looks
@@ -167,16 +166,16 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
     arguments = ["resume", str(folder), "--jobs", str(jobs)]
     if not (folder / "config.json").is_file():
         numbers = ["--seeds", str(seeds), "--jobs", str(jobs)]
-        arguments = ["sweep", *part.variants, *part.options, *numbers, *part.levels]
-        arguments += ["--out", str(folder)]
+        options = [*part.options, *numbers, *part.levels]
+        arguments = ["sweep", *part.variants, *options, "--out", str(folder)]
     code = command_line(arguments)
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
     for table in ("runs", "summary", "thresholds"):
-        rows = _rows(folder / f"{table}.csv")
+        rows = read(folder / f"{table}.csv")
         print(write(f"noise_{name}_{table}", rows))
     if "--epsilon" in part.levels:
-        lines = pareto(_rows(folder / "summary.csv"))
+        lines = pareto(read(folder / "summary.csv"))
         print(write(f"noise_{name}_pareto", lines))
     for picture in PICTURES:
         path = folder / f"{picture}.png"
@@ -248,13 +247,7 @@ def draw_all() -> Path:
 
 def _results(name: str) -> list[dict[str, str]]:
     """Return the lines of a table of `results`, without its comment."""
-    return _rows(RESULTS / f"{name}.csv")
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a CSV file, without comments."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    return list(csv.DictReader(lines))
+    return read(RESULTS / f"{name}.csv")
 
 
 def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> None:
@@ -337,7 +330,8 @@ def _draw_malicious(panel: Any) -> None:
     """
     accuracies: dict[tuple[str, float, str], list[float]] = {}
     for row in _results("malicious_clients"):
-        if row["data"] != "digits" or row["status"] != "done" or not row["accuracy"]:
+        measured = row["data"] == "digits" and row["status"] == "done"
+        if not measured or not row["accuracy"]:
             continue
         key = (row["protocol"], float(row["share"]), row["behaviour"])
         values = accuracies.setdefault(key, [])

@@ -104,7 +104,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     name = cell["protocol"]
     params = _hyper_parameters(cell)
-    fitted = PROTOCOLS[name](**params).fit(federation(name, cell["seed"]), SEEDED)
+    protocol = PROTOCOLS[name](**params)
+    fitted = protocol.fit(federation(name, cell["seed"]), SEEDED)
     price = fitted.ledger_.price(DELTA)
     assert fitted.agreement_ is not None
     return {
@@ -190,7 +191,8 @@ def _draw_panel(ax: Any, rows: Sequence[Row], unit: str, value: str) -> None:
         )
     ticks = ["none"]
     for z in levels[1:]:
-        ticks.append(f"z = {z:g}\nε from {_epsilon(rows, unit, z)}")
+        price = _epsilon(rows, unit, z)
+        ticks.append(f"z = {z:g}\nε from {price}")
     ax.set_xticks(range(len(levels)), ticks, fontsize=8)
     ax.set_ylim(-0.05, 1.05)
     if value == "ari":
@@ -224,7 +226,9 @@ def _epsilon(rows: Sequence[Row], unit: str, z: float) -> str:
             values += filter(math.isfinite, numbers(row.get("epsilon", "")))
     if not values:
         return "?\nto ?"
-    return f"{_two_digits(min(values))}\nto {_two_digits(max(values))}"
+    least = _two_digits(min(values))
+    most = _two_digits(max(values))
+    return f"{least}\nto {most}"
 
 
 def _two_digits(value: float) -> str:

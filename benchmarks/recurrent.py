@@ -35,6 +35,7 @@ from securecluster.models.sequence_architectures import lstm_chars, lstm_traject
 from securecluster.models.validation import prepare_module
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
+Variants = dict[str, tuple[int, Callable[[], torch.Tensor]]]  # threads and one round, by name
 PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
 CPU = torch.device("cpu")
 
@@ -67,9 +68,9 @@ class Case:
         # a target is the token after its input, so a text is one token longer than a sample
         length = self.shape[0] + 1
         text = rng.integers(self.classes, size=(self.samples, length))
-        x = text[:, :-1]
-        y = text[:, 1:]
-        return x, y
+        inputs = text[:, :-1]
+        targets = text[:, 1:]
+        return inputs, targets
 
     def cohort(
         self, clients: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU
@@ -191,9 +192,7 @@ def plain(
     return out
 
 
-def variants(
-    case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype
-) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
+def variants(case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype) -> Variants:
     """Return, by name, the threads and one epoch of each variant.
 
     Args:
@@ -308,9 +307,7 @@ def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def timed(
-    tasks: Mapping[str, tuple[int, Callable[[], torch.Tensor]]], rounds: int
-) -> dict[str, list[float]]:
+def timed(tasks: Variants, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each variant's rounds, which take turns.
 
     Args:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.grid import Grid, parser_of, read_options
-from benchmarks.sheet import Cell, Row, distinct, spread
+from benchmarks.sheet import Cell, Row, Spread, distinct, spread
 from benchmarks.table import RESULTS, UNRECORDED
 from securecluster import (
     Dirichlet,
@@ -65,7 +65,6 @@ TOLD = "signature-told"
 VARIANTS: dict[str, dict[str, Any]] = {SKETCHES: {"signature_blocks": "plain"}, TOLD: {}}
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES, *VARIANTS)
 
-Spread = tuple[float, float, float, int]  # mean, least, most and number of values
 
 FIRST_SEED = 1700  # no other table has these seeds
 MARGIN = 0.01  # of accuracy; of perplexity and position error, relative to FedAvg's
@@ -457,7 +456,10 @@ def _cell(name: str, protocol: str, seed: int) -> Cell:
 
 def _takes_k(protocol: str) -> bool:
     """Return whether a protocol is told the number of clusters, which most that have a k need."""
-    return protocol == TOLD or _class_of(protocol)().get_params().get("k") is not None
+    if protocol == TOLD:
+        return True
+    defaults = _class_of(protocol)().get_params()
+    return defaults.get("k") is not None
 
 
 def _class_of(protocol: str) -> Any:

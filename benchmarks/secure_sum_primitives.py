@@ -249,7 +249,8 @@ def on_pairs() -> dict[str, Work]:
     pairs = [pads.KeyPair(key(k)) for k in members]
     keys = {}
     for peer in members[1:]:
-        keys[peer] = pairs[0].pair_key(0, peer, pairs[peer].public, RUN, "pads")
+        public = pairs[peer].public
+        keys[peer] = pairs[0].pair_key(0, peer, public, RUN, "pads")
     rows = torch.zeros(MEMBERS, MEMBERS, dtype=torch.int32)
 
     def client_pads() -> None:

@@ -25,6 +25,7 @@ from securecluster.errors import SecureClusterError
 
 Cell = Mapping[str, Any]
 Row = dict[str, str]  # as in the file; "" where there is no value
+Spread = tuple[float, float, float, int]  # mean, least, most and number of values
 NOT_RUN = "not run"
 DONE = "done"
 # columns to the right of all parameters and results
@@ -207,9 +208,7 @@ def pooled(rows: Sequence[Row], value: str) -> list[float]:
     return pool
 
 
-def spread(
-    rows: Sequence[Row], by: Sequence[str], value: str
-) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
+def spread(rows: Sequence[Row], by: Sequence[str], value: str) -> dict[tuple[str, ...], Spread]:
     """Summarise a measured number over the rows that agree in some columns (so over seeds).
 
     Args:
@@ -223,7 +222,8 @@ def spread(
     groups: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         key = tuple(row[name] for name in by)
-        groups.setdefault(key, []).extend(numbers(row.get(value, "")))
+        group = groups.setdefault(key, [])
+        group += numbers(row.get(value, ""))
     statistics = {}
     for key, values in groups.items():
         if values:
@@ -254,7 +254,7 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
             print(line)
 
 
-def shown_spread(statistics: tuple[float, float, float, int]) -> str:
+def shown_spread(statistics: Spread) -> str:
     """Return the text of a mean, with its range and count in parentheses.
 
     Args:

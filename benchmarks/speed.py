@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.recurrent import best_of, medians_of, no_tests, relative_error
+from benchmarks.recurrent import Variants, best_of, medians_of, no_tests, relative_error
 from benchmarks.table import write
 from securecluster import Federation
 from securecluster.core.devices import cpu_threads
@@ -30,8 +29,6 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10, steps=10)
 OPERATIONS = 12  # of the profile, the slowest ones
-
-Variants = dict[str, tuple[int, Callable[[], torch.Tensor]]]  # threads and one round, by name
 
 
 class General(FlatModel):
@@ -180,7 +177,8 @@ def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     errors = errors_in_float64(model)
     seconds = timed(variants(model, clients), rounds)
     # without the first round, which only warms up
-    medians = medians_of({name: times[1:] for name, times in seconds.items()})
+    counted = {name: times[1:] for name, times in seconds.items()}
+    medians = medians_of(counted)
     # the ratio is to the plain loop at its better number of threads
     best_plain = best_of(medians, "plain")
     rows = []

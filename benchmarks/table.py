@@ -68,6 +68,17 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table or a sheet as texts, without its comments.
+
+    Args:
+        path: of the CSV file, which another process may be writing.
+    """
+    with path.open(newline="") as stream:
+        lines = (line for line in stream if not line.startswith("#"))
+        return list(csv.DictReader(lines))
+
+
 class Journal:
     """A table that grows by whole measurements; a run that is cut off goes on with what it lacks.
 
@@ -83,12 +94,11 @@ class Journal:
         self._columns = columns
         self._done: set[tuple[str, ...]] = set()
         if path.exists():
-            with path.open(newline="") as stream:
-                lines = (line for line in stream if not line.startswith("#"))
-                self._done = {self._key_of(row) for row in csv.DictReader(lines)}
+            self._done = {self._key_of(row) for row in read(path)}
         if not self._done:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"# {machine()}\n{','.join(columns)}\n")
+            header = ",".join(columns)
+            path.write_text(f"# {machine()}\n{header}\n")
 
     def lacks(self, cell: Mapping[str, Any]) -> bool:
         """Return whether the file has no row of a measurement.
@@ -106,7 +116,8 @@ class Journal:
         """
         measured = list(rows)
         with self._path.open("a", newline="") as stream:
-            csv.DictWriter(stream, self._columns, lineterminator="\n").writerows(measured)
+            writer = csv.DictWriter(stream, self._columns, lineterminator="\n")
+            writer.writerows(measured)
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(row[name]) for name in self._key)

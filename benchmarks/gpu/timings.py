@@ -244,7 +244,8 @@ def _plain_loop_clients(
     quarter = budget.left() / 4
     spare = quarter / (1 + FEWEST) - others
     affordable = max(spare / per_client, PROBED)
-    return int(min(len(cohort.ids), affordable))
+    clients = len(cohort.ids)
+    return int(min(clients, affordable))
 
 
 def probe(network: str, device: torch.device, budget: Budget) -> float:

@@ -331,7 +331,8 @@ def curves(rows: Sequence[Row], tasks: Sequence[str]) -> Any:
         rows: the rows.
         tasks: the tasks' names.
     """
-    picture, axes = figure(4.2 * len(tasks), 3.6, columns=len(tasks))
+    columns = len(tasks)
+    picture, axes = figure(4.2 * columns, 3.6, columns=columns)
     for k, (axis, task) in enumerate(zip(axes.flat, tasks, strict=True)):
         column = f"task_{k}"
         for n, name in enumerate(CLUSTERS):

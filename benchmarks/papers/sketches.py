@@ -117,12 +117,14 @@ def _run(cell: Cell) -> dict[str, Any]:
     if cell["noise"]:
         # S = 1, so that the noise σ is σ/S
         params |= {"clip": 1.0, "noise": cell["noise"]}
-    method = METHODS[cell["method"]](rounds=ROUNDS, **params)
+    kind = METHODS[cell["method"]]
+    method = kind(rounds=ROUNDS, **params)
     federation = _federation(cell["seed"])
     fitted = method.fit(federation, Settings(transcript="sizes", keys_from_seed=True))
     # whole updates are replies of training; compressed ones have a method of their own
     uploads = ("train", "send_compressed_update")
-    sizes = [entry.up for entry in fitted.transcript_.entries if entry.method in uploads]
+    entries = fitted.transcript_.entries
+    sizes = [entry.up for entry in entries if entry.method in uploads]
     return {
         "ari": fitted.agreement_["ari"],
         "accuracy": float(np.mean(fitted.accuracy_)),
