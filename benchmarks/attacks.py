@@ -181,9 +181,9 @@ def sigmoids(inputs: int) -> torch.nn.Module:
         inputs: numbers in a sample.
     """
     generator = torch.Generator().manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(inputs, 32), torch.nn.Sigmoid(), torch.nn.Linear(32, 10)
-    )
+    hidden = torch.nn.Linear(inputs, 32)
+    outputs = torch.nn.Linear(32, 10)
+    network = torch.nn.Sequential(torch.nn.Flatten(), hidden, torch.nn.Sigmoid(), outputs)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.uniform_(-0.3, 0.3, generator=generator)
@@ -555,11 +555,11 @@ def _hidden_clusters(noise: Parameters, expected: str) -> dict[str, Any]:
     found = finding_of(HiddenCluster(), fitted, federation, adversary, taps).score
     assert found is not None
     if expected == "chance":
-        expected = f"{found.chance_interval.low:.2f} to {found.chance_interval.high:.2f}"
+        chance = found.chance_interval
+        expected = f"{chance.low:.2f} to {chance.high:.2f}"
     ari = agreement(federation.truth or (), fitted.labels_.tolist())["ari"]
-    note = (
-        f"{found.metric}, for {found.units} of 200 clients of MNIST; ARI of the clusters {ari:.2f}"
-    )
+    clients = f"{found.units} of 200 clients of MNIST"
+    note = f"{found.metric}, for {clients}; ARI of the clusters {ari:.2f}"
     return _answer(expected, found.value, note)
 
 

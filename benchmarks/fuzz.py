@@ -14,7 +14,6 @@ milliseconds, and the largest memory of the process in MB.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -32,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.grid import script_parser
 from benchmarks.table import SEEDED, write
 from securecluster import Federation
 from securecluster.core.lazy_torch import torch
@@ -958,9 +958,7 @@ def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print and write a row per case and side."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--frames", type=int, default=200_000, help="in all")
     parser.add_argument("--side", choices=[*SIDES, "all"], default="all")
     parser.add_argument("--seed", type=int, default=0)

@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.grid import script_parser
 from benchmarks.table import RESULTS
 from securecluster import Federation, LabelSwap
 from securecluster.core.lazy_torch import torch
@@ -505,9 +506,7 @@ def other_facts(
 
 def _command_line(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--out", type=Path, help="file to write all records to")
     parser.add_argument("--compare", type=Path, help="file with records of the same machine")
     parser.add_argument(

@@ -24,13 +24,13 @@ accuracy over bytes at equal ε, and the accuracy of honest clients over the sha
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.grid import script_parser
 from benchmarks.sheet import distinct
 from benchmarks.table import RESULTS, read, write
 from securecluster.app.cli import main as command_line
@@ -352,9 +352,7 @@ def _draw_malicious(panel: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a grid, and write its tables and pictures to `results`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--grid", choices=tuple(GRIDS), default="digits")
     parser.add_argument("--only", nargs="+", default=(), help="parts, such as updates")
     parser.add_argument("--seeds", type=int, default=5)

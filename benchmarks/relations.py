@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -565,12 +565,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--only", nargs="*", default=list(MECHANISMS))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    measured = (
-        [row(MECHANISMS[name], n, options.draws, options.confidence)]
-        for name in options.only
-        for n in sizes_of(MECHANISMS[name])
-    )
-    return tabulate("relations", measured)
+
+    def measured() -> Iterator[list[Mapping[str, Any]]]:
+        for name in options.only:
+            mechanism = MECHANISMS[name]
+            for n in sizes_of(mechanism):
+                yield [row(mechanism, n, options.draws, options.confidence)]
+
+    return tabulate("relations", measured())
 
 
 if __name__ == "__main__":

@@ -146,8 +146,9 @@ def tabulate(
         path = write(name, table)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in table:
-        group = " ".join(str(row[column]) for column in by)
-        groups.setdefault(group, []).append(row)
+        values = [str(row[column]) for column in by]
+        members = groups.setdefault(" ".join(values), [])
+        members.append(row)
     for group, rows in groups.items():
         for column in counted:
             times = sum(bool(row[column]) for row in rows)

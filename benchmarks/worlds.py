@@ -165,8 +165,9 @@ def with_canaries(clients: Mapping[str, Any]) -> Federation:
     Args:
         clients: samples (n, FEATURES) and labels (n,) by name.
     """
-    test = (np.zeros((1, FEATURES), np.float32), np.zeros(1, np.int64))
-    tests = dict.fromkeys(clients, test)
+    x = np.zeros((1, FEATURES), np.float32)
+    y = np.zeros(1, np.int64)
+    tests = dict.fromkeys(clients, (x, y))
     with warnings.catch_warnings():
         # of scales, which canaries are meant to have
         warnings.simplefilter("ignore", SecureClusterWarning)
@@ -683,8 +684,12 @@ def main(argv: list[str] | None = None) -> Path:
     prefixes = tuple(options.only)
     chosen = [name for name in AUDITS if name.startswith(prefixes)]
     torch.set_num_threads(1)
-    measured = ([AUDITS[name](options.clients, options.confidence).row()] for name in chosen)
-    return tabulate("worlds", measured)
+
+    def measured(name: str) -> list[dict[str, Any]]:
+        finding = AUDITS[name](options.clients, options.confidence)
+        return [finding.row()]
+
+    return tabulate("worlds", map(measured, chosen))
 
 
 if __name__ == "__main__":

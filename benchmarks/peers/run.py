@@ -157,8 +157,9 @@ def _difference(result: Measured, plain: Measured, when: str) -> str:
         return ""
     if result.peer == "central":
         return ""
-    difference = np.abs(result.weights[when] - plain.weights[when])
-    return f"{difference.max():.1e}"
+    difference = result.weights[when] - plain.weights[when]
+    largest = np.abs(difference).max()
+    return f"{largest:.1e}"
 
 
 def _text(value: float, digits: int) -> str:
