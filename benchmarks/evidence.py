@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import timed_code
-from benchmarks.table import RESULTS
+from benchmarks.table import RESULTS, markdown_line
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
@@ -242,12 +242,12 @@ class Table:
         for value in values:
             headings += self._headings(value)
         separators = ["---"] * len(headings)
-        table = [_line(headings), _line(separators)]
+        table = [markdown_line(headings), markdown_line(separators)]
         for key, members in groups.items():
             cells = list(key)
             for value in values:
                 cells += self._cells(members, value)
-            table.append(_line(cells))
+            table.append(markdown_line(cells))
         return table
 
     def _headings(self, value: str) -> list[str]:
@@ -338,12 +338,6 @@ def _grouped(
         # dicts keep the order of insertion, which is that of the file
         groups.setdefault(key, []).append(run)
     return groups
-
-
-def _line(cells: Sequence[str]) -> str:
-    """Return a line of a Markdown table."""
-    joined = " | ".join(cells)
-    return f"| {joined} |"
 
 
 def read(path: Path) -> list[Row]:

@@ -386,7 +386,8 @@ def differences(before: Mapping[str, Record], after: Mapping[str, Record]) -> li
             if earlier.get(column) != later.get(column)
         ]
         if changed:
-            lines.append(f"{name}: {', '.join(changed)}")
+            listed = ", ".join(changed)
+            lines.append(f"{name}: {listed}")
     return lines
 
 

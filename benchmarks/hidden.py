@@ -199,7 +199,8 @@ def mean_points(points: Array, truth: Sequence[int]) -> Array:
         truth: (m,) true clusters.
     """
     clusters = np.asarray(truth)
-    return np.stack([points[clusters == c].mean(0) for c in range(CLUSTERS)])
+    means = [points[clusters == c].mean(0) for c in range(CLUSTERS)]
+    return np.stack(means)
 
 
 def most_likely(sums: Array, counts: Array, truth: Sequence[int]) -> list[int]:

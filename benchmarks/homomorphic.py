@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.table import machine
+from benchmarks.table import machine, markdown_line
 from securecluster.data import Federation
 from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.privacy.masking.pads import KeyPair, add_pads
@@ -194,7 +194,8 @@ def padded(rows: NDArray[np.float64], members: int, mask: Callable[[torch.Tensor
     row, encrypting = timed(close)
     total = torch.zeros_like(row)
     _, adding = timed(lambda: total.add_(row))
-    integers = codec.encode(torch.from_numpy(rows)).sum(0, dtype=torch.int32)
+    encoded = codec.encode(torch.from_numpy(rows))
+    integers = encoded.sum(0, dtype=torch.int32)
     decoded, decrypting = timed(lambda: codec.decode(integers, len(rows), torch.float64))
     errors = np.abs(decoded.numpy() - rows.sum(0))
     up = row.numel() * 4
@@ -255,7 +256,8 @@ def runs(clients: int) -> None:
         up = sent["contribute"]["up"] // clients
         of_authority = sent.get("authority_sum", {})
         servers = of_authority.get("servers", 0)
-        _print_line([way, f"{up:,}", f"{servers:,}", f"{seconds:.2f}"])
+        cells = [way, f"{up:,}", f"{servers:,}", f"{seconds:.2f}"]
+        print(markdown_line(cells), flush=True)
 
 
 def show(title: str, costs: Sequence[Cost]) -> None:
@@ -266,13 +268,7 @@ def show(title: str, costs: Sequence[Cost]) -> None:
     for cost in costs:
         seconds = [f"{value:.4f}" for value in (cost.encrypt, cost.add, cost.decrypt)]
         cells = [cost.way, f"{cost.up:,}", *seconds, f"{cost.error:.1e}"]
-        _print_line(cells)
-
-
-def _print_line(cells: Sequence[str]) -> None:
-    """Print a line of a table."""
-    line = " | ".join(cells)
-    print(f"| {line} |", flush=True)
+        print(markdown_line(cells), flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -283,10 +279,12 @@ def main(arguments: Sequence[str]) -> None:
     given = [int(word) for word in arguments if word.isdecimal()]
     if "relevance" in kinds:
         for clients in given or RELEVANCE_CLIENTS:
-            show(f"Relevance of m = {clients} clients", relevance(clients))
+            costs = relevance(clients)
+            show(f"Relevance of m = {clients} clients", costs)
     if "sums" in kinds:
         for numbers in given or SUM_NUMBERS:
-            show(f"A sum of d = {numbers:,} numbers", sums(numbers, SUMMED))
+            costs = sums(numbers, SUMMED)
+            show(f"A sum of d = {numbers:,} numbers", costs)
     if "runs" in kinds:
         for clients in given or RUN_CLIENTS:
             runs(clients)

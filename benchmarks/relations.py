@@ -225,7 +225,11 @@ class Remembered:
 def streams() -> NoiseStreams:
     """Return streams whose every client has a key of its own."""
     keys: dict[int, bytes] = {}
-    return NoiseStreams(lambda client: keys.setdefault(client, os.urandom(32)), "worlds")
+
+    def key(client: int) -> bytes:
+        return keys.setdefault(client, os.urandom(32))
+
+    return NoiseStreams(key, "worlds")
 
 
 def repeated(release: Callable[[NoiseStreams, int], torch.Tensor], draws: int) -> Release:
@@ -439,7 +443,8 @@ def shared_sums(world: str, n: int, z: float, draws: int) -> Release:
 
 def shared_event(n: int, z: float) -> Event:
     """Return the ledger's event of a sum with noise in shares."""
-    priced = SkellamMechanism(1.0, z, SURVIVORS).plan(FEATURES, n).release(n)
+    plan = SkellamMechanism(1.0, z, SURVIVORS).plan(FEATURES, n)
+    priced = plan.release(n)
     sizes = (priced.norm, priced.magnitudes)
     return Event(
         "m", "sum", ("f",), 1, (0,), "skellam", z, sensitivities=sizes, variance=priced.variance

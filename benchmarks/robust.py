@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from benchmarks.grid import Grid, parser_of, read_options
 from benchmarks.sheet import Cell, Row, Spread, distinct, spread
-from benchmarks.table import RESULTS, UNRECORDED
+from benchmarks.table import RESULTS, UNRECORDED, markdown_line
 from securecluster import (
     Dirichlet,
     Federation,
@@ -614,8 +614,8 @@ def markdown(rows: Sequence[Row], protocols: Sequence[str]) -> list[str]:
     by = ["setting", "protocol"]
     score = spread(rows, by, "score")
     ari = spread(rows, by, "ari")
-    header = " | ".join(f"`{name}`" for name in protocols)
-    lines = [f"| setting | {header} |"]
+    header = [f"`{name}`" for name in protocols]
+    lines = [markdown_line(["setting", *header])]
     lines.append("| --- " * (1 + len(protocols)) + "|")
     for setting in distinct(rows, "setting"):
         texts = []
@@ -625,8 +625,7 @@ def markdown(rows: Sequence[Row], protocols: Sequence[str]) -> list[str]:
             if name not in BASELINES:
                 clusters = ari.get(key)
             texts.append(_cell_text(score.get(key), clusters))
-        joined = " | ".join(texts)
-        lines.append(f"| {setting} | {joined} |")
+        lines.append(markdown_line([setting, *texts]))
     return lines
 
 

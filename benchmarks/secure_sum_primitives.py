@@ -203,7 +203,8 @@ def on_sums(numbers: int) -> dict[str, Work]:
         numbers: numbers of a row.
     """
     graph = build_graph(range(MEMBERS), b"seed", minimum=3, colluding=0.0)
-    context = SumContext(RUN, "train", 0, 0, tuple(range(MEMBERS)), graph.threshold)
+    members = tuple(range(MEMBERS))
+    context = SumContext(RUN, "train", 0, 0, members, graph.threshold)
     clients = clients_of(context, graph)
     boxes = [client.boxes() for client in clients]
     point = FixedPoint(BOUND, MEMBERS)

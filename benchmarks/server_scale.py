@@ -304,7 +304,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         cases = ["none", "permutation"]
         sizes = [10_000, 100_000]
     if options.one:
-        print(json.dumps(measure(options.one, options.clients[0])))
+        line = measure(options.one, options.clients[0])
+        print(json.dumps(line))
         return
     rows = []
     for clients in options.clients or sizes:

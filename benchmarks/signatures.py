@@ -290,7 +290,8 @@ class Sketches:
     def _second(self, rows: FloatArray, directions: FloatArray) -> FloatArray:
         """Return the mean of rows that are clipped in a few directions."""
         coordinates = torch.from_numpy(rows @ directions.T)
-        return np.asarray(clipped_rows(coordinates, SECOND_CLIP).mean(0).numpy())
+        clipped = clipped_rows(coordinates, SECOND_CLIP)
+        return np.asarray(clipped.mean(0).numpy())
 
 
 class Blocks:
@@ -416,7 +417,8 @@ def _squares(rows: FloatArray, labels: NDArray[np.int64]) -> float:
     squares = 0.0
     for cluster in set(labels.tolist()):
         members = rows[labels == cluster]
-        squares += float(np.square(members - members.mean(0)).sum())
+        deviations = members - members.mean(0)
+        squares += float(np.square(deviations).sum())
     return squares
 
 
@@ -434,7 +436,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--limits", action="store_true", help="measure what stops few samples")
     given = parser.parse_args(arguments)
     if given.limits:
-        print(write("signatures_limits", list(limits(given.seeds, given.draws))))
+        rows = limits(given.seeds, given.draws)
+        print(write("signatures_limits", rows))
         return
     journal = Journal(given.out, KEY, COLUMNS)
     for seed in given.seeds:

@@ -213,7 +213,9 @@ def cells(
     found: list[Cell] = []
     for name in subjects:
         subject = SUBJECTS[name]
-        possible = cohorts if has_cohorts(subject) else [one for one in cohorts if one != "with"]
+        possible = list(cohorts)
+        if not has_cohorts(subject):
+            possible = [one for one in cohorts if one != "with"]
         for participation in PARTICIPATION:
             for one in possible:
                 for seed in range(min(seeds, subject.seeds)):
@@ -269,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen = read_options(parser, argv)
     without = [name for name in chosen.subjects if not has_cohorts(SUBJECTS[name])]
     if without and "with" in chosen.cohorts:
-        print(f"left out with cohorts, since there is no option {OPTION}: {', '.join(without)}")
+        names = ", ".join(without)
+        print(f"left out with cohorts, since there is no option {OPTION}: {names}")
     grid = Grid(
         __doc__,
         "sums_over_rounds",

@@ -79,6 +79,16 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+def markdown_line(cells: Iterable[str]) -> str:
+    """Return a line of a Markdown table.
+
+    Args:
+        cells: their texts.
+    """
+    joined = " | ".join(cells)
+    return f"| {joined} |"
+
+
 class Journal:
     """A table that grows by whole measurements; a run that is cut off goes on with what it lacks.
 

@@ -120,7 +120,8 @@ class Finding:
         # an estimate, no bound: ε(δ) of one Gaussian release is exact in μ (Balle & Wang 2018)
         epsilon_of_mu: float | str = ""
         if self.gaussian:
-            epsilon_of_mu = round(gaussian_epsilon(max(self.mu, 0.0), DELTA), 3)
+            mu = max(self.mu, 0.0)
+            epsilon_of_mu = round(gaussian_epsilon(mu, DELTA), 3)
         return {
             "mechanism": self.name,
             "unit": self.unit,

@@ -225,7 +225,8 @@ def curated(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
     from securecluster.privacy.dp.noise_streams import NoiseStreams
 
-    curator = TrustedCurator(1.0, 0.5, NoiseStreams(lambda client: bytes(32), "run"))
+    streams = NoiseStreams(lambda client: bytes(32), "run")
+    curator = TrustedCurator(1.0, 0.5, streams)
     return curator.add(rows, 1, "delta", [2] * len(rows))
 
 

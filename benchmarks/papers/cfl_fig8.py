@@ -253,7 +253,8 @@ def report(rows: Sequence[Row]) -> None:
         rows: of the sheet.
     """
     for row in rows:
-        print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")
+        splits = row.get("splits")
+        print(f"seed {row['seed']}: {row['status']}, splits in rounds {splits}")
 
 
 GRID = Grid(

@@ -192,7 +192,8 @@ def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
 
     def measure(cell: Cell) -> dict[str, Any]:
         if cell["method"] == "fl":
-            fitted = FedAvg(**_training(cell)).fit(_clients(cell), _settings(cell))
+            protocol = FedAvg(**_training(cell))
+            fitted = protocol.fit(_clients(cell), _settings(cell))
             lines = fitted.history_
             return {
                 "accuracies": [line["accuracy"] for line in lines],

@@ -168,7 +168,8 @@ def draw(rows: Sequence[Row]) -> Any:
             _curve(axis, selected, f"alone_{p}", ":", colour, None)
         axis.set(xscale="log", title=", ".join(texts), xlabel="ε of one sample", ylabel="ARI")
         axis.set(ylim=(-0.05, 1.05))
-        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+        labels = [f"{e:g}" for e in EPSILONS]
+        axis.set_xticks(EPSILONS, labels)
         axis.minorticks_off()
         axis.plot([], [], ":", color="grey", label="each vector alone")
         axis.legend(fontsize=7, loc="lower right")

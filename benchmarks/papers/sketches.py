@@ -243,7 +243,8 @@ def _cfl(
     longest = float(norms.max())
     if noise:
         # the longest of noisy norms would be the one with the most noise
-        longest = float(norms.square().mean().sqrt())
+        mean_square = norms.square().mean()
+        longest = float(mean_square.sqrt())
     alpha = _cosines(inner, norms, noise, rows.shape[1], sketch)
     # eq. 33 with ε2 as a share of the largest norm of any round (not in the paper)
     incongruent = longest > plan.eps2 * max(first, longest)

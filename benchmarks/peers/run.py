@@ -281,8 +281,8 @@ def run(plan: Plan, name: str) -> Path:
     table: list[dict[str, Any]] = []
     for model in plan.models:
         tried = trials(plan, model)
-        threads = ", ".join(f"{peer} {number}" for peer, (number, _) in tried.items())
-        print(f"{model}, threads: {threads}", flush=True)
+        threads = [f"{peer} {number}" for peer, (number, _) in tried.items()]
+        print(f"{model}, threads: {', '.join(threads)}", flush=True)
         for clients in plan.clients:
             measured = measure(plan, model, clients, tried)
             lines = rows(plan, model, clients, measured, packages)
