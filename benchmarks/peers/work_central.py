@@ -19,10 +19,8 @@ def main(arguments: Options) -> None:
     torch.set_num_threads(arguments.threads)
     work = load(arguments.export)
     net = build(work, device)
-    images = torch.as_tensor(scaled(work.x))
-    labels = torch.as_tensor(work.y)
-    x = images.to(device).flatten(0, 1)
-    y = labels.to(device).flatten()
+    x = torch.as_tensor(scaled(work.x)).to(device).flatten(0, 1)
+    y = torch.as_tensor(work.y).to(device).flatten()
     optimizer = torch.optim.SGD(net.parameters(), lr=work.lr)
     samples = work.y.shape[1]
     # of each client's first sample in the concatenation, (m, 1)
