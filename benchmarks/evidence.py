@@ -211,11 +211,11 @@ class Table:
         if unknown or missing:
             names = ", ".join(sorted(unknown | missing))
             raise EvidenceError(f"unknown or missing settings of a table: {names}")
-        conditions = _conditions(settings.get("where", ""))
+        conditions = tuple(_conditions(settings.get("where", "")))
         columns = [Column.parse(text) for text in _listed(settings["columns"])]
         return cls(
             source=settings["source"],
-            where=tuple(conditions),
+            where=conditions,
             rows=tuple(_listed(settings["rows"])),
             by=settings.get("by", ""),
             columns=tuple(columns),

@@ -435,7 +435,7 @@ def shared_sums(world: str, n: int, z: float, draws: int) -> Release:
         decoded = mechanism.decode(total, plan)
         released.append(decoded.double().numpy())
     exact = rows.sum(0).double().numpy()
-    # of whole numbers, which are multiples of 2**-exponent
+    # in units of the grid, which are 2**-exponent
     whole_deviation = math.sqrt(len(rows) * plan.share_variance)
     deviation = math.ldexp(whole_deviation, -plan.exponent)
     return Release(np.stack(released), exact, deviation)

@@ -126,8 +126,7 @@ def measure_call(case: str, clients: int) -> dict[str, Any]:
     config = method.config(federation, "float32")
     transport = InProcess(endpoint.answer, lambda call: set())
     net = method.build_network(transport, config)
-    pending = PendingUpdates.start(clients, fresh=case != "none")
-    state = AveragingState([0] * clients, pending)
+    state = AveragingState([0] * clients, PendingUpdates.start(clients, fresh=case != "none"))
     seconds = []
     for t in range(1, CALLS + 1):
         net.round = t

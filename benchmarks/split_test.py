@@ -93,8 +93,8 @@ def draws_of_all(
     def statistic(drawn: Array) -> Iterator[float]:
         for cosines in drawn:
             if clusterer == "paper":
-                (score,) = separation_scores(cosines[None])
-                yield float(score)
+                scores = separation_scores(cosines[None])
+                yield float(scores[0])
             else:
                 yield separation(cosines)[0]
 
