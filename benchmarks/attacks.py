@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grid import parser_of, read_options
-from benchmarks.sheet import DONE, Cell, Row, Sheet, figure
+from benchmarks.sheet import DONE, Cell, Row, Sheet, distinct, figure
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap, Pathological
 from securecluster.app.audit import Adversary, finding_of
@@ -49,7 +49,7 @@ from securecluster.attacks.hidden_sums import HiddenCluster
 from securecluster.attacks.image_quality import ShareRecognised
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.registry import attack_named, attack_names
-from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Scorer, score
+from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Score, Scorer, score
 from securecluster.attacks.subspaces import MeanImage, SubspaceComposition, SubspaceMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.clustering.metrics import agreement
@@ -181,9 +181,9 @@ def sigmoids(inputs: int) -> torch.nn.Module:
         inputs: numbers in a sample.
     """
     generator = torch.Generator().manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(inputs, 32), torch.nn.Sigmoid(), torch.nn.Linear(32, 10)
-    )
+    hidden = torch.nn.Linear(inputs, 32)
+    outputs = torch.nn.Linear(32, 10)
+    network = torch.nn.Sequential(torch.nn.Flatten(), hidden, torch.nn.Sigmoid(), outputs)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.uniform_(-0.3, 0.3, generator=generator)
@@ -294,13 +294,12 @@ def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
         cell: one of `cells`.
     """
     attack = attack_named(cell["attack"])
-    federation = federation_of(cell["data"], cell["scene"], cell["seed"])
-    fitted, taps = run_of(
-        cell["data"], cell["scene"], cell["seed"], cell["protocol"], cell["protection"]
-    )
+    scene = (cell["data"], cell["scene"], cell["seed"])
+    federation = federation_of(*scene)
+    fitted, taps = run_of(*scene, cell["protocol"], cell["protection"])
     colluding = COLLUDERS.get(cell["attack"], ())
-    words = [SERVER, *(f"client {number}" for number in colluding)]
-    adversary = Adversary((SERVER, *colluding), colluding, " and ".join(words))
+    names = [SERVER, *(f"client {number}" for number in colluding)]
+    adversary = Adversary((SERVER, *colluding), colluding, " and ".join(names))
     finding = finding_of(attack, fitted, federation, adversary, taps)
     results: dict[str, Any] = {"adversary": adversary.text}
     if finding.score is None:
@@ -308,13 +307,7 @@ def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
     found = finding.score
     results["metric"] = found.metric
     results["better"] = "higher" if found.higher else "lower"
-    results["score"] = round(found.value, 4)
-    # a score without spread, or a bound, has no interval
-    results["low"] = round(found.interval.low, 4) if found.interval else ""
-    results["high"] = round(found.interval.high, 4) if found.interval else ""
-    results["chance"] = round(found.chance, 4)
-    results["chance_low"] = round(found.chance_interval.low, 4)
-    results["chance_high"] = round(found.chance_interval.high, 4)
+    results |= score_columns(found)
     results["unprotected"] = results["score"]
     if cell["protection"] != PLAIN:
         (plain,) = sheet.expect([{**cell, "protection": PLAIN}])
@@ -322,6 +315,29 @@ def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
     results["verdict"] = finding.verdict
     results["beaten"] = finding.verdict == BETTER
     return results
+
+
+def score_columns(found: Score) -> dict[str, Any]:
+    """Return a score and what chance reaches, each with its interval, as columns of a row.
+
+    Args:
+        found: the score of one attack.
+    """
+    chance = found.chance_interval
+    low: float | str = ""
+    high: float | str = ""
+    # a score without spread, one that all clients share, or a bound, has no interval
+    if found.interval:
+        low = round(found.interval.low, 4)
+        high = round(found.interval.high, 4)
+    return {
+        "score": round(found.value, 4),
+        "low": low,
+        "high": high,
+        "chance": round(found.chance, 4),
+        "chance_low": round(chance.low, 4),
+        "chance_high": round(chance.high, 4),
+    }
 
 
 def draw(sheet: Sheet, rows: Sequence[Row], data: str) -> Path | None:
@@ -335,13 +351,16 @@ def draw(sheet: Sheet, rows: Sequence[Row], data: str) -> Path | None:
     Returns:
         The path; None where no attack applied.
     """
-    scored = [row for row in rows if row["data"] == data and row.get("score")]
+    of_data = [row for row in rows if row["data"] == data]
+    scored = [row for row in of_data if row.get("score")]
     if not scored:
         return None
-    attacks = list(dict.fromkeys(row["attack"] for row in scored))
-    done = [row for row in rows if row["data"] == data and row["status"] == DONE]
+    attacks = distinct(scored, "attack")
+    done = [row for row in of_data if row["status"] == DONE]
     columns = list(dict.fromkeys((row["protocol"], row["protection"]) for row in done))
-    picture, axes = figure(2.6 + 0.36 * len(columns), 1.6 + 0.34 * len(attacks))
+    width = 2.6 + 0.36 * len(columns)
+    height = 1.6 + 0.34 * len(attacks)
+    picture, axes = figure(width, height)
     axis = axes[0][0]
     found = {(row["attack"], row["protocol"], row["protection"]): row for row in scored}
     for y, attack in enumerate(attacks):
@@ -352,7 +371,8 @@ def draw(sheet: Sheet, rows: Sequence[Row], data: str) -> Path | None:
             if row:
                 text = _shown(float(row["score"]))
                 axis.text(x, y, text, ha="center", va="center", fontsize=6)
-    axis.set_xticks(range(len(columns)), [" ".join(column) for column in columns], rotation=90)
+    names = [" ".join(column) for column in columns]
+    axis.set_xticks(range(len(columns)), names, rotation=90)
     axis.set_yticks(range(len(attacks)), attacks)
     axis.tick_params(length=0, labelsize=7)
     axis.set_xlim(-0.5, len(columns) - 0.5)
@@ -439,7 +459,8 @@ def _leaked() -> tuple[Guess, Truth]:
     )
     fitted = _one_step(federation, sigmoids(64), "float64")
     view = view_of(fitted)
-    guess = DeepLeakage(steps=150, restarts=1).run(view, knowledge_of(fitted))
+    attack = DeepLeakage(steps=150, restarts=1)
+    guess = attack.run(view, knowledge_of(fitted))
     return guess, truth_of(fitted, federation, view)
 
 
@@ -469,8 +490,10 @@ def _misplaced_labels() -> dict[str, Any]:
     guess = LabelCounts().run(view_of(fitted), knowledge_of(fitted))
     wrong = 0
     for client, counts in guess.values.items():
-        true = np.bincount(federation.shards[client].y, minlength=10)
-        wrong += int(np.abs(counts - true).sum()) // 2
+        labels = federation.shards[client].y
+        differences = counts - np.bincount(labels, minlength=10)
+        # a misplaced label is missing in one class and too many in another
+        wrong += int(np.abs(differences).sum()) // 2
     return _answer("0", wrong, "misplaced labels of 240, 8 clients with 30 samples each")
 
 
@@ -496,11 +519,14 @@ def _subspaces(
     )
     fitted = protocol.fit(federation, SETTINGS)
     shards = [*federation.shards, *other.shards]
-    candidates = (np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards]))
+    x = np.concatenate([shard.x for shard in shards])
+    y = np.concatenate([shard.y for shard in shards])
     view = view_of(fitted)
-    guess = attack.run(view, knowledge_of(fitted, federation, (), candidates))
+    knowledge = knowledge_of(fitted, federation, (), (x, y))
+    guess = attack.run(view, knowledge)
     scorer: Scorer = attack.scorer
-    found = score(scorer, guess, truth_of(fitted, federation, view))
+    truth = truth_of(fitted, federation, view)
+    found = score(scorer, guess, truth)
     note = f"{found.metric}; {samples} samples, {vectors} vectors, 10 clients"
     return _answer(expected, found.value, note)
 
@@ -529,11 +555,11 @@ def _hidden_clusters(noise: Parameters, expected: str) -> dict[str, Any]:
     found = finding_of(HiddenCluster(), fitted, federation, adversary, taps).score
     assert found is not None
     if expected == "chance":
-        expected = f"{found.chance_interval.low:.2f} to {found.chance_interval.high:.2f}"
+        chance = found.chance_interval
+        expected = f"{chance.low:.2f} to {chance.high:.2f}"
     ari = agreement(federation.truth or (), fitted.labels_.tolist())["ari"]
-    note = (
-        f"{found.metric}, for {found.units} of 200 clients of MNIST; ARI of the clusters {ari:.2f}"
-    )
+    clients = f"{found.units} of 200 clients of MNIST"
+    note = f"{found.metric}, for {clients}; ARI of the clusters {ari:.2f}"
     return _answer(expected, found.value, note)
 
 

@@ -15,7 +15,6 @@ import argparse
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,15 +23,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.recurrent import CASES, Outputs, timed
+from benchmarks.recurrent import (
+    CASES,
+    Outputs,
+    Variants,
+    batched_round,
+    best_of,
+    medians_of,
+    no_tests,
+    relative_error,
+    timed,
+)
 from benchmarks.table import tabulate
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
-from securecluster.messaging.messages import Rows
 from securecluster.models.dropout import SeededDropout
 from securecluster.models.flat_model import FlatModel
 from securecluster.models.recurrent import LSTM
-from securecluster.models.validation import build, prepare_module
+from securecluster.models.validation import build
 from securecluster.training.dp_sgd import DPSGDState
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -51,7 +59,8 @@ class Keys:
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
         """Return 32 bytes."""
-        return hashlib.sha256(repr((client, purpose, step, about)).encode()).digest()
+        text = repr((client, purpose, step, about))
+        return hashlib.sha256(text.encode()).digest()
 
 
 def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> LocalTrainer:
@@ -67,9 +76,7 @@ def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> Local
     if model in CASES:
         case = CASES[model]
         federation = case.federation(clients)
-        flat = prepare_module(
-            case.make(case.shape, case.classes), case.shape, case.classes, objective=case.objective
-        )
+        flat = case.model()
     else:
         rng = np.random.default_rng(0)
         arrays = {}
@@ -77,8 +84,7 @@ def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> Local
             images = rng.random((100, 1, 28, 28), dtype=np.float32)
             labels = rng.integers(0, 10, 100)
             arrays[f"c{k}"] = (images, labels)
-        empty: dict[str, Any] = {name: ([], []) for name in arrays}
-        federation = Federation.from_arrays(arrays, test=empty, seed=0)
+        federation = Federation.from_arrays(arrays, test=no_tests(arrays), seed=0)
         flat = build(model, federation.shape, 10, Randomness(0))
     trainer = LocalTrainer(
         federation, flat, Randomness(0), torch.device("cpu"), dtype, secret=Keys()
@@ -137,11 +143,11 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
             expected_batch_size=min(plan.batch_size, size),
             loss_reduction="mean",
         )
+        ids = [batched.ids[client]]
+        start = batched.start[None]
         digests = [batched._train_on.digest(client)]
         # the same mini-batches as of the other variants of DP-SGD
-        draws = DPSGDState(
-            secret, [batched.ids[client]], [size], batched.start[None], plan, 1, 1, digests
-        )
+        draws = DPSGDState(secret, ids, [size], start, plan, 1, 1, digests)
         for batch in draws.batches(0):
             rows = torch.as_tensor(batch + batched._offsets[client])
             optimizer.zero_grad()
@@ -160,9 +166,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     return out
 
 
-def variants(
-    model: str, clients: int, plan: LocalTraining, dtype: torch.dtype
-) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
+def variants(model: str, clients: int, plan: LocalTraining, dtype: torch.dtype) -> Variants:
     """Return, by name, the threads and one round of each variant.
 
     Args:
@@ -175,24 +179,20 @@ def variants(
     threads = torch.get_num_threads()
     general = cohort(model, clients, True, dtype)
 
-    def train(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
-        # all clients start from row 0 of a table with one model
-        models = Rows(trainer.start[None], (0,) * clients)
-        return trainer.train(models, range(clients), plan, 1)
-
     without_noise = replace(plan, noise=0.0)
     not_private = replace(plan, clip=0.0, noise=0.0)
     private = {}
     # only models with a stack of layers have gradients by hand
     if batched.model.stack is not None:
-        private["by hand"] = (threads, partial(train, batched, plan))
-        private["by hand, no noise"] = (threads, partial(train, batched, without_noise))
-    private["examples as clients"] = (threads, partial(train, general, plan))
+        private["by hand"] = (threads, partial(batched_round, batched, plan))
+        private["by hand, no noise"] = (threads, partial(batched_round, batched, without_noise))
+    private["examples as clients"] = (threads, partial(batched_round, general, plan))
+    by_opacus = partial(opacus, batched, plan)
     return {
-        "plain training": (threads, lambda: train(batched, not_private)),
+        "plain training": (threads, partial(batched_round, batched, not_private)),
         **private,
-        "opacus, 1 thread": (1, lambda: opacus(batched, plan)),
-        f"opacus, {threads} threads": (threads, lambda: opacus(batched, plan)),
+        "opacus, 1 thread": (1, by_opacus),
+        f"opacus, {threads} threads": (threads, by_opacus),
     }
 
 
@@ -210,22 +210,21 @@ def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     updates = {}
     # updates agree only without noise and rounding
     without_noise = replace(PLAN, noise=0.0)
-    for variant, (_, run_once) in variants(model, 2, without_noise, torch.float64).items():
+    exact = variants(model, 2, without_noise, torch.float64)
+    for variant, (_, run_once) in exact.items():
         updates[variant] = run_once()
     seconds = timed(variants(model, clients, PLAN, torch.float32), rounds)
-    medians = {variant: float(np.median(times)) for variant, times in seconds.items()}
-    best_opacus = min(m for variant, m in medians.items() if variant.startswith("opacus"))
+    medians = medians_of(seconds)
+    best_opacus = best_of(medians, "opacus")
     reference = updates["opacus, 1 thread"]
-    largest = reference.abs().max()
     rows = []
     for variant, times in seconds.items():
         median = medians[variant]
         error = ""
         # plain training neither clips nor adds noise, so its updates are others
         if variant != "plain training":
-            difference = updates[variant] - reference
-            # relative to the largest number of an update; opacus adds 1e-6 to norms, so about 1e-6
-            error = f"{float(difference.abs().max() / largest):.1e}"
+            # opacus adds 1e-6 to norms, so about 1e-6
+            error = f"{relative_error(updates[variant], reference):.1e}"
         row = {
             "model": model,
             "clients": clients,

@@ -113,7 +113,8 @@ def lines(repeats: int) -> Iterator[list[dict[str, Any]]]:
             images = torch.from_numpy(pool.read(np.arange(n)))
             features = images.flatten(1)
             fixed = {"data": name, "D": features.shape[1], "n": n, "p": P}
-            yield [{**fixed, **measure(features, P, repeats)}]
+            measured = measure(features, P, repeats)
+            yield [{**fixed, **measured}]
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import timed_code
-from benchmarks.table import RESULTS
+from benchmarks.table import RESULTS, markdown_line
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
@@ -211,12 +211,14 @@ class Table:
         if unknown or missing:
             names = ", ".join(sorted(unknown | missing))
             raise EvidenceError(f"unknown or missing settings of a table: {names}")
+        conditions = tuple(_conditions(settings.get("where", "")))
+        columns = [Column.parse(text) for text in _listed(settings["columns"])]
         return cls(
             source=settings["source"],
-            where=tuple(_conditions(settings.get("where", ""))),
+            where=conditions,
             rows=tuple(_listed(settings["rows"])),
             by=settings.get("by", ""),
-            columns=tuple(Column.parse(text) for text in _listed(settings["columns"])),
+            columns=tuple(columns),
         )
 
     def lines(self, folder: Path) -> list[str]:
@@ -234,17 +236,18 @@ class Table:
         groups = _grouped(runs, self.rows, self.source)
         values = [""]
         if self.by:
-            values = _ascending([value for (value,) in _grouped(runs, (self.by,), self.source)])
+            levels = _grouped(runs, (self.by,), self.source)
+            values = _ascending([value for (value,) in levels])
         headings = list(self.rows)
         for value in values:
             headings += self._headings(value)
         separators = ["---"] * len(headings)
-        table = [_line(headings), _line(separators)]
+        table = [markdown_line(headings), markdown_line(separators)]
         for key, members in groups.items():
             cells = list(key)
             for value in values:
                 cells += self._cells(members, value)
-            table.append(_line(cells))
+            table.append(markdown_line(cells))
         return table
 
     def _headings(self, value: str) -> list[str]:
@@ -337,12 +340,6 @@ def _grouped(
     return groups
 
 
-def _line(cells: Sequence[str]) -> str:
-    """Return a line of a Markdown table."""
-    joined = " | ".join(cells)
-    return f"| {joined} |"
-
-
 def read(path: Path) -> list[Row]:
     """Return the rows of a CSV file of measurements.
 
@@ -378,8 +375,9 @@ def filled(page: str, folder: Path) -> str:
     def block(match: re.Match[str]) -> str:
         settings = match["settings"]
         table = Table.parse(settings)
-        lines = "\n".join([*table.lines(folder), *_age(table.source, folder)])
-        return f"{BEGIN}\n{settings}-->\n\n{lines}\n\n{END}"
+        lines = table.lines(folder) + _age(table.source, folder)
+        text = "\n".join(lines)
+        return f"{BEGIN}\n{settings}-->\n\n{text}\n\n{END}"
 
     return BLOCK.sub(block, page)
 
@@ -394,9 +392,13 @@ def _age(source: str, folder: Path) -> list[str]:
     changed = timed_code.changed(source.removesuffix(".csv"), folder)
     if not changed:
         return []
-    # with their folder, since several folders have a client.py
-    names = ", ".join(f"`{'/'.join(Path(path).parts[-2:])}`" for path in changed)
-    note = f"*Older than the code that it times, of which {names} changed since.*"
+    names = []
+    for path in changed:
+        # with their folder, since several folders have a client.py
+        name = "/".join(Path(path).parts[-2:])
+        names.append(f"`{name}`")
+    listed = ", ".join(names)
+    note = f"*Older than the code that it times, of which {listed} changed since.*"
     return ["", *textwrap.wrap(note, 100, break_on_hyphens=False)]
 
 

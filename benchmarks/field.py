@@ -25,7 +25,6 @@ images share images. MNIST is read from SECURECLUSTER_DATA or the hub.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,7 @@ import numpy as np
 
 from benchmarks.grid import parser_of, product, read_options, with_seeds
 from benchmarks.sheet import Cell, Row, Sheet, figure, summarise
-from benchmarks.table import SEEDED, write
+from benchmarks.table import SEEDED, read, write
 from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
@@ -292,7 +291,8 @@ def outcome(federation: Federation, method: str, options: Mapping[str, Any]) -> 
         Mean accuracy over clients, adjusted Rand index, the accuracy after tuning, ε of the run,
         releases of a client, and bytes of a client.
     """
-    fitted = METHODS[method].protocol(**options).fit(federation, SEEDED)
+    protocol = METHODS[method].protocol(**options)
+    fitted = protocol.fit(federation, SEEDED)
     assert fitted.ledger_.exact() == []
     clients = len(federation)
     return {
@@ -316,8 +316,8 @@ def tuned_accuracy(federation: Federation, fitted: Any) -> float:
     """
     accuracies = []
     for client, shard in enumerate(federation.shards):
-        parameters = [value.clone() for value in fitted.model_of(at(client)).values()]
-        weight, bias = parameters
+        model = fitted.model_of(at(client))
+        weight, bias = (value.clone() for value in model.values())
         weight.requires_grad_()
         bias.requires_grad_()
         x = torch.as_tensor(shard.x).flatten(1)
@@ -325,14 +325,16 @@ def tuned_accuracy(federation: Federation, fitted: Any) -> float:
         optimizer = torch.optim.SGD([weight, bias], lr=ALONE_RATE)
         for _ in range(STEPS):
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(x @ weight.T + bias, y)
+            logits = x @ weight.T + bias
+            loss = torch.nn.functional.cross_entropy(logits, y)
             torch.autograd.backward(loss)
             optimizer.step()
         tested = torch.as_tensor(shard.x_test).flatten(1)
         with torch.no_grad():
             logits = tested @ weight.T + bias
             predicted = logits.argmax(1).numpy()
-        accuracies.append(float(np.mean(predicted == shard.y_test)))
+        right = predicted == shard.y_test
+        accuracies.append(float(np.mean(right)))
     return float(np.mean(accuracies))
 
 
@@ -368,9 +370,10 @@ def tuning_outcome(cell: Cell) -> dict[str, Any]:
     Args:
         cell: one of `tuning_cells`.
     """
-    options = options_of(cell["method"], cell["target"], cell["lr"], cell["own"])
+    method = cell["method"]
+    options = options_of(method, cell["target"], cell["lr"], cell["own"])
     federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
-    return outcome(federation, cell["method"], options)
+    return outcome(federation, method, options)
 
 
 def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
@@ -382,23 +385,15 @@ def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
             setting.
     """
     method = cell["method"]
+    target = cell["target"]
     if cell["setting"] == "rdpcfl":
         federation = clients_of("rotation", OWN_SAMPLES, cell["seed"])
-        return outcome(federation, method, own_setting(method, cell["target"]))
-    rate, own = settings[cell["setting"]][setting_of(cell)]
-    federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
-    return outcome(federation, method, options_of(method, cell["target"], rate, own))
-
-
-def stored_rows(path: Path) -> list[Row]:
-    """Return the rows of a sheet, which another run may be filling.
-
-    Args:
-        path: of the sheet.
-    """
-    with path.open(newline="") as stream:
-        lines = (line for line in stream if not line.startswith("#"))
-        return list(csv.DictReader(lines))
+        options = own_setting(method, target)
+    else:
+        rate, own = settings[cell["setting"]][setting_of(cell)]
+        federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
+        options = options_of(method, target, rate, own)
+    return outcome(federation, method, options)
 
 
 def chosen(rows: Sequence[Row], column: str = "accuracy") -> Settings:
@@ -412,17 +407,20 @@ def chosen(rows: Sequence[Row], column: str = "accuracy") -> Settings:
     for row in rows:
         if row["status"] != "done":
             continue
-        key = (row["method"], float(row["target"]), float(row["lr"]), int(row["own"]))
-        scores.setdefault(key, []).append(float(row[column]))
+        setting = (row["method"], float(row["target"]), float(row["lr"]), int(row["own"]))
+        values = scores.setdefault(setting, [])
+        values.append(float(row[column]))
+    complete = len(SHIFTS) * len(TUNING_SEEDS)
     best: Settings = {}
     largest: dict[tuple[str, float], float] = {}
     for (method, epsilon, rate, own), values in scores.items():
-        if len(values) < len(SHIFTS) * len(TUNING_SEEDS):
+        if len(values) < complete:
             continue
         mean = float(np.mean(values))
-        if mean > largest.get((method, epsilon), -1.0):
-            largest[method, epsilon] = mean
-            best[method, epsilon] = (rate, own)
+        key = (method, epsilon)
+        if mean > largest.get(key, -1.0):
+            largest[key] = mean
+            best[key] = (rate, own)
     return best
 
 
@@ -438,9 +436,16 @@ def write_settings(settings: Mapping[str, Settings]) -> Path:
             if by == BY_ARI and method in ONE_CLUSTER:
                 continue
             values = METHODS[method].own[own]
-            text = ", ".join(f"{name} {value:g}" for name, value in values.items())
-            row = {"setting": by, "method": method, "target": epsilon, "lr": rate, "own": text}
-            rows.append(row)
+            options = [f"{name} {value:g}" for name, value in values.items()]
+            rows.append(
+                {
+                    "setting": by,
+                    "method": method,
+                    "target": epsilon,
+                    "lr": rate,
+                    "own": ", ".join(options),
+                }
+            )
     return write("field_settings", rows)
 
 
@@ -574,7 +579,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if given.tune:
         asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
         tuning.fill(asked, tuning_outcome, given.minutes)
-    tuned_rows = stored_rows(tuning.path)
+    # which another run may be filling
+    tuned_rows = read(tuning.path)
     settings = {BY_FIELD: chosen(tuned_rows), BY_ARI: chosen(tuned_rows, "ari")}
     if given.tune:
         return write_settings(settings)
@@ -587,7 +593,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet("field")
     sheet.fill(ready, lambda cell: measure(cell, settings), given.minutes)
     # rows of other methods, too
-    rows = stored_rows(sheet.path)
+    rows = read(sheet.path)
     write_needed(rows)
     summarise(rows, ["setting", "method", "shift", "target"], ["accuracy", "ari"])
     return draw(sheet, rows)

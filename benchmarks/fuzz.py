@@ -14,7 +14,6 @@ milliseconds, and the largest memory of the process in MB.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -26,12 +25,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.table import write
+from benchmarks.grid import script_parser
+from benchmarks.table import SEEDED, write
 from securecluster import Federation
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
@@ -58,7 +59,6 @@ from securecluster.protocols import (
     LocalKMeans,
     OneShot,
     RandomClusters,
-    Settings,
     Signature,
 )
 from securecluster.protocols.nsim import synthetic_users
@@ -230,7 +230,8 @@ def federation(clients: int, seed: int) -> Federation:
     test: dict[str, Any] = {}
     for i in range(clients):
         x = draw.normal(size=(24, FEATURES)).astype(np.float32)
-        scores = x @ weights[i % 2]
+        cluster = i % 2
+        scores = x @ weights[cluster]
         y = scores.argmax(1)
         # every class occurs in every client's training samples
         y[:CLASSES] = np.arange(CLASSES)
@@ -395,15 +396,10 @@ class Recorded:
     def node(self, client: int) -> Endpoint[Any]:
         """Return the endpoint of one client, or newcomer, as it is before a run."""
         if client < CLIENTS:
-            return build_client(self.method, self.data, Settings(keys_from_seed=True), [client])
+            return build_client(self.method, self.data, SEEDED, [client])
         joining = federation(NEWCOMERS, seed=1)
-        return build_client(
-            self.method,
-            joining,
-            Settings(keys_from_seed=True),
-            [client - CLIENTS],
-            joins=self.config,
-        )
+        ids = [client - CLIENTS]
+        return build_client(self.method, joining, SEEDED, ids, joins=self.config)
 
     def authority(self) -> Authority | None:
         """Return the key authority, as it is before a run; None where nothing is encrypted."""
@@ -467,9 +463,11 @@ def record(case: str) -> Recorded:
 def _recording(recorded: Recorded, i: int) -> Callable[[bytes], bytes]:
     """Return client i's function from request to reply, which records both."""
     node = recorded.node(i)
-    return _recorded_answer(
-        recorded, i, node.answer_frame, lambda: pack(node.client.state(node.keys.secrets))
-    )
+
+    def state() -> bytes:
+        return pack(node.client.state(node.keys.secrets))
+
+    return _recorded_answer(recorded, i, node.answer_frame, state)
 
 
 def _recorded_answer(
@@ -560,7 +558,9 @@ class Forger:
             receipt += self._draw.choices(NUMBERS, k=self._draw.randint(1, 6))
         else:
             others: list[Any] = [*NUMBERS, *SPECIAL, *TEXTS, ["no field"], [1], [[]]]
-            receipt[self._draw.randrange(len(receipt))] = self._draw.choice(others)
+            # the value is drawn before its position
+            value = self._draw.choice(others)
+            receipt[self._draw.randrange(len(receipt))] = value
         return [written]
 
     def _change_header(self, header: list[Any]) -> None:
@@ -685,7 +685,8 @@ class Forger:
             {"__metadata__": {"frame": deep}},
             {"__metadata__": {"frame": "[]"}, "means": giant},
         ]
-        text = json.dumps(self._draw.choice(bombs)).encode()
+        bomb = self._draw.choice(bombs)
+        text = json.dumps(bomb).encode()
         # laid out as safetensors: the header's length, the header, the tensors' numbers
         length = len(text).to_bytes(8, "little")
         return length + text + bytes(4)
@@ -708,8 +709,8 @@ def saved(
     from safetensors.torch import save
 
     copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"frame": json.dumps([header, scalars, *receipts])}
-    return bytes(save(copies, metadata))
+    text = json.dumps([header, scalars, *receipts])
+    return bytes(save(copies, {"frame": text}))
 
 
 def reheaded(data: bytes, header: Header) -> bytes:
@@ -803,7 +804,8 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         draw: what the forger draws from.
     """
     count = Count()
-    forger = Forger(draw, [sent.reply for sent in run.sent], sorted(_methods(run)))
+    replies = [sent.reply for sent in run.sent]
+    forger = Forger(draw, replies, sorted(_methods(run)))
     forget_peak()
     while count.frames < frames:
         liar = _Liar(run, forger, draw, count)
@@ -815,7 +817,8 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         except (Exception, EndlessError) as error:
             # the forged reply that stopped the loop was counted as answered when it was taken
             count.answered -= 1
-            count.refuse(error, f"serve, after {', '.join(liar.taken)}")
+            taken = ", ".join(liar.taken)
+            count.refuse(error, f"serve, after {taken}")
     count.memory = peak()
     return count
 
@@ -831,7 +834,8 @@ class _Liar:
         self._count = count
         self._replies: dict[tuple[int, str], list[Sent]] = {}
         for sent in run.sent:
-            self._replies.setdefault((sent.client, sent.method), []).append(sent)
+            replies = self._replies.setdefault((sent.client, sent.method), [])
+            replies.append(sent)
         self._lies: int | None = None  # the party whose next reply is forged
         self.taken: list[str] = []  # methods of forged replies that the loop has used
 
@@ -856,18 +860,27 @@ class _Liar:
 
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
-        exchange, exchange_hidden, send = net._exchange, net._exchange_hidden, net._send
-        net._exchange = lambda method, call, tries=1: self._tried(
-            lambda: exchange(method, call, tries), call.to, method.__name__
-        )
-        net._exchange_hidden = lambda release, call: self._tried(
-            lambda: exchange_hidden(release, call), call.to, call.method
-        )
+        exchange = net._exchange
+        exchange_hidden = net._exchange_hidden
+        send = net._send
+
+        def exchanged(method: Any, call: Any, tries: int = 1) -> Any:
+            ask = partial(exchange, method, call, tries)
+            return self._tried(ask, call.to, method.__name__)
+
+        def exchanged_hidden(release: Any, call: Any) -> Any:
+            ask = partial(exchange_hidden, release, call)
+            return self._tried(ask, call.to, call.method)
 
         def sent(name: str, to: Sequence[int], *rest: Any, **message: Any) -> Any:
-            liars = [AUTHORITY] if message.get("verb") == AUTHORITY_CALL else to
-            return self._tried(lambda: send(name, to, *rest, **message), liars, name)
+            ask = partial(send, name, to, *rest, **message)
+            liars = to
+            if message.get("verb") == AUTHORITY_CALL:
+                liars = [AUTHORITY]
+            return self._tried(ask, liars, name)
 
+        net._exchange = exchanged
+        net._exchange_hidden = exchanged_hidden
         net._send = sent
         # the channel's parts hold the function that they were given before
         net.connect()
@@ -922,7 +935,8 @@ def sides(case: str) -> list[str]:
         case: one of `CASES`.
     """
     _, params = CASES[case]
-    encrypts = {"bfv", "ckks"} & {params.get("aggregation"), params.get("relevance")}
+    used = {params.get("aggregation"), params.get("relevance")}
+    encrypts = {"bfv", "ckks"} & used
     return [side for side in SIDES if side != "authority" or encrypts]
 
 
@@ -944,9 +958,7 @@ def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print and write a row per case and side."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--frames", type=int, default=200_000, help="in all")
     parser.add_argument("--side", choices=[*SIDES, "all"], default="all")
     parser.add_argument("--seed", type=int, default=0)
@@ -966,8 +978,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     unnamed: Counter[str] = Counter()
     for case, side in chosen:
         count = fuzz(case, side, frames, options.seed)
-        rows.append(count.row(case, side))
-        print(rows[-1], flush=True)
+        row = count.row(case, side)
+        rows.append(row)
+        print(row, flush=True)
         for about, times in count.unnamed.most_common():
             print(f"    unnamed, {times} times: {about}", flush=True)
         unnamed.update(count.unnamed)

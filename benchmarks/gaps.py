@@ -87,7 +87,8 @@ def updates(federation: Federation, rounds: int) -> torch.Tensor:
     fitted = protocol.fit(federation, Settings(transcript="full", keys_from_seed=True))
     entries = fitted.transcript_.entries
     # updates are sent one by one in the clustering round only
-    position = next(k for k, entry in enumerate(entries) if entry.method == "train")
+    methods = [entry.method for entry in entries]
+    position = methods.index("train")
     _, answer = fitted.transcript_.content(position)
     # as in Briggs et al. 2020: local weights after the round less the global ones, of every client
     rows: torch.Tensor = answer.reply.delta.values
@@ -107,7 +108,8 @@ def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str)
         Whether the threshold gives the true clusters (exact), ari, the number of clusters, whether
         any threshold gives the true ones (possible), and the gap at the true clusters.
     """
-    tree = merges(distances(rows, metric).cpu().numpy(), linkage)
+    apart = distances(rows, metric).cpu().numpy()
+    tree = merges(apart, linkage)
     cosines = alike(rows, "cosine").cpu().numpy()
     # the largest gap of heights if it is large, else a test of cosines against clients without
     # clusters (not in the paper, which fixes a threshold for each setting)

@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.grid import script_parser
 from benchmarks.table import RESULTS
 from securecluster import Federation, LabelSwap
 from securecluster.core.lazy_torch import torch
@@ -385,7 +386,8 @@ def differences(before: Mapping[str, Record], after: Mapping[str, Record]) -> li
             if earlier.get(column) != later.get(column)
         ]
         if changed:
-            lines.append(f"{name}: {', '.join(changed)}")
+            listed = ", ".join(changed)
+            lines.append(f"{name}: {listed}")
     return lines
 
 
@@ -484,27 +486,28 @@ def other_facts(
         if name not in before or name not in after:
             found.append(f"{name}: in one of them only")
             continue
-        events = {before[name]["events"], after[name]["events"]}
+        earlier_line = before[name]
+        later_line = after[name]
+        events = {earlier_line["events"], later_line["events"]}
         # releases follow the clusters, and these the noise; but a run makes some, or makes none
         follows_chance = NOISED in name and len(events) > 1 and not events & {"", "0"}
         changed = []
         for column, same in COLUMNS.items():
-            earlier = before[name][column]
-            later = after[name][column]
+            earlier = earlier_line[column]
+            later = later_line[column]
             if follows_chance and column in ("events", "epsilon"):
                 continue
             if not same(earlier, later):
                 changed.append(f"{column} {earlier or '-'} -> {later or '-'}")
         if changed:
-            found.append(f"{name}: {'; '.join(changed)}")
+            listed = "; ".join(changed)
+            found.append(f"{name}: {listed}")
     return found
 
 
 def _command_line(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--out", type=Path, help="file to write all records to")
     parser.add_argument("--compare", type=Path, help="file with records of the same machine")
     parser.add_argument(

@@ -91,7 +91,8 @@ def _graph_labels(clusters: list[list[int]]) -> list[int]:
         for client in members:
             clustered[client] = cluster
     # numbers that no cluster has, so that a client without a cluster counts as an error
-    return [clustered.get(client, len(clusters) + client) for client in range(CLIENTS)]
+    first = len(clusters)
+    return [clustered.get(client, first + client) for client in range(CLIENTS)]
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 from benchmarks.sheet import Cell, Row, Sheet, summarise
 from benchmarks.table import PAPERS
+from securecluster import Federation
+from securecluster.data import Scenario
 
 
 def product(**axes: Iterable[Any]) -> list[Cell]:
@@ -38,6 +40,22 @@ def with_seeds(settings: Sequence[Cell], seeds: Iterable[int]) -> list[Cell]:
         seeds: which.
     """
     return [{**setting, "seed": seed} for seed in seeds for setting in settings]
+
+
+def federation_of(cell: Cell, scenario: Scenario) -> Federation:
+    """Return the clients of a cell.
+
+    Args:
+        cell: its data set, clients, samples and seed.
+        scenario: how clusters differ.
+    """
+    return Federation.simulate(
+        cell["data"],
+        scenario=scenario,
+        clients=cell["clients"],
+        samples=cell["samples"],
+        seed=cell["seed"],
+    )
 
 
 @dataclass(frozen=True)

@@ -194,9 +194,9 @@ def gap() -> Iterator[dict[str, Any]]:
         inputs = torch.randn(1, batch, INPUTS, generator=draw)
         varied = Outer(outputs, inputs)
         # equal gradients add up to the longest sum, whose last bit is the coarsest
-        equal = Outer(
-            outputs[:, :1] * torch.ones_like(outputs), inputs[:, :1] * torch.ones_like(inputs)
-        )
+        same_outputs = outputs[:, :1] * torch.ones_like(outputs)
+        same_inputs = inputs[:, :1] * torch.ones_like(inputs)
+        equal = Outer(same_outputs, same_inputs)
         cases = {"gradients of any direction": varied, "equal gradients": equal}
         for name, gradient in cases.items():
             excess = largest_excess({"w": gradient}, batch)

@@ -14,7 +14,6 @@ Run with OMP_NUM_THREADS=1: several threads add up to more processor time.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.grid import script_parser
 from benchmarks.table import SEEDED, write
 from securecluster import Federation, LabelSwap
 from securecluster.core.lazy_torch import torch
@@ -137,9 +137,12 @@ def frame_bytes(call: Call, response: Response) -> Iterator[tuple[int, int]]:
     """
     place = {client: position for position, client in enumerate(call.to)}
     for position, client in enumerate(response.ids):
-        header = reply_header(call.header(place[client]))
-        encode = partial(wire.encode, header, response.reply, position)
-        yield len(encode(response.receipts_at(position))), len(encode())
+        request = call.header(place[client])
+        encode = partial(wire.encode, reply_header(request), response.reply, position)
+        receipts = response.receipts_at(position)
+        with_receipts = encode(receipts)
+        without_receipts = encode()
+        yield len(with_receipts), len(without_receipts)
 
 
 @contextmanager
@@ -173,14 +176,15 @@ def bytes_of(case: str, federation: Federation, rounds: int) -> list[dict[str, A
     with tallied() as tallies:
         fitted = protocol_of(case, rounds).fit(federation, SEEDED)
     up = fitted.bytes_["up"]
-    total = Tally(
-        sum(tally.replies for tally in tallies.values()),
-        sum(tally.up for tally in tallies.values()),
-        sum(tally.receipts for tally in tallies.values()),
-    )
+    total = Tally()
+    for tally in tallies.values():
+        total.replies += tally.replies
+        total.up += tally.up
+        total.receipts += tally.receipts
     # the run counts its bytes from shapes, and these are of encoded frames
     assert total.up == up
-    with_receipts = {name: tally for name, tally in sorted(tallies.items()) if tally.receipts}
+    in_order = sorted(tallies.items())
+    with_receipts = {name: tally for name, tally in in_order if tally.receipts}
     lines = []
     for method, tally in {**with_receipts, ALL: total}.items():
         line = {
@@ -506,9 +510,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     Args:
         argv: the arguments; those of the command line by default.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=7)
@@ -526,7 +528,8 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
         lines, of_round = seconds_of(case, federation, options.rounds, options.pairs)
         times += lines
         if protocol_of(case, options.rounds).privacy.holds_target:
-            dry_runs.append(dry_run_of(case, federation, options.rounds, options.pairs, of_round))
+            line = dry_run_of(case, federation, options.rounds, options.pairs, of_round)
+            dry_runs.append(line)
         print(f"{case}: {of_round:.3f} s a round", flush=True)
     written = [write("guards_bytes", sizes), write("guards_seconds", times)]
     if dry_runs:

@@ -15,7 +15,6 @@ current ones.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,16 +23,15 @@ from typing import Any
 
 from benchmarks.grid import Grid, parser_of, read_options
 from benchmarks.robust import Setting, clients_of
-from benchmarks.sheet import Cell, Row, spread
-from benchmarks.table import RESULTS
+from benchmarks.sheet import Cell, Row, Spread, spread
+from benchmarks.table import RESULTS, UNRECORDED, read
 from securecluster import Dirichlet, Federation, LabelPermutation, LabelSwap, Rotation
 from securecluster.app.registry import protocol_class
 from securecluster.clustering.metrics import mean
 from securecluster.errors import SecureClusterError
-from securecluster.protocols import Settings
 
 CLUSTERED = ("cfl", "flhc", "srfca")
-Spread = tuple[float, float, float, int]  # mean, lowest, highest and number of values
+
 # of CFL's published code, whose ConvNet has the layers of cnn-ali
 AUTHORS_TRAINING = {
     "model": "cnn-ali",
@@ -168,7 +166,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     params = {name: value for name, value in training.items() if name in defaults}
     protocol.set_params(**params)
     try:
-        fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
+        fitted = protocol.fit(federation, UNRECORDED)
     except SecureClusterError as error:
         return {"outcome": str(error)}
     ari = None
@@ -200,7 +198,8 @@ def report(now: Sequence[Row], before: Sequence[Row]) -> list[str]:
     for key, (mean_accuracy, _, _, seeds) in accuracy.items():
         setting, protocol = key
         ari_text = _shown(ari.get(key))
-        line = f"{setting:32} {protocol:7} ARI {ari_text}  accuracy {mean_accuracy:.3f}"
+        result = f"ARI {ari_text}  accuracy {mean_accuracy:.3f}"
+        line = f"{setting:32} {protocol:7} {result}"
         if key in earlier_accuracy:
             ari_text = _shown(earlier_ari.get(key))
             mean_accuracy = earlier_accuracy[key][0]
@@ -221,10 +220,7 @@ def _read(path: Path) -> list[Row]:
     """Return the rows of another sheet's file; none where there is no such file."""
     if not path.exists():
         return []
-    with path.open(newline="") as stream:
-        # the first line names the machine
-        next(stream)
-        return list(csv.DictReader(stream))
+    return read(path)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -164,25 +164,29 @@ def assigned(points: Array, k: int, multiplier: float, generator: np.random.Gene
         multiplier: noise multiplier of the four sums together; 0 adds no noise.
         generator: draws the noise.
     """
-    deviations = [multiplier / math.sqrt(share) for share in noisy_centres.SHARES]
+    # of the sums of points, of moments, of cells and of a step
+    of_points, of_moments, of_cells, of_step = (
+        multiplier / math.sqrt(share) for share in noisy_centres.SHARES
+    )
 
     def summed(rows: Array, deviation: float) -> Array:
         total = rows.sum(0)
-        return np.asarray(total + deviation * generator.standard_normal(total.shape))
+        noise = generator.standard_normal(total.shape)
+        return np.asarray(total + deviation * noise)
 
     r = k - 1
-    mean = summed(points, deviations[0]) / len(points)
+    mean = summed(points, of_points) / len(points)
     directions = noisy_centres.directions_from(points, mean)
-    moments = summed(noisy_centres.second_moments(directions), deviations[1])
+    moments = summed(noisy_centres.second_moments(directions), of_moments)
     basis = noisy_centres.leading_directions(moments, r)
     places = noisy_centres.projections(directions, basis)
     book = noisy_centres.code_book(r, CELLS_PER_CLUSTER * k)
-    reach = noisy_centres.CELL_REACH
-    total = summed(noisy_centres.displacement_rows(places, book, reach), deviations[2])
-    centres = noisy_centres.centres_from_cells(total, book, k, deviations[2], seed=0)
-    reach = noisy_centres.STEP_REACH
-    total = summed(noisy_centres.displacement_rows(places, centres, reach), deviations[3])
-    centres = noisy_centres.moved_centres(total, centres, deviations[3])
+    rows = noisy_centres.displacement_rows(places, book, noisy_centres.CELL_REACH)
+    total = summed(rows, of_cells)
+    centres = noisy_centres.centres_from_cells(total, book, k, of_cells, seed=0)
+    rows = noisy_centres.displacement_rows(places, centres, noisy_centres.STEP_REACH)
+    total = summed(rows, of_step)
+    centres = noisy_centres.moved_centres(total, centres, of_step)
     labels: list[int] = noisy_centres.nearest_centres(places, centres).tolist()
     return labels
 
@@ -195,7 +199,8 @@ def mean_points(points: Array, truth: Sequence[int]) -> Array:
         truth: (m,) true clusters.
     """
     clusters = np.asarray(truth)
-    return np.stack([points[clusters == c].mean(0) for c in range(CLUSTERS)])
+    means = [points[clusters == c].mean(0) for c in range(CLUSTERS)]
+    return np.stack(means)
 
 
 def most_likely(sums: Array, counts: Array, truth: Sequence[int]) -> list[int]:
@@ -214,14 +219,18 @@ def most_likely(sums: Array, counts: Array, truth: Sequence[int]) -> list[int]:
     number = members.T @ counts
     labels = []
     for own, own_counts, cluster in zip(sums, counts, truth, strict=True):
-        others, others_number = total.copy(), number.copy()
+        others = total.copy()
         others[cluster] -= own
+        others_number = number.copy()
         others_number[cluster] -= own_counts
         # a class that another cluster has no sample of tells nothing
         usable = (others_number > 0).all(0) & (own_counts > 0)
         means = others[:, usable] / others_number[:, usable, None]
-        distances = ((own[usable] / own_counts[usable, None] - means) ** 2).sum(2)
-        labels.append(int((distances @ own_counts[usable]).argmin()))
+        weights = own_counts[usable]
+        own_means = own[usable] / weights[:, None]
+        distances = ((own_means - means) ** 2).sum(2)
+        costs = distances @ weights
+        labels.append(int(costs.argmin()))
     return labels
 
 
@@ -255,19 +264,24 @@ def points_of(
     first = round(minority * clients)
     rest = [1 + i % (CLUSTERS - 1) for i in range(clients - first)]
     truth = [0] * first + rest
-    sketch = ClassMeans(tuple(federation.shape), federation.classes, SIZE, seed)
+    classes = federation.classes
+    sketch = ClassMeans(tuple(federation.shape), classes, SIZE, seed)
     transform = TRANSFORMS[scenario]
-    points, sums, counts = [], [], []
+    points = []
+    sums = []
+    counts = []
     for cluster, shard in zip(truth, federation.shards, strict=True):
-        x, y = transform.transform(cluster, shard.x, shard.y, federation.classes, Randomness(seed))
+        x, y = transform.transform(cluster, shard.x, shard.y, classes, Randomness(seed))
         flat = np.reshape(x, (len(x), -1)).astype(np.float64)
-        classes = np.eye(federation.classes)[np.asarray(y)]
-        by_class = classes.T @ flat
-        points.append(sketch.point_of(by_class, classes.sum(0)))
-        sums.append(sketch.smooth(by_class))
-        counts.append(classes.sum(0))
+        one_hot = np.eye(classes)[np.asarray(y)]
+        sum_by_class = one_hot.T @ flat
+        count_by_class = one_hot.sum(0)
+        points.append(sketch.point_of(sum_by_class, count_by_class))
+        sums.append(sketch.smooth(sum_by_class))
+        counts.append(count_by_class)
     likely = most_likely(np.stack(sums), np.stack(counts), truth)
-    return noisy_centres.unit(np.stack(points)), truth, likely
+    units = noisy_centres.unit(np.stack(points))
+    return units, truth, likely
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -280,13 +294,19 @@ def draw(rows: Sequence[Row]) -> Any:
     line = np.linspace(0, 10, 101)
     for axis, scenario in zip(axes[0], TRANSFORMS, strict=True):
         for clients in CLIENTS:
+            wanted = {
+                "data": "mnist",
+                "clients": str(clients),
+                "labels": "even",
+                "scenario": scenario,
+                # the bound is for clusters of equal sizes
+                "minority": "0.25",
+            }
             right: dict[float, list[float]] = {}
             for row in rows:
-                # the bound is for clusters of equal sizes
-                wanted = ("mnist", str(clients), "even", scenario, "0.25")
-                names = ("data", "clients", "labels", "scenario", "minority")
-                if tuple(row[name] for name in names) == wanted and row.get("right"):
-                    right.setdefault(float(row["replaced"]), []).append(float(row["right"]))
+                if wanted.items() <= row.items() and row.get("right"):
+                    values = right.setdefault(float(row["replaced"]), [])
+                    values.append(float(row["right"]))
             epsilons = sorted(right)
             means = [float(np.mean(right[epsilon])) for epsilon in epsilons]
             axis.plot(epsilons, means, marker="o", label=f"{clients} clients, hidden")

@@ -72,10 +72,14 @@ def chosen_settings(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
     for row in rows:
         if not row.get("accuracy"):
             continue
-        known = best.setdefault(row["protocol"], row)
+        name = row["protocol"]
+        known = best.setdefault(name, row)
         if float(row["accuracy"]) > float(known["accuracy"]):
-            best[row["protocol"]] = row
-    return {name: (float(row["clip"]), float(row["lr"])) for name, row in best.items()}
+            best[name] = row
+    settings = {}
+    for name, row in best.items():
+        settings[name] = (float(row["clip"]), float(row["lr"]))
+    return settings
 
 
 def cells(seeds: int, settings: Mapping[str, tuple[float, float]]) -> list[Cell]:
@@ -111,7 +115,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     federation = dealt(cell["scenario"], cell["seed"])
     protocol = PROTOCOLS[cell["protocol"]]
-    fitted = protocol(**SETTINGS, clip=cell["clip"], lr=cell["lr"]).fit(federation, SEEDED)
+    method = protocol(**SETTINGS, clip=cell["clip"], lr=cell["lr"])
+    fitted = method.fit(federation, SEEDED)
     return {
         "accuracy": float(np.nanmean(fitted.scores_)),
         "ari": fitted.agreement_["ari"],
@@ -140,9 +145,11 @@ def dealt(scenario: str, seed: int) -> Federation:
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     chosen = read_options(parser_of(__doc__, minutes=12.0), argv)
+    minutes = chosen.minutes / 2
     sheet = Sheet("hidden_runs")
-    tuned = chosen_settings(sheet.fill(tuning_cells(), measure, chosen.minutes / 2))
-    rows = sheet.fill(cells(chosen.seeds, tuned), measure, chosen.minutes / 2)
+    tuning_rows = sheet.fill(tuning_cells(), measure, minutes)
+    settings = chosen_settings(tuning_rows)
+    rows = sheet.fill(cells(chosen.seeds, settings), measure, minutes)
     summarise(rows, ["scenario", "protocol"], ["accuracy", "ari", "epsilon"])
     return sheet.path
 

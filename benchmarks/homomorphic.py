@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.table import machine
+from benchmarks.table import machine, markdown_line
 from securecluster.data import Federation
 from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.privacy.masking.pads import KeyPair, add_pads
@@ -120,12 +120,15 @@ def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost
     tags = LinearTags(parameters, TAG_KEY)
 
     def close(k: int) -> tuple[bytes, bytes]:
-        integers = codec.encode(torch.from_numpy(rows[k : k + 1])).numpy()
-        slots = pack({"delta": integers}, layout, largest, parameters)
+        row = torch.from_numpy(rows[k : k + 1])
+        values = {"delta": codec.encode(row).numpy()}
+        slots = pack(values, layout, largest, parameters)
         ciphertexts = [public.encrypt(numbers) for numbers in slots]
-        text = as_text(TAG_KEY, [tags.of(public.coefficients(data)) for data in ciphertexts])
+        row_tags = [tags.of(public.coefficients(data)) for data in ciphertexts]
+        text = as_text(TAG_KEY, row_tags)
         box = seal_bytes(text, clients[k], authority.public, context)
-        return seal(ciphertexts, clients[k], server.public, context), box
+        envelope = seal(ciphertexts, clients[k], server.public, context)
+        return envelope, box
 
     total = CiphertextSum(public)
     count = layout.ciphertexts(parameters)
@@ -161,9 +164,15 @@ def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost
     released = unpack(slots, layout, largest, parameters, len(rows))["delta"]
     truth = rows.sum(0)
     unit = 2.0**-codec.exponent
-    error = float(np.abs(released * unit - truth).max())
-    times = (float(np.median(encrypting)), float(np.median(adding)), decrypting)
-    return Cost(scheme, size, *times, error)
+    errors = np.abs(released * unit - truth)
+    return Cost(
+        scheme,
+        size,
+        float(np.median(encrypting)),
+        float(np.median(adding)),
+        decrypting,
+        float(errors.max()),
+    )
 
 
 def padded(rows: NDArray[np.float64], members: int, mask: Callable[[torch.Tensor], Any]) -> Cost:
@@ -185,10 +194,12 @@ def padded(rows: NDArray[np.float64], members: int, mask: Callable[[torch.Tensor
     row, encrypting = timed(close)
     total = torch.zeros_like(row)
     _, adding = timed(lambda: total.add_(row))
-    integers = codec.encode(torch.from_numpy(rows)).sum(0, dtype=torch.int32)
+    encoded = codec.encode(torch.from_numpy(rows))
+    integers = encoded.sum(0, dtype=torch.int32)
     decoded, decrypting = timed(lambda: codec.decode(integers, len(rows), torch.float64))
-    error = float(np.abs(decoded.numpy() - rows.sum(0)).max())
-    return Cost("pads", row.numel() * 4, encrypting, adding, decrypting, error)
+    errors = np.abs(decoded.numpy() - rows.sum(0))
+    up = row.numel() * 4
+    return Cost("pads", up, encrypting, adding, decrypting, float(errors.max()))
 
 
 def relevance(clients: int) -> list[Cost]:
@@ -197,14 +208,21 @@ def relevance(clients: int) -> list[Cost]:
     Args:
         clients: m.
     """
-    draw = np.random.default_rng(0).uniform(0, BOUND, (clients, clients))
-    keys = {peer: peer.to_bytes(2, "big") * 16 for peer in range(1, clients)}
-    context = PairContext(b"run", "relevance", 1, 0, tuple(range(clients)))
-    costs = [padded(draw[:2], 2, lambda row: add_pair_pads(row, 0, keys, context, "row"))]
-    parts = np.stack([own_pairs(draw[k], k) for k in range(clients)])
+    generator = np.random.default_rng(0)
+    rows = generator.uniform(0, BOUND, (clients, clients))
+    members = tuple(range(clients))
+    keys = {peer: peer.to_bytes(2, "big") * 16 for peer in members[1:]}
+    context = PairContext(b"run", "relevance", 1, 0, members)
+
+    def mask(row: torch.Tensor) -> None:
+        add_pair_pads(row, 0, keys, context, "row")
+
+    costs = [padded(rows[:2], 2, mask)]
+    parts = np.stack([own_pairs(row, k) for k, row in enumerate(rows)])
     # BFV for comparison: no run has pairs under it.
     for scheme in (BFV, CKKS):
-        costs.append(encrypted(scheme, parts, rounding("row", RELEVANCE)))
+        codec = rounding("row", RELEVANCE)
+        costs.append(encrypted(scheme, parts, codec))
     return costs
 
 
@@ -215,11 +233,13 @@ def sums(numbers: int, clients: int) -> list[Cost]:
         numbers: d.
         clients: clients whose rows are made and added.
     """
-    rows = np.random.default_rng(0).uniform(-BOUND, BOUND, (clients, numbers))
+    generator = np.random.default_rng(0)
+    rows = generator.uniform(-BOUND, BOUND, (clients, numbers))
     streams = [(bytes([k]) * 32, 1) for k in range(PADS)]
     costs = [padded(rows, clients, lambda row: add_pads(row, streams))]
     for scheme in (BFV, CKKS):
-        costs.append(encrypted(scheme, rows, codec_of_sums(scheme, clients)))
+        codec = codec_of_sums(scheme, clients)
+        costs.append(encrypted(scheme, rows, codec))
     return costs
 
 
@@ -234,8 +254,10 @@ def runs(clients: int) -> None:
         fitted, seconds = timed(partial(method.fit, federation))
         sent = fitted.bytes_["by_message"]
         up = sent["contribute"]["up"] // clients
-        servers = sent.get("authority_sum", {}).get("servers", 0)
-        print(f"| {way} | {up:,} | {servers:,} | {seconds:.2f} |", flush=True)
+        of_authority = sent.get("authority_sum", {})
+        servers = of_authority.get("servers", 0)
+        cells = [way, f"{up:,}", f"{servers:,}", f"{seconds:.2f}"]
+        print(markdown_line(cells), flush=True)
 
 
 def show(title: str, costs: Sequence[Cost]) -> None:
@@ -244,8 +266,9 @@ def show(title: str, costs: Sequence[Cost]) -> None:
     print("| way | bytes up | encrypt, CPU s | add, CPU s | authority, CPU s | max error |")
     print("| --- | --- | --- | --- | --- | --- |")
     for cost in costs:
-        times = f"{cost.encrypt:.4f} | {cost.add:.4f} | {cost.decrypt:.4f}"
-        print(f"| {cost.way} | {cost.up:,} | {times} | {cost.error:.1e} |", flush=True)
+        seconds = [f"{value:.4f}" for value in (cost.encrypt, cost.add, cost.decrypt)]
+        cells = [cost.way, f"{cost.up:,}", *seconds, f"{cost.error:.1e}"]
+        print(markdown_line(cells), flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -256,10 +279,12 @@ def main(arguments: Sequence[str]) -> None:
     given = [int(word) for word in arguments if word.isdecimal()]
     if "relevance" in kinds:
         for clients in given or RELEVANCE_CLIENTS:
-            show(f"Relevance of m = {clients} clients", relevance(clients))
+            costs = relevance(clients)
+            show(f"Relevance of m = {clients} clients", costs)
     if "sums" in kinds:
         for numbers in given or SUM_NUMBERS:
-            show(f"A sum of d = {numbers:,} numbers", sums(numbers, SUMMED))
+            costs = sums(numbers, SUMMED)
+            show(f"A sum of d = {numbers:,} numbers", costs)
     if "runs" in kinds:
         for clients in given or RUN_CLIENTS:
             runs(clients)

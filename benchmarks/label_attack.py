@@ -60,7 +60,8 @@ def observed_updates(fitted: ClusteringProtocol) -> Array:
             continue
         if message.receiver != SERVER or message.content is None:
             continue
-        update = message.content.delta.values[0].double().cpu().numpy()
+        row = message.content.delta.values[0]
+        update = row.double().cpu().numpy()
         size = message.content.size
         client = message.sender.index
         assert client is not None
@@ -98,7 +99,8 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
     """
     # in the first round all clients start from the same weights, so updates compare directly
     protocol = FedAvg(**{"rounds": 1, "model": "mlp", **params})
-    fitted = protocol.fit(federation, Settings(transcript="full", threads=1, keys_from_seed=True))
+    settings = Settings(transcript="full", threads=1, keys_from_seed=True)
+    fitted = protocol.fit(federation, settings)
     shares = label_shares(federation)
     groups = min(GROUPS, 3 * len(federation))
     updates = observed_updates(fitted)

@@ -41,8 +41,10 @@ def root_hermite(block: int) -> float:
     Args:
         block: β.
     """
-    volume = (math.pi * block) ** (1 / block) * block / (2 * math.pi * math.e)
-    return float(volume ** (1 / (2 * (block - 1))))
+    root = (math.pi * block) ** (1 / block)
+    volume = root * block / (2 * math.pi * math.e)
+    exponent = 1 / (2 * (block - 1))
+    return float(volume**exponent)
 
 
 def reduction_bits(block: int, dimension: int) -> float:
@@ -53,10 +55,13 @@ def reduction_bits(block: int, dimension: int) -> float:
         dimension: of the lattice, d.
     """
     # dimensions for free (Ducas 2018), and the overhead of sieves that grow
-    free = block * math.log(4 / 3) / math.log(block / (2 * math.pi * math.e))
+    growth = math.log(block / (2 * math.pi * math.e))
+    free = block * math.log(4 / 3) / growth
+    searched = block - max(free, 0)
     overhead = 1 / (1 - 2**-SLOPE)
     calls = overhead * max(dimension - block, 1)
-    return math.log2(calls) + math.log2(overhead) + SLOPE * (block - max(free, 0)) + OFFSET
+    searches = math.log2(calls) + math.log2(overhead)
+    return searches + SLOPE * searched + OFFSET
 
 
 def finds_the_secret(block: int, samples: int, degree: int, bits: float) -> bool:
@@ -69,9 +74,13 @@ def finds_the_secret(block: int, samples: int, degree: int, bits: float) -> bool
         bits: of the modulus.
     """
     dimension = degree + samples + 1
-    volume = samples * bits + degree * math.log2(ERROR / SECRET) + math.log2(ERROR)
-    reduced = (2 * block - dimension - 1) * math.log2(root_hermite(block)) + volume / dimension
-    return 0.5 * math.log2(block) + math.log2(ERROR) <= reduced
+    # binary logarithms of all lengths
+    scaled = degree * math.log2(ERROR / SECRET)
+    volume = samples * bits + scaled + math.log2(ERROR)
+    exponent = 2 * block - dimension - 1
+    reduced = exponent * math.log2(root_hermite(block)) + volume / dimension
+    projected = 0.5 * math.log2(block) + math.log2(ERROR)
+    return projected <= reduced
 
 
 def primal(degree: int, bits: float) -> tuple[int, float]:
@@ -83,7 +92,8 @@ def primal(degree: int, bits: float) -> tuple[int, float]:
     """
     best: tuple[int, float] = (degree, math.inf)
     for samples in range(degree // 2, 2 * degree, degree // 64):
-        low, high = 50, degree
+        low = 50
+        high = degree
         while low < high:
             middle = (low + high) // 2
             if finds_the_secret(middle, samples, degree, bits):

@@ -152,11 +152,11 @@ def draw(rows: Sequence[Row]) -> Any:
     """Draw means on digits over the share of malicious clients, a row of panels for each behaviour.
 
     Args:
-        sheet: the table, which saves the figure.
         rows: of the sheet.
     """
     digits = [row for row in rows if row["data"] == "digits"]
-    canvas, axes = figure(11, 2.2 * len(BEHAVIOURS), len(BEHAVIOURS), len(PANELS))
+    lines = len(BEHAVIOURS)
+    canvas, axes = figure(11, 2.2 * lines, lines, len(PANELS))
     for line, behaviour in enumerate(BEHAVIOURS):
         for column, (value, text) in enumerate(PANELS.items()):
             ax = axes[line, column]

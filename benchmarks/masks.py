@@ -210,7 +210,8 @@ def main(repetitions: int = 7) -> None:
         repetitions: of every measurement.
     """
     torch.manual_seed(0)
-    print(tabulate("masks", (measure(*item, repetitions) for item in MODELS.items())))
+    measured = (measure(model, shape, repetitions) for model, shape in MODELS.items())
+    print(tabulate("masks", measured))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,8 @@ def one(case: str, model: str, clients: int) -> dict[str, Any]:
     protocol = CASES[case](model=model, rounds=1, epochs=1, batch_size=10)
     # a full transcript would keep every update
     fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
-    d = sum(value.numel() for value in fitted.model_of(at(0)).values())
+    parameters = fitted.model_of(at(0)).values()
+    d = sum(value.numel() for value in parameters)
     # float32: four bytes a parameter
     all_updates = 4 * d * clients / GIB
     return {
@@ -102,10 +103,25 @@ def in_own_process(case: str, model: str, clients: int) -> dict[str, Any]:
         model: a network's name.
         clients: how many.
     """
-    command = [sys.executable, "-m", "benchmarks.memory", "--one", case]
-    command += ["--model", model, "--clients", str(clients)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    options = ["--one", case, "--model", model, "--clients", str(clients)]
+    return line_of("benchmarks.memory", options)
+
+
+def line_of(module: str, options: Sequence[str], limit: float | None = None) -> dict[str, Any]:
+    """Run a benchmark in a process of its own, and return the line of the table that it prints.
+
+    Args:
+        module: of the benchmark.
+        options: of its command line.
+        limit: seconds after which it is stopped, if any.
+
+    Raises:
+        subprocess.TimeoutExpired: it was stopped.
+    """
+    command = [sys.executable, "-m", module, *options]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit)
+    last = finished.stdout.splitlines()[-1]
+    line: dict[str, Any] = json.loads(last)
     return line
 
 

@@ -24,15 +24,15 @@ accuracy over bytes at equal ε, and the accuracy of honest clients over the sha
 
 from __future__ import annotations
 
-import argparse
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table import RESULTS, write
+from benchmarks.grid import script_parser
+from benchmarks.sheet import distinct
+from benchmarks.table import RESULTS, read, write
 from securecluster.app.cli import main as command_line
 from securecluster.app.pareto import efficient
 from securecluster.app.plots.sweep import looks
@@ -166,15 +166,17 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
     arguments = ["resume", str(folder), "--jobs", str(jobs)]
     if not (folder / "config.json").is_file():
         numbers = ["--seeds", str(seeds), "--jobs", str(jobs)]
-        arguments = ["sweep", *part.variants, *part.options, *numbers, *part.levels]
-        arguments += ["--out", str(folder)]
+        options = [*part.options, *numbers, *part.levels]
+        arguments = ["sweep", *part.variants, *options, "--out", str(folder)]
     code = command_line(arguments)
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
     for table in ("runs", "summary", "thresholds"):
-        print(write(f"noise_{name}_{table}", _rows(folder / f"{table}.csv")))
+        rows = read(folder / f"{table}.csv")
+        print(write(f"noise_{name}_{table}", rows))
     if "--epsilon" in part.levels:
-        print(write(f"noise_{name}_pareto", pareto(_rows(folder / "summary.csv"))))
+        lines = pareto(read(folder / "summary.csv"))
+        print(write(f"noise_{name}_pareto", lines))
     for picture in PICTURES:
         path = folder / f"{picture}.png"
         if path.is_file():
@@ -197,7 +199,8 @@ def pareto(rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
     lines = []
     for row in rows:
         among_clustering = row in best
-        if "True" in (row["efficient"], row["efficient_ari"], str(among_clustering)):
+        efficient_in_all = "True" in (row["efficient"], row["efficient_ari"])
+        if efficient_in_all or among_clustering:
             line: dict[str, Any] = {name: row[name] for name in PARETO}
             line["efficient_clustering"] = among_clustering
             line["bytes"] = float(row["up"]) + float(row["down"])
@@ -244,13 +247,7 @@ def draw_all() -> Path:
 
 def _results(name: str) -> list[dict[str, str]]:
     """Return the lines of a table of `results`, without its comment."""
-    return _rows(RESULTS / f"{name}.csv")
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a CSV file, without comments."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    return list(csv.DictReader(lines))
+    return read(RESULTS / f"{name}.csv")
 
 
 def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> None:
@@ -263,9 +260,10 @@ def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> Non
         column: of the horizontal axis, whose levels are evenly spaced.
         text: of the horizontal axis.
     """
-    rows = [row for row in _results(f"noise_{name}_summary") if row[score]]
-    levels = sorted({float(row[column]) for row in rows})
-    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    summary = _results(f"noise_{name}_summary")
+    rows = [row for row in summary if row[score]]
+    levels = _levels(rows, column)
+    variants = distinct(rows, "variant")
     for label, look in looks(variants).items():
         if look.color == "0.5":
             continue  # baselines do not cluster
@@ -276,6 +274,11 @@ def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> Non
     _finish(panel, levels, text)
 
 
+def _levels(rows: Sequence[dict[str, str]], column: str) -> list[float]:
+    """Return the different numbers of a column, in ascending order."""
+    return sorted({float(row[column]) for row in rows})
+
+
 def _draw_accuracy(panel: Any) -> None:
     """Draw the accuracy of each variant at equal ε, with a filled mark where it is efficient.
 
@@ -283,13 +286,22 @@ def _draw_accuracy(panel: Any) -> None:
         panel: matplotlib axes.
     """
     rows = _results("noise_digits_epsilon_summary")
-    levels = sorted({float(row["target_epsilon"]) for row in rows})
-    for label, look in looks(list(dict.fromkeys(row["variant"] for row in rows))).items():
+    levels = _levels(rows, "target_epsilon")
+    variants = distinct(rows, "variant")
+    for label, look in looks(variants).items():
         points = [row for row in rows if row["variant"] == label and row["accuracy"]]
         places = [levels.index(float(row["target_epsilon"])) for row in points]
         means = [float(row["accuracy"]) for row in points]
-        line = {"color": look.color, "linestyle": look.line, "linewidth": 0.8}
-        panel.plot(places, means, marker=look.marker, fillstyle="none", label=label, **line)
+        panel.plot(
+            places,
+            means,
+            marker=look.marker,
+            fillstyle="none",
+            label=label,
+            color=look.color,
+            linestyle=look.line,
+            linewidth=0.8,
+        )
         for place, mean, row in zip(places, means, points, strict=True):
             if row["efficient"] == "True":
                 panel.plot(place, mean, "o", color=look.color, markersize=8)
@@ -316,20 +328,23 @@ def _draw_malicious(panel: Any) -> None:
     Args:
         panel: matplotlib axes.
     """
-    rows = [row for row in _results("malicious_clients") if row["data"] == "digits"]
     accuracies: dict[tuple[str, float, str], list[float]] = {}
-    for row in rows:
-        if row["status"] == "done" and row["accuracy"]:
-            key = (row["protocol"], float(row["share"]), row["behaviour"])
-            accuracies.setdefault(key, []).append(float(row["accuracy"]))
+    for row in _results("malicious_clients"):
+        measured = row["data"] == "digits" and row["status"] == "done"
+        if not measured or not row["accuracy"]:
+            continue
+        key = (row["protocol"], float(row["share"]), row["behaviour"])
+        values = accuracies.setdefault(key, [])
+        values.append(float(row["accuracy"]))
     worst: dict[str, dict[float, float]] = {}
     for (protocol, share, _), values in accuracies.items():
         mean = sum(values) / len(values)
         by_share = worst.setdefault(protocol, {})
         by_share[share] = min(mean, by_share.get(share, mean))
     for label, look in looks(list(worst)).items():
-        shares = sorted(worst[label])
-        means = [worst[label][share] for share in shares]
+        by_share = worst[label]
+        shares = sorted(by_share)
+        means = [by_share[share] for share in shares]
         panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=label)
     panel.set_xlabel("share of malicious clients")
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
@@ -337,9 +352,7 @@ def _draw_malicious(panel: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a grid, and write its tables and pictures to `results`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--grid", choices=tuple(GRIDS), default="digits")
     parser.add_argument("--only", nargs="+", default=(), help="parts, such as updates")
     parser.add_argument("--seeds", type=int, default=5)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,9 +86,8 @@ class Member:
     def __init__(self, members: int) -> None:
         self.members = members
         self.graph: Graph = build_graph(range(members), b"seed", minimum=2)
-        self.context = SumContext(
-            RUN, "contribute", 1, 0, tuple(range(members)), self.graph.threshold
-        )
+        group = tuple(range(members))
+        self.context = SumContext(RUN, "contribute", 1, 0, group, self.graph.threshold)
         self.pairs = [pads.KeyPair(key(k)) for k in range(members)]
         self.masks = self.masks_of(0)
 
@@ -106,7 +105,8 @@ class Member:
         own = self.pairs[client]
         keys = {}
         for peer in self.graph.neighbours(client):
-            keys[peer] = own.pair_key(client, peer, self.pairs[peer].public, RUN, "secure sums")
+            public = self.pairs[peer].public
+            keys[peer] = own.pair_key(client, peer, public, RUN, "secure sums")
         return ClientMasks(client, key(client), keys, self.context, self.graph)
 
     def agree(self) -> None:
@@ -133,41 +133,50 @@ def frame_bytes(member: Member, numbers: int) -> dict[str, tuple[int, int]]:
 
     def size(method: str, query: Any, reply: Any, text: str = group) -> tuple[int, int]:
         verb = "sum" if method == "contribute" else "gather"
+
+        def header(sender: str, recipient: str) -> Header:
+            return Header("c" * 32, method, verb, 40, 40, sender, recipient, members, text)
+
         client = f"client/{members - 1}"
-        up = Header("c" * 32, method, verb, 40, 40, client, "server", members, text)
-        down = Header("c" * 32, method, verb, 40, 40, "server", client, members, text)
+        up = header(client, "server")
+        down = header("server", client)
         return wire.size(up, reply), wire.size(down, query)
 
     def rows(*shape: int, dtype: torch.dtype) -> Rows:
-        return Rows(torch.empty(1, *shape, dtype=dtype, device="meta"))
+        row = torch.empty(1, *shape, dtype=dtype, device="meta")
+        return Rows(row)
+
+    def ids(count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.int64, device="meta")
 
     def block(count: int, width: int) -> Picks:
         table = torch.empty(count, width, dtype=torch.uint8, device="meta")
         return Picks(table, (tuple(range(count)),))
 
     update = Update(rows(numbers, dtype=torch.float32), rows(dtype=torch.float32))
-    masked = masked_class(Update, ("delta",))(
+    masked_update = masked_class(Update, ("delta",))
+    masked = masked_update(
         delta=rows(numbers, dtype=torch.int32),
         size=rows(dtype=torch.int64),
         commitment=rows(pads.KEY, dtype=torch.uint8),
         boxes=block(degree, BOX),
     )
-    nobody = Picks(torch.empty(0, dtype=torch.int64, device="meta"), ((),))
+    nobody = Picks(ids(0), ((),))
     relayed = RelayedBoxes("contribute", nobody, block(degree, BOX))
-    offer = SumKey(rows(pads.KEY, dtype=torch.uint8), rows(SIGNATURE, dtype=torch.uint8))
+    public_key = rows(pads.KEY, dtype=torch.uint8)
+    offer = SumKey(public_key, rows(SIGNATURE, dtype=torch.uint8))
     every = (tuple(range(members)),)
     directory = SumKeys(
-        Picks(torch.empty(members, dtype=torch.int64, device="meta"), every),
-        block(members, pads.KEY),
-        block(members, SIGNATURE),
+        Picks(ids(members), every), block(members, pads.KEY), block(members, SIGNATURE)
     )
-    offered = size("sum_offer", Empty(), offer, "")
-    told = size("sum_keys", directory, Ack(), "")
+    shares = SeedShares(block(degree + 1, VALUE))
+    offer_up, offer_down = size("sum_offer", Empty(), offer, "")
+    keys_up, keys_down = size("sum_keys", directory, Ack(), "")
     return {
         "plain row": size("contribute", Empty(), update, ""),
         "masked row": size("contribute", Empty(), masked),
-        "shares": size("reveal_shares", relayed, SeedShares(block(degree + 1, VALUE))),
-        "keys, once a run": (offered[0] + told[0], offered[1] + told[1]),
+        "shares": size("reveal_shares", relayed, shares),
+        "keys, once a run": (offer_up + keys_up, offer_down + keys_down),
     }
 
 
@@ -276,7 +285,8 @@ def encrypted_lines(numbers: int, members: int) -> list[Row]:
         numbers: numbers of a row.
         members: clients for which the fixed point is planned.
     """
-    rows = np.random.default_rng(0).uniform(-1, 1, (3, numbers))
+    generator = np.random.default_rng(0)
+    rows = generator.uniform(-1, 1, (3, numbers))
     plain_up = frame_bytes(Member(20), numbers)["plain row"][0]
     lines = []
     for scheme in (BFV, CKKS):
@@ -376,29 +386,51 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="the smallest sizes, nothing stored")
     quick = parser.parse_args(arguments).quick
     torch.set_num_threads(1)
-    numbers = NUMBERS[:1] if quick else NUMBERS
+    member_counts: Sequence[int] = MEMBERS
+    numbers: Sequence[int] = NUMBERS
+    encrypted_numbers: Sequence[int] = ENCRYPTED_NUMBERS
+    models = ["mlp-32", "mlp-200"]
+    if quick:
+        member_counts = MEMBERS[:1]
+        numbers = NUMBERS[:1]
+        encrypted_numbers = NUMBERS[:1]
+        models = ["linear"]
     detailed: list[Row] = []
     lines: list[Row] = []
-    for members in MEMBERS[:1] if quick else MEMBERS:
+    for members in member_counts:
         member = Member(members)
         for d in numbers:
-            found = stages(member, d, repetitions=3 if d * members > 10**8 else 7)
+            found = stages(member, d, _repetitions(members, d))
             detailed += found
-            lines.append(summary(member, d, found))
-            print(_text(lines[-1]), flush=True)
-    for d in numbers[:1] if quick else ENCRYPTED_NUMBERS:
-        lines += encrypted_lines(d, 100)
-        print("\n".join(map(_text, lines[-2:])), flush=True)
-    runs = rounds("linear") if quick else [*rounds("mlp-32"), *rounds("mlp-200")]
-    print("\n".join(map(_text, runs)))
+            line = summary(member, d, found)
+            lines.append(line)
+            _print([line])
+    for d in encrypted_numbers:
+        of_schemes = encrypted_lines(d, 100)
+        lines += of_schemes
+        _print(of_schemes)
+    runs: list[Row] = []
+    for model in models:
+        runs += rounds(model)
+    _print(runs)
     if not quick:
         write("privacy_stages", detailed)
         write("privacy_sums", lines)
         write("privacy_rounds", runs)
 
 
-def _text(row: Row) -> str:
-    return "  ".join(f"{name} {value}" for name, value in row.items())
+def _repetitions(members: int, numbers: int) -> int:
+    """Return how often stages are timed: less often where they take long."""
+    if numbers * members > 10**8:
+        return 3
+    return 7
+
+
+def _print(rows: Sequence[Row]) -> None:
+    """Print rows, each on a line."""
+    for row in rows:
+        texts = [f"{name} {value}" for name, value in row.items()]
+        print("  ".join(texts), flush=True)
 
 
 if __name__ == "__main__":

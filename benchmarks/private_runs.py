@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grid import Grid, with_seeds
-from benchmarks.sheet import Cell, Row, figure, numbers
+from benchmarks.sheet import Cell, Row, figure, pooled
 from benchmarks.table import RESULTS, SEEDED
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
@@ -104,7 +104,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     name = cell["protocol"]
     params = _hyper_parameters(cell)
-    fitted = PROTOCOLS[name](**params).fit(federation(name, cell["seed"]), SEEDED)
+    protocol = PROTOCOLS[name](**params)
+    fitted = protocol.fit(federation(name, cell["seed"]), SEEDED)
     price = fitted.ledger_.price(DELTA)
     assert fitted.agreement_ is not None
     return {
@@ -190,7 +191,8 @@ def _draw_panel(ax: Any, rows: Sequence[Row], unit: str, value: str) -> None:
         )
     ticks = ["none"]
     for z in levels[1:]:
-        ticks.append(f"z = {z:g}\nε from {_epsilon(rows, unit, z)}")
+        price = _epsilon(rows, unit, z)
+        ticks.append(f"z = {z:g}\nε from {price}")
     ax.set_xticks(range(len(levels)), ticks, fontsize=8)
     ax.set_ylim(-0.05, 1.05)
     if value == "ari":
@@ -202,11 +204,8 @@ def _draw_panel(ax: Any, rows: Sequence[Row], unit: str, value: str) -> None:
 
 def _values(rows: Sequence[Row], name: str, unit: str, z: float, value: str) -> list[float]:
     """Return a column's numbers for one protocol at one level of noise."""
-    values: list[float] = []
-    for row in rows:
-        if _is(row, name, unit, z):
-            values += numbers(row.get(value, ""))
-    return values
+    selected = [row for row in rows if _is(row, name, unit, z)]
+    return pooled(selected, value)
 
 
 def _is(row: Row, name: str, unit: str, z: float) -> bool:
@@ -217,14 +216,14 @@ def _is(row: Row, name: str, unit: str, z: float) -> bool:
 
 def _epsilon(rows: Sequence[Row], unit: str, z: float) -> str:
     """Return the range of ε over protocols, as text."""
-    values: list[float] = []
-    for row in rows:
-        if row["unit"] == unit and float(row["noise"]) == z:
-            # a protocol that releases something without noise has ε = ∞
-            values += filter(math.isfinite, numbers(row.get("epsilon", "")))
+    selected = [row for row in rows if row["unit"] == unit and float(row["noise"]) == z]
+    # a protocol that releases something without noise has ε = ∞
+    values = [epsilon for epsilon in pooled(selected, "epsilon") if math.isfinite(epsilon)]
     if not values:
         return "?\nto ?"
-    return f"{_two_digits(min(values))}\nto {_two_digits(max(values))}"
+    least = _two_digits(min(values))
+    most = _two_digits(max(values))
+    return f"{least}\nto {most}"
 
 
 def _two_digits(value: float) -> str:

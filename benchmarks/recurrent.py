@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from securecluster.models.sequence_architectures import lstm_chars, lstm_traject
 from securecluster.models.validation import prepare_module
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
+Variants = dict[str, tuple[int, Callable[[], torch.Tensor]]]  # threads and one round, by name
 PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
 CPU = torch.device("cpu")
 
@@ -53,9 +55,8 @@ class Case:
         """Return clients with random samples."""
         rng = np.random.default_rng(0)
         arrays = {f"c{k}": self._draw(rng) for k in range(clients)}
-        empty: dict[str, Any] = {name: ([], []) for name in arrays}
         return Federation.from_arrays(
-            arrays, test=empty, objective=self.objective, classes=self.classes, seed=0
+            arrays, test=no_tests(arrays), objective=self.objective, classes=self.classes, seed=0
         )
 
     def _draw(self, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -67,7 +68,9 @@ class Case:
         # a target is the token after its input, so a text is one token longer than a sample
         length = self.shape[0] + 1
         text = rng.integers(self.classes, size=(self.samples, length))
-        return text[:, :-1], text[:, 1:]
+        inputs = text[:, :-1]
+        targets = text[:, 1:]
+        return inputs, targets
 
     def cohort(
         self, clients: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU
@@ -81,10 +84,21 @@ class Case:
         """
         torch.manual_seed(0)
         federation = self.federation(clients)
-        flat = prepare_module(
-            self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective
-        )
-        return LocalTrainer(federation, flat, Randomness(0), device, dtype)
+        return LocalTrainer(federation, self.model(), Randomness(0), device, dtype)
+
+    def model(self) -> FlatModel:
+        """Return the network with first weights that torch draws."""
+        module = self.make(self.shape, self.classes)
+        return prepare_module(module, self.shape, self.classes, objective=self.objective)
+
+
+def no_tests(clients: Iterable[str]) -> dict[str, Any]:
+    """Return no held-out samples for each client.
+
+    Args:
+        clients: their names.
+    """
+    return {name: ([], []) for name in clients}
 
 
 CASES = {
@@ -178,9 +192,7 @@ def plain(
     return out
 
 
-def variants(
-    case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype
-) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
+def variants(case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype) -> Variants:
     """Return, by name, the threads and one epoch of each variant.
 
     Args:
@@ -199,18 +211,58 @@ def variants(
         objective=case.objective,
     )
     module = plain_module(batched.model.module, seeded=False)
-
-    def epoch(trainer: LocalTrainer) -> torch.Tensor:
-        # all clients start from row 0 of a table with one model
-        models = Rows(trainer.start[None], (0,) * clients)
-        return trainer.train(models, range(clients), plan, 1)
-
+    loop = partial(plain, batched, module, plan)
     return {
-        "batched": (threads, lambda: epoch(batched)),
-        "one by one": (threads, lambda: epoch(single)),
-        "plain loop, 1 thread": (1, lambda: plain(batched, module, plan)),
-        f"plain loop, {threads} threads": (threads, lambda: plain(batched, module, plan)),
+        "batched": (threads, partial(batched_round, batched, plan)),
+        "one by one": (threads, partial(batched_round, single, plan)),
+        "plain loop, 1 thread": (1, loop),
+        f"plain loop, {threads} threads": (threads, loop),
     }
+
+
+def batched_round(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
+    """Return the updates (clients, d) of one call of training, with all clients in it.
+
+    Args:
+        trainer: the clients, their samples and first weights.
+        plan: of the training.
+    """
+    clients = range(len(trainer.ids))
+    # all clients start from row 0 of a table with one model
+    models = Rows(trainer.start[None], (0,) * len(clients))
+    return trainer.train(models, clients, plan, 1)
+
+
+def medians_of(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the median seconds of each variant.
+
+    Args:
+        seconds: of its rounds.
+    """
+    return {variant: float(np.median(times)) for variant, times in seconds.items()}
+
+
+def best_of(medians: Mapping[str, float], beginning: str) -> float:
+    """Return the least median of the variants whose names begin alike.
+
+    Args:
+        medians: by variant.
+        beginning: of the names.
+    """
+    names = [variant for variant in medians if variant.startswith(beginning)]
+    return min(medians[variant] for variant in names)
+
+
+def relative_error(updates: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest difference of two tables, relative to the largest number of the second.
+
+    Args:
+        updates: (clients, d).
+        reference: (clients, d).
+    """
+    largest = reference.abs().max()
+    difference = (updates - reference).abs().max()
+    return float(difference / largest)
 
 
 def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
@@ -228,18 +280,17 @@ def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     updates = {}
     # updates agree only without dropout and rounding
     without_dropout = replace(PLAN, dropout=False)
-    for variant, (_, epoch) in variants(case, 3, without_dropout, torch.float64).items():
+    exact = variants(case, 3, without_dropout, torch.float64)
+    for variant, (_, epoch) in exact.items():
         updates[variant] = epoch()
     seconds = timed(variants(case, clients, PLAN, torch.float32), rounds)
-    medians = {variant: float(np.median(times)) for variant, times in seconds.items()}
-    best_plain = min(m for variant, m in medians.items() if variant.startswith("plain"))
+    medians = medians_of(seconds)
+    best_plain = best_of(medians, "plain")
     reference = updates["plain loop, 1 thread"]
-    largest = reference.abs().max()
     rows = []
     for variant, times in seconds.items():
         median = medians[variant]
-        difference = updates[variant] - reference
-        error = float(difference.abs().max() / largest)
+        error = relative_error(updates[variant], reference)
         row = {
             "network": name,
             "clients": clients,
@@ -256,9 +307,7 @@ def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def timed(
-    tasks: Mapping[str, tuple[int, Callable[[], torch.Tensor]]], rounds: int
-) -> dict[str, list[float]]:
+def timed(tasks: Variants, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each variant's rounds, which take turns.
 
     Args:

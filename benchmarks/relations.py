@@ -22,8 +22,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,16 +37,14 @@ from benchmarks.worlds import (
     FULL,
     LINEAR,
     LONG,
-    SEED,
     Finding,
-    first,
-    replies,
+    first_updates,
     telling_feature,
+    with_canaries,
 )
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
-from securecluster.errors import SecureClusterWarning
 from securecluster.privacy.dp.auditing import lower_bound
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice, probabilities
@@ -190,12 +187,16 @@ def _log_ratios(rows: Array, present: Release, absent: Release) -> Array:
         chosen = rows[:, 0].astype(int)
         ratios: Array = np.log(present.exact[chosen] / absent.exact[chosen])
         return ratios
-    logs = []
-    for world in (present, absent):
-        squares = ((rows - world.exact) ** 2).sum(1) / (2 * world.deviation**2)
-        logs.append(-squares - rows.shape[1] * math.log(world.deviation))
-    difference: Array = logs[0] - logs[1]
-    return difference
+    return _log_density(rows, present) - _log_density(rows, absent)
+
+
+def _log_density(rows: Array, world: Release) -> Array:
+    """Return log p(row | world) of each row, (draws,), but for a constant."""
+    distances = ((rows - world.exact) ** 2).sum(1)
+    squares = distances / (2 * world.deviation**2)
+    numbers = rows.shape[1]
+    log_density: Array = -squares - numbers * math.log(world.deviation)
+    return log_density
 
 
 class Remembered:
@@ -224,7 +225,11 @@ class Remembered:
 def streams() -> NoiseStreams:
     """Return streams whose every client has a key of its own."""
     keys: dict[int, bytes] = {}
-    return NoiseStreams(lambda client: keys.setdefault(client, os.urandom(32)), "worlds")
+
+    def key(client: int) -> bytes:
+        return keys.setdefault(client, os.urandom(32))
+
+    return NoiseStreams(key, "worlds")
 
 
 def repeated(release: Callable[[NoiseStreams, int], torch.Tensor], draws: int) -> Release:
@@ -234,10 +239,15 @@ def repeated(release: Callable[[NoiseStreams, int], torch.Tensor], draws: int) -
         release: streams of noise, client -> its released row.
         draws: number of releases.
     """
+
+    def released(noise: NoiseStreams, client: int) -> Array:
+        row = release(noise, client)
+        return row.double().numpy().ravel()
+
     plain = Plain()
-    exact = release(plain, 0).double().numpy().ravel()
+    exact = released(plain, 0)
     secret = streams()
-    rows = [release(secret, client).double().numpy().ravel() for client in range(draws)]
+    rows = [released(secret, client) for client in range(draws)]
     return Release(np.stack(rows), exact, plain.deviation)
 
 
@@ -253,7 +263,8 @@ def examples(world: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return x, y
     value = {PRESENT: -LONG, BLANKED: math.nan, REPLACED: LONG}[world]
     canary = torch.full((1, FEATURES), value)
-    return torch.cat([x, canary]), torch.cat([y, torch.ones(1, dtype=torch.int64)])
+    label = torch.ones(1, dtype=torch.int64)
+    return torch.cat([x, canary]), torch.cat([y, label])
 
 
 def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float, int], Release]:
@@ -316,14 +327,15 @@ def grams(unit: str) -> Callable[[str, int, float, int], Release]:
     """Return the releases of a Gram matrix: the canary is a row in a direction of its own."""
 
     def release(world: str, n: int, z: float, draws: int) -> Release:
-        own, other = torch.eye(FEATURES)[:2] * LONG
-        base = torch.eye(FEATURES)[2:3].expand(n - 1, FEATURES)
-        canary = {PRESENT: own, REPLACED: other, BLANKED: torch.full((FEATURES,), math.nan)}
-        rows = base
+        directions = torch.eye(FEATURES)
+        own, other = directions[:2] * LONG
+        blank = torch.full((FEATURES,), math.nan)
+        canary = {PRESENT: own, REPLACED: other, BLANKED: blank, REMOVED: blank}[world]
+        rows = directions[2:3].expand(n - 1, FEATURES)
         if world != REMOVED:
-            rows = torch.cat([base, canary[world][None]])
+            rows = torch.cat([rows, canary[None]])
         if unit == "client":
-            rows = canary[BLANKED if world == REMOVED else world].expand(n, FEATURES)
+            rows = canary.expand(n, FEATURES)
 
         def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
             noise = GramNoise(z, "gram", unit == "client")
@@ -331,7 +343,8 @@ def grams(unit: str) -> Callable[[str, int, float, int], Release]:
             matrix = noise.matrix(rows, context)
             i, j = torch.triu_indices(FEATURES, FEATURES)
             # the isometry in which the noise is isotropic
-            return matrix[i, j] * torch.where(i == j, 1.0, math.sqrt(2))
+            scales = torch.where(i == j, 1.0, math.sqrt(2))
+            return matrix[i, j] * scales
 
         return repeated(made_by, draws)
 
@@ -351,7 +364,8 @@ def choices(unit: str) -> Callable[[str, int, float, int], Release]:
         eta = bounded_range(z)
         secret = streams()
         chosen = [choice(counts, eta, secret, client, "choose", 0) for client in range(draws)]
-        return Release(np.array(chosen, dtype=float)[:, None], probabilities(counts, eta), 0.0)
+        rows = np.array(chosen, dtype=float)[:, None]
+        return Release(rows, probabilities(counts, eta), 0.0)
 
     return release
 
@@ -369,7 +383,8 @@ def local_rows(world: str, n: int, z: float, draws: int) -> Release:
     def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
         noise = Noise(1.0, z)
         noise.arm(secret)
-        return noise.forward_for(clip.forward(canary_row(world), 0), 0, [client], "delta")
+        clipped = clip.forward(canary_row(world), 0)
+        return noise.forward_for(clipped, 0, [client], "delta")
 
     return repeated(made_by, draws)
 
@@ -386,8 +401,9 @@ def layers(world: str, n: int, z: float, draws: int) -> Release:
 
 def rows_of_sum(world: str, n: int) -> torch.Tensor:
     """Return the clipped rows of n clients, (n, FEATURES), of which the last is the canary's."""
-    others = torch.zeros(n - 1, FEATURES)
-    rows = others if world == REMOVED else torch.cat([others, canary_row(world)])
+    rows = torch.zeros(n - 1, FEATURES)
+    if world != REMOVED:
+        rows = torch.cat([rows, canary_row(world)])
     return Clip(1.0, nonfinite_as_zeros=True).forward(rows, 0)
 
 
@@ -396,8 +412,10 @@ def central_sums(world: str, n: int, z: float, draws: int) -> Release:
     rows = rows_of_sum(world, n)
 
     def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+        curator = TrustedCurator(1.0, z, secret)
+        total = rows.sum(0)[None]
         # each draw is a call of its own
-        return TrustedCurator(1.0, z, secret).add(rows.sum(0)[None], client, "delta", [len(rows)])
+        return curator.add(total, client, "delta", [len(rows)])
 
     return repeated(made_by, draws)
 
@@ -414,14 +432,19 @@ def shared_sums(world: str, n: int, z: float, draws: int) -> Release:
         total = torch.zeros(FEATURES, dtype=torch.int32)
         for i, row in enumerate(rows):
             total += mechanism.encode(row, plan, i, "delta", draw)
-        released.append(mechanism.decode(total, plan).double().numpy())
-    deviation = math.ldexp(math.sqrt(len(rows) * plan.share_variance), -plan.exponent)
-    return Release(np.stack(released), rows.sum(0).double().numpy(), deviation)
+        decoded = mechanism.decode(total, plan)
+        released.append(decoded.double().numpy())
+    exact = rows.sum(0).double().numpy()
+    # in units of the grid, which are 2**-exponent
+    whole_deviation = math.sqrt(len(rows) * plan.share_variance)
+    deviation = math.ldexp(whole_deviation, -plan.exponent)
+    return Release(np.stack(released), exact, deviation)
 
 
 def shared_event(n: int, z: float) -> Event:
     """Return the ledger's event of a sum with noise in shares."""
-    priced = SkellamMechanism(1.0, z, SURVIVORS).plan(FEATURES, n).release(n)
+    plan = SkellamMechanism(1.0, z, SURVIVORS).plan(FEATURES, n)
+    priced = plan.release(n)
     sizes = (priced.norm, priced.magnitudes)
     return Event(
         "m", "sum", ("f",), 1, (0,), "skellam", z, sensitivities=sizes, variance=priced.variance
@@ -432,16 +455,18 @@ def training(sampled: bool) -> Callable[[str, int, float, int], Release]:
     """Return updates of a round of DP-SGD: of one step on all examples, or of sampled batches."""
 
     def release(world: str, n: int, z: float, draws: int) -> Release:
-        clients = trained_on(world, n, draws)
-        # CFL's updates are not multiplied by the number of examples
         params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
-        params["batch_size"] = batch_of(n, sampled)
-        exact = CFL(**{**params, "batch_size": n}).fit(trained_on(world, n, 1), FULL)
-        plain = first(replies(exact.transcript_, "train", "delta"))
-        fitted = CFL(**params, noise=z).fit(clients, FULL)
-        noisy = first(replies(fitted.transcript_, "train", "delta"))
+        batch = batch_of(n, sampled)
+        # CFL's updates are not multiplied by the number of examples
+        noiseless = CFL(**params, batch_size=n)
+        plain = noiseless.fit(trained_on(world, n, 1), FULL)
+        exact = first_updates(plain, "train")[0]
+        private = CFL(**params, batch_size=batch, noise=z)
+        fitted = private.fit(trained_on(world, n, draws), FULL)
+        noisy = first_updates(fitted, "train")
         rows = np.stack([noisy[client] for client in range(draws)])
-        return Release(rows, plain[0], float((rows - rows.mean(0)).std()))
+        deviations = rows - rows.mean(0)
+        return Release(rows, exact, float(deviations.std()))
 
     return release
 
@@ -467,24 +492,22 @@ def trained_on(world: str, n: int, count: int) -> Federation:
     sample, hit, miss = telling_feature()
     # a class that neither the sample nor its negative is taken for: their gradients are far apart
     other = next(label for label in range(CLASSES) if label not in (hit, miss))
-    canary = {PRESENT: (sample, other), BLANKED: (sample, hit), REPLACED: (-sample, other)}
     x = np.tile(sample, (n, 1))
     y = np.full(n, hit)
-    if world == REMOVED:
-        x, y = x[:-1], y[:-1]
-    else:
-        x[-1], y[-1] = canary[world]
-    test = (np.zeros((1, len(sample)), np.float32), np.zeros(1, np.int64))
+    if world == PRESENT:
+        y[-1] = other
+    elif world == REPLACED:
+        x[-1] = -sample
+        y[-1] = other
+    elif world == REMOVED:
+        x = x[:-1]
+        y = y[:-1]
+    # a blanked canary is left as it is: of no gradient, like the other examples
     clients: dict[str, Any] = {f"c{i}": (x, y) for i in range(count)}
     # a run of clients that are all the same is refused
     clients["other"] = (-x, y)
     # one seed, since canaries are made for its first model; noise follows from the data, too
-    with warnings.catch_warnings():
-        # of scales, which canaries are meant to have
-        warnings.simplefilter("ignore", SecureClusterWarning)
-        return Federation.from_arrays(
-            clients, test=dict.fromkeys(clients, test), classes=CLASSES, seed=SEED
-        )
+    return with_canaries(clients)
 
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -518,7 +541,8 @@ def row(
 ) -> Mapping[str, Any]:
     """Return a line of the table: the claims, and the lower bounds in each world."""
     line: dict[str, Any] = {"mechanism": mechanism.name, "unit": mechanism.unit, "n": n}
-    for world, found in mechanism.audits(n, z, draws, confidence).items():
+    findings = mechanism.audits(n, z, draws, confidence)
+    for world, found in findings.items():
         if world != REMOVED:
             line[f"claimed_{world}"] = round(found.claimed, 3)
         line[world] = round(found.least, 3)
@@ -546,12 +570,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--only", nargs="*", default=list(MECHANISMS))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    measured = (
-        [row(MECHANISMS[name], n, options.draws, options.confidence)]
-        for name in options.only
-        for n in sizes_of(MECHANISMS[name])
-    )
-    return tabulate("relations", measured)
+
+    def measured() -> Iterator[list[Mapping[str, Any]]]:
+        for name in options.only:
+            mechanism = MECHANISMS[name]
+            for n in sizes_of(mechanism):
+                yield [row(mechanism, n, options.draws, options.confidence)]
+
+    return tabulate("relations", measured())
 
 
 if __name__ == "__main__":

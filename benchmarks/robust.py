@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.grid import Grid, parser_of, read_options
-from benchmarks.sheet import Cell, Row, spread
-from benchmarks.table import RESULTS
+from benchmarks.sheet import Cell, Row, Spread, distinct, spread
+from benchmarks.table import RESULTS, UNRECORDED, markdown_line
 from securecluster import (
     Dirichlet,
     Federation,
@@ -50,7 +50,6 @@ from securecluster.clustering.metrics import mean
 from securecluster.core.client_names import at
 from securecluster.data import Scenario, Shard, Topics
 from securecluster.errors import SecureClusterError
-from securecluster.protocols import Settings
 
 BASELINES = ("fedavg", "finetune", "local", "mrmtl")
 # of these IFCA, Local-KMeans, hidden and CLoVE are given k; the others find the number of clusters
@@ -66,7 +65,6 @@ TOLD = "signature-told"
 VARIANTS: dict[str, dict[str, Any]] = {SKETCHES: {"signature_blocks": "plain"}, TOLD: {}}
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES, *VARIANTS)
 
-Spread = tuple[float, float, float, int]  # mean, least, most and number of values
 
 FIRST_SEED = 1700  # no other table has these seeds
 MARGIN = 0.01  # of accuracy; of perplexity and position error, relative to FedAvg's
@@ -367,11 +365,13 @@ def _mixed(shards: Sequence[Shard], clusters: int, share: float) -> list[Shard]:
         clusters: how many there are; every other cluster gives the same number of samples.
         share: of the samples that come from other clusters.
     """
-    x, y = _exchanged([shard.x for shard in shards], [shard.y for shard in shards], clusters, share)
-    x_test, y_test = _exchanged(
-        [shard.x_test for shard in shards], [shard.y_test for shard in shards], clusters, share
-    )
-    columns = zip(x, y, x_test, y_test, strict=True)
+    x = [shard.x for shard in shards]
+    y = [shard.y for shard in shards]
+    x_test = [shard.x_test for shard in shards]
+    y_test = [shard.y_test for shard in shards]
+    training = _exchanged(x, y, clusters, share)
+    test = _exchanged(x_test, y_test, clusters, share)
+    columns = zip(*training, *test, strict=True)
     return [Shard(*arrays) for arrays in columns]
 
 
@@ -390,8 +390,8 @@ def _exchanged(
     xs = np.stack(x)
     ys = np.stack(y)
     n = ys.shape[1]
-    leaving = np.linspace(0, n - 1, round(share * n))
-    leaving = leaving.round().astype(int)
+    count = round(share * n)
+    leaving = np.linspace(0, n - 1, count).round().astype(int)
     for shift in range(1, clusters):
         # rows of this shift alone, so that each other cluster gives the same share of them
         rows = leaving[shift - 1 :: clusters - 1]
@@ -456,7 +456,10 @@ def _cell(name: str, protocol: str, seed: int) -> Cell:
 
 def _takes_k(protocol: str) -> bool:
     """Return whether a protocol is told the number of clusters, which most that have a k need."""
-    return protocol == TOLD or _class_of(protocol)().get_params().get("k") is not None
+    if protocol == TOLD:
+        return True
+    defaults = _class_of(protocol)().get_params()
+    return defaults.get("k") is not None
 
 
 def _class_of(protocol: str) -> Any:
@@ -483,7 +486,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     # all other hyper-parameters, the network too, are the protocol's defaults: they are under test
     protocol = _class_of(cell["protocol"])(**params)
     try:
-        fitted = protocol.fit(clients, Settings(transcript="none", keys_from_seed=True))
+        fitted = protocol.fit(clients, UNRECORDED)
     except SecureClusterError as error:
         return {"outcome": str(error)}
     assert fitted.agreement_ is not None
@@ -516,16 +519,17 @@ def gains(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
             baselines[row["setting"], row["seed"]] = row
     gains_by_key: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        baseline = baselines.get((row["setting"], row["seed"]))
+        setting = row["setting"]
+        baseline = baselines.get((setting, row["seed"]))
         if baseline is None:
             continue
+        score = row.get("score")
+        reference = baseline.get("score")
         # runs that ended with an error have no score
-        if not row.get("score") or not baseline.get("score"):
+        if not score or not reference:
             continue
-        score = float(row["score"])
-        reference = float(baseline["score"])
-        gain = _gain(row["metric"], score, reference)
-        key = (row["setting"], row["protocol"])
+        gain = _gain(row["metric"], float(score), float(reference))
+        key = (setting, row["protocol"])
         gains_by_key.setdefault(key, []).append(gain)
     return {key: float(np.mean(values)) for key, values in gains_by_key.items()}
 
@@ -572,16 +576,16 @@ def _below_fedavg(gain: Mapping[tuple[str, str], float]) -> list[str]:
     """
     # FedAvg's gain over itself is 0
     measured = {key: value for key, value in gain.items() if key[1] != "fedavg"}
-    below = {key: value for key, value in measured.items() if value < -MARGIN}
-    # the claim of docs/evidence/defaults.md is that no cell does
-    lines = [f"{len(below)} of {len(measured)} cells end more than {MARGIN} below FedAvg"]
     cells_of = Counter(protocol for _, protocol in measured)
-    for protocol, count in cells_of.items():
-        settings = []
-        for (setting, name), value in below.items():
-            if name == protocol:
-                settings.append(f"{setting} {value:+.3f}")
-        summary = f"  {protocol}: {len(settings)} of {count}"
+    below: dict[str, list[str]] = {protocol: [] for protocol in cells_of}
+    for (setting, protocol), value in measured.items():
+        if value < -MARGIN:
+            below[protocol].append(f"{setting} {value:+.3f}")
+    count = sum(len(settings) for settings in below.values())
+    # the claim of docs/evidence/defaults.md is that no cell does
+    lines = [f"{count} of {len(measured)} cells end more than {MARGIN} below FedAvg"]
+    for protocol, settings in below.items():
+        summary = f"  {protocol}: {len(settings)} of {cells_of[protocol]}"
         lines.append("; ".join([summary, *settings]))
     return lines
 
@@ -610,10 +614,10 @@ def markdown(rows: Sequence[Row], protocols: Sequence[str]) -> list[str]:
     by = ["setting", "protocol"]
     score = spread(rows, by, "score")
     ari = spread(rows, by, "ari")
-    header = " | ".join(f"`{name}`" for name in protocols)
-    lines = [f"| setting | {header} |"]
+    header = [f"`{name}`" for name in protocols]
+    lines = [markdown_line(["setting", *header])]
     lines.append("| --- " * (1 + len(protocols)) + "|")
-    for setting in dict.fromkeys(row["setting"] for row in rows):
+    for setting in distinct(rows, "setting"):
         texts = []
         for name in protocols:
             key = (setting, name)
@@ -621,8 +625,7 @@ def markdown(rows: Sequence[Row], protocols: Sequence[str]) -> list[str]:
             if name not in BASELINES:
                 clusters = ari.get(key)
             texts.append(_cell_text(score.get(key), clusters))
-        joined = " | ".join(texts)
-        lines.append(f"| {setting} | {joined} |")
+        lines.append(markdown_line([setting, *texts]))
     return lines
 
 

@@ -237,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.model == "cnn":
             name = "round_bound_cnn"
             parts = cnn_parts
-        print(write(name, measure(parts(), options.clients, options.repeats)))
+        rows = measure(parts(), options.clients, options.repeats)
+        print(write(name, rows))
 
 
 if __name__ == "__main__":

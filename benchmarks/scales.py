@@ -55,8 +55,9 @@ def federation(x: NDArray[np.float64], y: NDArray[np.int64], seed: int) -> Feder
         seed: of the draw.
     """
     order = np.random.default_rng(seed).permutation(len(y))
+    shares = np.array_split(order, CLIENTS)
     clients = {}
-    for k, share in enumerate(np.array_split(order, CLIENTS)):
+    for k, share in enumerate(shares):
         clients[f"c{k}"] = (x[share], y[share])
     classes = 1 + int(y.max())
     with warnings.catch_warnings():
@@ -100,7 +101,8 @@ def row(name: str, what: str, scale: float, rounds: int, seed: int) -> dict[str,
         root_mean_square = np.sqrt(np.square(x).mean())
         x = x * scale / root_mean_square
     else:
-        noise = np.random.default_rng(seed).standard_normal((len(x), 1))
+        generator = np.random.default_rng(seed)
+        noise = generator.standard_normal((len(x), 1))
         x = np.hstack([x, scale * noise])
     # the limit for tiny features, 0.2, is on the root mean square of samples' norms
     squared_norms = np.square(x).sum(axis=1)
@@ -126,15 +128,12 @@ def cases() -> Iterator[tuple[str, str, float]]:
 def main() -> None:
     """Print and write a row per data set, scale and seed."""
     options = counts(__doc__, rounds=20, seeds=3)
-    path = tabulate(
-        "scales",
-        (
-            [row(name, what, scale, options.rounds, seed)]
-            for name, what, scale in cases()
-            for seed in range(options.seeds)
-        ),
+    measured = (
+        [row(name, what, scale, options.rounds, seed)]
+        for name, what, scale in cases()
+        for seed in range(options.seeds)
     )
-    print(path)
+    print(tabulate("scales", measured))
 
 
 if __name__ == "__main__":

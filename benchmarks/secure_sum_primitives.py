@@ -79,8 +79,10 @@ def on_rows(numbers: int) -> dict[str, Work]:
     floats = torch.randn(numbers).clamp(-BOUND, BOUND)
     point = FixedPoint(BOUND, MEMBERS)
     wide = FixedPoint(BOUND, MEMBERS, 64)
-    row, row64 = point.encode(floats), wide.encode(floats)
-    source, target = row.numpy(), np.empty(numbers, np.int32)
+    row = point.encode(floats)
+    row64 = wide.encode(floats)
+    source = row.numpy()
+    target = np.empty(numbers, np.int32)
     total = torch.zeros_like(row)
     streams = [(key(k), 1) for k in range(MEMBERS)]
 
@@ -102,22 +104,30 @@ def on_rows(numbers: int) -> dict[str, Work]:
 
 def on_keys() -> dict[str, Work]:
     """Return what is done once for each pair, call or secret, whatever the row."""
-    own, peer = pads.KeyPair(key(1)), pads.KeyPair(key(2))
-    pair = own.pair_key(0, 1, peer.public, RUN, "sums")
+    own = pads.KeyPair(key(1))
+    peer = pads.KeyPair(key(2))
     members = pads.members_hash(range(MEMBERS))
     holders = range(1, MEMBERS + 1)
     source = pads.byte_source(key(3))
-    shares = shamir.share(key(4), holders, 52, source)
+
+    def agree() -> bytes:
+        return own.pair_key(0, 1, peer.public, RUN, "sums")
+
+    def share() -> list[shamir.Share]:
+        return shamir.share(key(4), holders, 52, source)
+
+    pair = agree()
+    shares = share()
 
     def recover() -> None:
         shamir.lagrange_weights.cache_clear()
         shamir.recover(shares[:52])
 
     return {
-        "key of a pair (X25519, HKDF)": lambda: own.pair_key(0, 1, peer.public, RUN, "sums"),
+        "key of a pair (X25519, HKDF)": agree,
         "key of a call (HKDF)": lambda: pads.call_key(pair, 1, 0, members),
         "box of a share (AES-SIV)": lambda: ShareSeal(pair, RUN).close([1], members, 0, 1),
-        f"share a seed, n = {MEMBERS}": lambda: shamir.share(key(4), holders, 52, source),
+        f"share a seed, n = {MEMBERS}": share,
         f"recover a seed, n = {MEMBERS}": recover,
         "recover with weights that are kept": lambda: shamir.recover(shares[:52]),
     }
@@ -180,7 +190,8 @@ def clients_of(context: SumContext, graph: Graph) -> list[ClientMasks]:
     for i, own in enumerate(pairs):
         keys = {}
         for j in graph.neighbours(i):
-            keys[j] = own.pair_key(i, j, pairs[j].public, RUN, "sums")
+            public = pairs[j].public
+            keys[j] = own.pair_key(i, j, public, RUN, "sums")
         clients.append(ClientMasks(i, key(i), keys, context, graph))
     return clients
 
@@ -192,7 +203,8 @@ def on_sums(numbers: int) -> dict[str, Work]:
         numbers: numbers of a row.
     """
     graph = build_graph(range(MEMBERS), b"seed", minimum=3, colluding=0.0)
-    context = SumContext(RUN, "train", 0, 0, tuple(range(MEMBERS)), graph.threshold)
+    members = tuple(range(MEMBERS))
+    context = SumContext(RUN, "train", 0, 0, members, graph.threshold)
     clients = clients_of(context, graph)
     boxes = [client.boxes() for client in clients]
     point = FixedPoint(BOUND, MEMBERS)
@@ -238,7 +250,8 @@ def on_pairs() -> dict[str, Work]:
     pairs = [pads.KeyPair(key(k)) for k in members]
     keys = {}
     for peer in members[1:]:
-        keys[peer] = pairs[0].pair_key(0, peer, pairs[peer].public, RUN, "pads")
+        public = pairs[peer].public
+        keys[peer] = pairs[0].pair_key(0, peer, public, RUN, "pads")
     rows = torch.zeros(MEMBERS, MEMBERS, dtype=torch.int32)
 
     def client_pads() -> None:
@@ -270,27 +283,30 @@ def bytes_of_pairs() -> dict[str, int]:
         return up, down
 
     row = Rows(torch.zeros(1, MEMBERS, dtype=torch.int32))
-    asked = size("relevance", "pairs", Empty(), padded_class(RelevanceRow, 32)(row))
+    padded_row = padded_class(RelevanceRow, 32)
+    row_up, row_down = size("relevance", "pairs", Empty(), padded_row(row))
     attempt = NextAttempt(Rows(torch.zeros(1, dtype=torch.int64)))
-    tried = size("pair_attempt", "gather", PairsRequest("relevance"), attempt)
-    offer = SumKey(
-        Rows(torch.zeros(1, pads.KEY, dtype=torch.uint8)),
-        Rows(torch.zeros(1, SIGNATURE, dtype=torch.uint8)),
-    )
+    request = PairsRequest("relevance")
+    attempt_up, attempt_down = size("pair_attempt", "gather", request, attempt)
+
+    def octets(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.uint8)
+
+    offer = SumKey(Rows(octets(1, pads.KEY)), Rows(octets(1, SIGNATURE)))
     picks = (tuple(range(MEMBERS)),)
     keys = SumKeys(
         Picks(torch.arange(MEMBERS), picks),
-        Picks(torch.zeros(MEMBERS, pads.KEY, dtype=torch.uint8), picks),
-        Picks(torch.zeros(MEMBERS, SIGNATURE, dtype=torch.uint8), picks),
+        Picks(octets(MEMBERS, pads.KEY), picks),
+        Picks(octets(MEMBERS, SIGNATURE), picks),
     )
-    offered = size("sum_offer", "gather", Empty(), offer)
-    relayed = size("sum_keys", "gather", keys, Ack())
+    offer_up, offer_down = size("sum_offer", "gather", Empty(), offer)
+    keys_up, keys_down = size("sum_keys", "gather", keys, Ack())
     return {
-        "row of pairs, up (pads alone: 4 a client)": asked[0],
-        "attempt, up": tried[0],
-        "row and attempt, down, without the query": asked[1] + tried[1],
-        "keys, once a run, up": offered[0] + relayed[0],
-        "keys, once a run, down": offered[1] + relayed[1],
+        "row of pairs, up (pads alone: 4 a client)": row_up,
+        "attempt, up": attempt_up,
+        "row and attempt, down, without the query": row_down + attempt_down,
+        "keys, once a run, up": offer_up + keys_up,
+        "keys, once a run, down": offer_down + keys_down,
     }
 
 
@@ -304,16 +320,18 @@ def main(arguments: list[str]) -> None:
     repetitions = int(arguments[1]) if len(arguments) > 1 else 9
     torch.set_num_threads(1)
     print(machine())
-    print(
-        f"{'work on a row of ' + format(numbers, ',') + ' numbers':48}{'CPU ms':>10}{'copies':>10}"
-    )
+    heading = f"work on a row of {numbers:,} numbers"
+    print(f"{heading:48}{'CPU ms':>10}{'copies':>10}")
     works = {**on_rows(numbers), **on_noise(numbers), **on_keys(), **on_sums(numbers), **on_pairs()}
     copy = 0.0
     for name, work in works.items():
         taken = seconds(work, repetitions)
         copy = copy or taken  # the first work is the copy
-        print(f"{name:48}{1e3 * taken:10.3f}{taken / copy:10.2f}")
-    print(f"{'bytes of a client, m = ' + str(MEMBERS):48}{'bytes':>10}")
+        milliseconds = 1e3 * taken
+        copies = taken / copy
+        print(f"{name:48}{milliseconds:10.3f}{copies:10.2f}")
+    heading = f"bytes of a client, m = {MEMBERS}"
+    print(f"{heading:48}{'bytes':>10}")
     for name, count in bytes_of_pairs().items():
         print(f"{name:48}{count:10,}")
     print(f"epsilon at noise {MULTIPLIER:g} and delta {DELTA:g}, m = {MEMBERS}")

@@ -18,7 +18,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.memory import GIB, peak
+from benchmarks.memory import GIB, line_of, peak
 from benchmarks.table import write
 from securecluster import Federation
 from securecluster.clustering.landmarks import sketch_clusters
@@ -99,9 +98,9 @@ def run_protocol(case: str, clients: int) -> dict[str, Any]:
     federation = few_samples(clients)
     before = peak()
     start = time.perf_counter()
-    fitted = PROTOCOLS[name](**params).fit(
-        federation, Settings(transcript="none", keys_from_seed=True)
-    )
+    protocol = PROTOCOLS[name](**params)
+    settings = Settings(transcript="none", keys_from_seed=True)
+    fitted = protocol.fit(federation, settings)
     seconds = time.perf_counter() - start
     return {
         "case": case,
@@ -124,9 +123,11 @@ def measure_call(case: str, clients: int) -> dict[str, Any]:
     """
     method = FedAvg(model="linear", epochs=1, batch_size=4, mask=case, rounds=CALLS)
     federation = few_samples(clients)
-    endpoint = build_client(method, federation, Settings(transcript="none", keys_from_seed=True))
+    settings = Settings(transcript="none", keys_from_seed=True)
+    endpoint = build_client(method, federation, settings)
     config = method.config(federation, "float32")
-    net = build_network(method, InProcess(endpoint.answer, lambda call: set()), config)
+    transport = InProcess(endpoint.answer, lambda call: set())
+    net = build_network(method, transport, config)
     state = AveragingState([0] * clients, PendingUpdates.start(clients, fresh=case != "none"))
     seconds = []
     for t in range(1, CALLS + 1):
@@ -234,13 +235,14 @@ def cluster_sketches(case: str, clients: int) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     # measured before the score, whose tables are no part of the method
     largest = peak()
+    ari = agreement(labels.tolist(), truth.tolist())["ari"]
     return {
         "case": case,
         "clients": clients,
         "seconds": round(seconds, 2),
         "before_mib": round(before * MIB_A_GIB),
         "peak_mib": round(largest * MIB_A_GIB),
-        "ari": round(agreement(labels.tolist(), truth.tolist())["ari"], 3),
+        "ari": round(ari, 3),
         "status": "done",
     }
 
@@ -273,17 +275,14 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
     elif part == "protocols" and case in COMPARING and clients > MOST_PAIRED:
         return skipped | {"status": "not run: all pairs"}
     # A process's largest resident set never falls, so each case needs a process of its own.
-    command = [sys.executable, "-m", "benchmarks.server_scale", part]
-    command += ["--one", case, "--clients", str(clients)]
-    limit = CALLS_LIMIT_S if part == "calls" else LIMIT_S
+    options = [part, "--one", case, "--clients", str(clients)]
+    limit = LIMIT_S
+    if part == "calls":
+        limit = CALLS_LIMIT_S
     try:
-        finished = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=limit
-        )
+        return line_of("benchmarks.server_scale", options, limit)
     except subprocess.TimeoutExpired:
         return skipped | {"status": f"stopped after {limit} s"}
-    line: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -306,13 +305,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         cases = ["none", "permutation"]
         sizes = [10_000, 100_000]
     if options.one:
-        print(json.dumps(measure(options.one, options.clients[0])))
+        line = measure(options.one, options.clients[0])
+        print(json.dumps(line))
         return
     rows = []
     for clients in options.clients or sizes:
         for case in options.cases or cases:
-            rows.append(in_own_process(options.part, case, clients))
-            print(rows[-1], flush=True)
+            row = in_own_process(options.part, case, clients)
+            rows.append(row)
+            print(row, flush=True)
     # lines of cases that were not run lack columns
     columns = max(rows, key=len)
     filled = [{name: row.get(name, "") for name in columns} for row in rows]

@@ -25,6 +25,7 @@ from securecluster.errors import SecureClusterError
 
 Cell = Mapping[str, Any]
 Row = dict[str, str]  # as in the file; "" where there is no value
+Spread = tuple[float, float, float, int]  # mean, least, most and number of values
 NOT_RUN = "not run"
 DONE = "done"
 # columns to the right of all parameters and results
@@ -184,9 +185,30 @@ def numbers(text: str) -> list[float]:
     return [float(truth_values.get(word, word)) for word in text.split()]
 
 
-def spread(
-    rows: Sequence[Row], by: Sequence[str], value: str
-) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
+def distinct(rows: Sequence[Row], column: str) -> list[str]:
+    """Return the values of a column, each once, in the order of their first rows.
+
+    Args:
+        rows: the rows.
+        column: its name.
+    """
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def pooled(rows: Sequence[Row], value: str) -> list[float]:
+    """Return the numbers that all rows measured.
+
+    Args:
+        rows: the rows; those that were not run have none.
+        value: the column of the numbers.
+    """
+    pool: list[float] = []
+    for row in rows:
+        pool += numbers(row.get(value, ""))
+    return pool
+
+
+def spread(rows: Sequence[Row], by: Sequence[str], value: str) -> dict[tuple[str, ...], Spread]:
     """Summarise a measured number over the rows that agree in some columns (so over seeds).
 
     Args:
@@ -200,7 +222,8 @@ def spread(
     groups: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         key = tuple(row[name] for name in by)
-        groups.setdefault(key, []).extend(numbers(row.get(value, "")))
+        group = groups.setdefault(key, [])
+        group += numbers(row.get(value, ""))
     statistics = {}
     for key, values in groups.items():
         if values:
@@ -222,14 +245,23 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
         key = tuple(row[name] for name in by)
         paper[key] = row["paper"]
     for value in values:
-        for key, (mean, minimum, maximum, count) in spread(rows, by, value).items():
+        for key, statistics in spread(rows, by, value).items():
             parameters = [f"{name} {text}" for name, text in zip(by, key, strict=True)]
             group = ", ".join(parameters)
-            extremes = f"{minimum:.4g} – {maximum:.4g}"
-            line = f"{group}: {value} {mean:.4g} ({extremes}; {count})"
+            line = f"{group}: {value} {shown_spread(statistics)}"
             if paper[key]:
                 line += f"; paper: {paper[key]}"
             print(line)
+
+
+def shown_spread(statistics: Spread) -> str:
+    """Return the text of a mean, with its range and count in parentheses.
+
+    Args:
+        statistics: as `spread` returns them.
+    """
+    mean, minimum, maximum, count = statistics
+    return f"{mean:.4g} ({minimum:.4g} – {maximum:.4g}; {count})"
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
@@ -273,3 +305,21 @@ def _described(row: Row) -> str:
         if value and name not in _LAST:
             parameters.append(f"{name} {value}")
     return ", ".join(parameters)
+
+
+def draw_seeds(
+    axis: Any, x: int, mean: float, points: Sequence[float], colour: str, size: float
+) -> None:
+    """Draw a dot for each seed of a method, and a line for their mean.
+
+    Args:
+        axis: the panel.
+        x: place of the method.
+        mean: of the points.
+        points: a number for each seed.
+        colour: of the line and the dots.
+        size: of a dot.
+    """
+    axis.plot([x - 0.3, x + 0.3], [mean, mean], color=colour, linewidth=1.6)
+    places = [x] * len(points)
+    axis.plot(places, points, color=colour, linestyle="none", marker="o", markersize=size)

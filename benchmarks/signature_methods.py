@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grid import product
-from benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, truth_of
+from benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, swapped_labels, truth_of
 from benchmarks.table import RESULTS, SEEDED, Journal
 from securecluster import Federation
 from securecluster.protocols import CFL, FLHC
@@ -48,13 +48,12 @@ def swapped(seed: int, samples: int = SAMPLES) -> Federation:
     """
     federation = dealt(DATA, seed)
     truth = truth_of(CLUSTERS).tolist()
-    pairs = np.random.default_rng(seed).permutation(CLASSES[DATA])
+    generator = np.random.default_rng(seed)
+    pairs = generator.permutation(CLASSES[DATA])
     shards = []
     for cluster, shard in zip(truth, federation.shards, strict=True):
         # clusters swap disjoint pairs, so each has a labelling of its own
-        first, second = pairs[2 * cluster : 2 * cluster + 2]
-        new_label = np.arange(CLASSES[DATA])
-        new_label[[first, second]] = second, first
+        new_label = swapped_labels(pairs, cluster)
         x = shard.x[:samples]
         y = new_label[shard.y[:samples]]
         y_test = new_label[shard.y_test]
@@ -114,7 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     journal = Journal(given.out, KEY, COLUMNS)
     for cell in cells(given.seeds):
         if journal.lacks(cell):
-            journal.append([measured(cell, swapped(cell["seed"]))])
+            federation = swapped(cell["seed"])
+            journal.append([measured(cell, federation)])
 
 
 if __name__ == "__main__":

@@ -172,9 +172,11 @@ def chosen(labels: NDArray[Any], alpha: float, samples: int, draw: Any) -> NDArr
     """
     if not alpha:
         return np.arange(samples)
-    shares = draw.dirichlet(np.full(1 + int(labels.max()), alpha))
+    classes = 1 + int(labels.max())
+    shares = draw.dirichlet(np.full(classes, alpha))
     weights = shares[labels] + 1e-9
-    picked = draw.choice(len(labels), samples, replace=False, p=weights / weights.sum())
+    probabilities = weights / weights.sum()
+    picked = draw.choice(len(labels), samples, replace=False, p=probabilities)
     return np.asarray(picked, dtype=np.int64)
 
 
@@ -200,22 +202,34 @@ def clients_of(setting: Setting, seed: int) -> list[tuple[torch.Tensor, torch.Te
     """
     federation = dealt(setting.data, seed)
     draw = np.random.default_rng(seed)
-    classes = CLASSES[setting.data]
-    pairs = draw.permutation(classes)
+    pairs = draw.permutation(CLASSES[setting.data])
     clients = []
     for cluster, shard in zip(truth_of(setting.clusters), federation.shards, strict=True):
         picked = chosen(shard.y, setting.alpha, setting.samples, draw)
-        x, y = shard.x[picked], shard.y[picked]
+        x = shard.x[picked]
+        y = shard.y[picked]
         if setting.shift == "rotation":
             x = np.rot90(x, cluster, axes=(-2, -1)).copy()
         else:
-            one, other = pairs[2 * cluster : 2 * cluster + 2]
-            names = np.arange(classes)
-            names[[one, other]] = other, one
-            y = names[y]
-        flat = torch.from_numpy(x.reshape(len(x), -1))
-        clients.append((flat, torch.from_numpy(np.asarray(y, dtype=np.int64))))
+            y = swapped_labels(pairs, cluster)[y]
+        flat = x.reshape(len(x), -1)
+        labels = np.asarray(y, dtype=np.int64)
+        clients.append((torch.from_numpy(flat), torch.from_numpy(labels)))
     return clients
+
+
+def swapped_labels(pairs: NDArray[np.int64], cluster: int) -> NDArray[np.int64]:
+    """Return the new label (c,) of each label in a cluster, which swaps a pair of its own.
+
+    Args:
+        pairs: (c,) all labels, of which each two neighbours are a cluster's pair.
+        cluster: its number.
+    """
+    start = 2 * cluster
+    one, other = pairs[start : start + 2]
+    labels = np.arange(len(pairs))
+    labels[[one, other]] = other, one
+    return labels
 
 
 class Sketches:
@@ -228,11 +242,14 @@ class Sketches:
     """
 
     def __init__(self, clients: list[Any], data: str, seed: int) -> None:
-        features = clients[0][0].shape[1]
         size = DEFAULT_SIZES["plain"]
-        sketch = GradientSketch(size, features, CLASSES[data], CENTRES[data], Randomness(seed))
-        self._rows = [clipped_rows(sketch.rows(x, y), CLIP).numpy() for x, y in clients]
-        self._samples = len(clients[0][0])
+        public = Randomness(seed)
+        self._samples, features = clients[0][0].shape
+        sketch = GradientSketch(size, features, CLASSES[data], CENTRES[data], public)
+        self._rows: list[FloatArray] = []
+        for x, y in clients:
+            rows = clipped_rows(sketch.rows(x, y), CLIP)
+            self._rows.append(rows.numpy())
 
     def labels(self, z: float, releases: int, k: int | None, draw: Any) -> list[int]:
         """Return the clusters by one draw of the noise.
@@ -255,27 +272,26 @@ class Sketches:
         """
         deviation = z * math.sqrt(releases) * CLIP / self._samples
         first = np.stack([rows.mean(0) for rows in self._rows])
-        first = first + deviation * draw.standard_normal(first.shape)
+        noise = draw.standard_normal(first.shape)
+        first = first + deviation * noise
         directions = leading_directions(first, AXES)
         second = np.zeros((len(first), 0))
         if releases == 2:
             second = np.stack([self._second(rows, directions) for rows in self._rows])
             ratio = SECOND_CLIP / CLIP
-            second = second + ratio * deviation * draw.standard_normal(second.shape)
-        count = len(first)
-        signatures = SketchSignatures(
-            first,
-            second,
-            np.full(count, deviation),
-            np.full(count, float(self._samples)),
-            first.shape[1],
-        )
+            noise = draw.standard_normal(second.shape)
+            second = second + ratio * deviation * noise
+        count, width = first.shape
+        deviations = np.full(count, deviation)
+        samples = np.full(count, float(self._samples))
+        signatures = SketchSignatures(first, second, deviations, samples, width)
         return signatures.comparable(directions)
 
     def _second(self, rows: FloatArray, directions: FloatArray) -> FloatArray:
         """Return the mean of rows that are clipped in a few directions."""
         coordinates = torch.from_numpy(rows @ directions.T)
-        return np.asarray(clipped_rows(coordinates, SECOND_CLIP).mean(0).numpy())
+        clipped = clipped_rows(coordinates, SECOND_CLIP)
+        return np.asarray(clipped.mean(0).numpy())
 
 
 class Blocks:
@@ -288,13 +304,14 @@ class Blocks:
     """
 
     def __init__(self, clients: list[Any], data: str, seed: int) -> None:
-        features = clients[0][0].shape[1]
         self._size = DEFAULT_SIZES["blocks"]
         classes = CLASSES[data]
-        examples = ClassBlocks(self._size, features, CLASSES[data], CENTRES[data], Randomness(seed))
+        public = Randomness(seed)
+        self._samples, features = clients[0][0].shape
+        examples = ClassBlocks(self._size, features, classes, CENTRES[data], public)
         rows = [signature_mean(examples, x, y, CLIP).numpy() for x, y in clients]
-        self._blocks = np.stack(rows).reshape(len(rows), classes, self._size + 1)
-        self._samples = len(clients[0][0])
+        shape = (len(rows), classes, self._size + 1)
+        self._blocks = np.stack(rows).reshape(shape)
 
     def labels(self, z: float, k: int | None, draw: Any) -> list[int]:
         """Return the clusters by one draw of the noise.
@@ -305,11 +322,11 @@ class Blocks:
             draw: numpy generator.
         """
         deviation = z * CLIP / self._samples
-        noisy = self._blocks + deviation * draw.standard_normal(self._blocks.shape)
-        count = len(noisy)
-        signatures = BlockSignatures(
-            noisy, np.full(count, deviation), np.full(count, float(self._samples)), self._size
-        )
+        noise = draw.standard_normal(self._blocks.shape)
+        noisy = self._blocks + deviation * noise
+        deviations = np.full(len(noisy), deviation)
+        samples = np.full(len(noisy), float(self._samples))
+        signatures = BlockSignatures(noisy, deviations, samples, self._size)
         return signatures.comparable().clusters(k, 0)
 
 
@@ -400,7 +417,8 @@ def _squares(rows: FloatArray, labels: NDArray[np.int64]) -> float:
     squares = 0.0
     for cluster in set(labels.tolist()):
         members = rows[labels == cluster]
-        squares += float(np.square(members - members.mean(0)).sum())
+        deviations = members - members.mean(0)
+        squares += float(np.square(deviations).sum())
     return squares
 
 
@@ -418,7 +436,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--limits", action="store_true", help="measure what stops few samples")
     given = parser.parse_args(arguments)
     if given.limits:
-        print(write("signatures_limits", list(limits(given.seeds, given.draws))))
+        rows = limits(given.seeds, given.draws)
+        print(write("signatures_limits", rows))
         return
     journal = Journal(given.out, KEY, COLUMNS)
     for seed in given.seeds:

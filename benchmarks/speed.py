@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.recurrent import Variants, best_of, medians_of, no_tests, relative_error
 from benchmarks.table import write
 from securecluster import Federation
 from securecluster.core.devices import cpu_threads
@@ -29,8 +29,6 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10, steps=10)
 OPERATIONS = 12  # of the profile, the slowest ones
-
-Variants = dict[str, tuple[int, Callable[[], torch.Tensor]]]  # threads and one round, by name
 
 
 class General(FlatModel):
@@ -61,8 +59,7 @@ def cohort(
         images = rng.random((100, *shape), dtype=np.float32)
         labels = rng.integers(0, 10, 100)
         arrays[f"c{k}"] = (images, labels)
-    empty: dict[str, Any] = {name: ([], []) for name in arrays}
-    federation = Federation.from_arrays(arrays, test=empty, seed=0)
+    federation = Federation.from_arrays(arrays, test=no_tests(arrays), seed=0)
     flat = build(model, federation.shape, 10, Randomness(0))
     batched = LocalTrainer(federation, flat, Randomness(0), torch.device("cpu"), dtype)
     if general:
@@ -142,15 +139,11 @@ def errors_in_float64(model: str, clients: int = 4) -> dict[str, float]:
     """
     updates = {}
     # in float32 the order of sums alone changes the last bits, which training amplifies
-    for name, (_, run_once) in variants(model, clients, torch.float64).items():
+    exact = variants(model, clients, torch.float64)
+    for name, (_, run_once) in exact.items():
         updates[name] = run_once()
     reference = updates["plain loop, 1 thread"]
-    largest = reference.abs().max()
-    errors = {}
-    for name, update in updates.items():
-        difference = update - reference
-        errors[name] = float(difference.abs().max() / largest)
-    return errors
+    return {name: relative_error(update, reference) for name, update in updates.items()}
 
 
 def timed(tasks: Variants, rounds: int) -> dict[str, list[float]]:
@@ -183,13 +176,11 @@ def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     """
     errors = errors_in_float64(model)
     seconds = timed(variants(model, clients), rounds)
-    medians = {}
-    for name, times in seconds.items():
-        # without the first round, which only warms up
-        medians[name] = float(np.median(times[1:]))
-    plain_medians = [median for name, median in medians.items() if name.startswith("plain")]
+    # without the first round, which only warms up
+    counted = {name: times[1:] for name, times in seconds.items()}
+    medians = medians_of(counted)
     # the ratio is to the plain loop at its better number of threads
-    best_plain = min(plain_medians)
+    best_plain = best_of(medians, "plain")
     rows = []
     for name, times in seconds.items():
         first, *later = times

@@ -16,7 +16,6 @@ Run with OMP_NUM_THREADS=1: several threads add up to more processor time.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from benchmarks.grid import script_parser
 from benchmarks.sheet import Cell, Sheet
 from benchmarks.table import RESULTS, write
 from securecluster.clustering.bipartition import separated, separation_scores
@@ -86,13 +86,15 @@ def draws_of_all(
         if clusterer == "paper":
             found = separated(cosines)
             return found.score, found.labels
-        labels = partition(cosines, clusterer, max(2, eigengap(cosines)), seed)
+        count = max(2, eigengap(cosines))
+        labels = partition(cosines, clusterer, count, seed)
         return mean_separation(cosines, labels), labels
 
     def statistic(drawn: Array) -> Iterator[float]:
         for cosines in drawn:
             if clusterer == "paper":
-                yield float(separation_scores(cosines[None])[0])
+                scores = separation_scores(cosines[None])
+                yield float(scores[0])
             else:
                 yield separation(cosines)[0]
 
@@ -124,8 +126,9 @@ def updates(clients: int, few: int, apart: float, seed: int) -> NDArray[np.float
     generator = np.random.default_rng([seed, clients, few])
     second = np.arange(clients) < few
     rows = generator.standard_normal((clients, DIRECTIONS))
-    rows[:, 0] += np.where(second, 0.0, apart * DIRECTIONS**0.5)
-    rows[:, 1] += np.where(second, apart * DIRECTIONS**0.5, 0.0)
+    distance = apart * DIRECTIONS**0.5
+    rows[:, 0] += np.where(second, 0.0, distance)
+    rows[:, 1] += np.where(second, distance, 0.0)
     return rows.astype(np.float32)
 
 
@@ -141,7 +144,8 @@ def cosines_of(rows: NDArray[np.float32], noise: float, seed: int) -> Array:
     unit = wide / np.linalg.norm(wide, axis=1, keepdims=True)
     alpha: Array = unit @ unit.T
     if noise:
-        half = np.triu(np.random.default_rng(seed).normal(scale=noise, size=alpha.shape), 1)
+        drawn = np.random.default_rng(seed).normal(scale=noise, size=alpha.shape)
+        half = np.triu(drawn, 1)
         alpha += half + half.T
     np.fill_diagonal(alpha, 1.0)
     return alpha.clip(-1, 1, out=alpha)
@@ -182,9 +186,8 @@ def split_seconds(
         protocol.set_params(clusterer=clusterer)
         # the halves of a mean that is not zero are split, too
         protocol.eps1 = 1.0
-        state = cfl.CFLState(
-            labels, PendingUpdates.start(len(rows), fresh=True), ParameterTree.start(len(rows))
-        )
+        pending = PendingUpdates.start(len(rows), fresh=True)
+        state = cfl.CFLState(labels, pending, ParameterTree.start(len(rows)))
         start = time.process_time()
         statistics = split_statistics(net, replies, 0, clients, None, landmarks)
         protocol._test(net, state, statistics)
@@ -308,9 +311,7 @@ def decisions(cell: Cell) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure, and write the CSV file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("part", choices=["cost", "decisions"])
     parser.add_argument("--minutes", type=float, default=60.0, help="no cell is started after")
     options = parser.parse_args(argv)
@@ -322,8 +323,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     lines = []
     for clients, landmarks in COST_SIZES:
         for clusterer in CLUSTERERS:
-            lines.append(cost(clients, landmarks, clusterer))
-            print(lines[-1], flush=True)
+            line = cost(clients, landmarks, clusterer)
+            lines.append(line)
+            print(line, flush=True)
     return write("split_test_cost", lines)
 
 

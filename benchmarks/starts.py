@@ -45,8 +45,10 @@ def measure(cell: Cell) -> dict[str, Any]:
     Returns:
         Whether the clusters are the true ones (exact), accuracy, and bytes up and down.
     """
-    protocol = IFCA(rounds=cell["rounds"], starts=cell["starts"], start_rounds=cell["start_rounds"])
-    fitted = protocol.fit(Federation.simulate("digits", seed=cell["seed"]), SEEDED)
+    names = ("rounds", "starts", "start_rounds")
+    protocol = IFCA(**{name: cell[name] for name in names})
+    federation = Federation.simulate("digits", seed=cell["seed"])
+    fitted = protocol.fit(federation, SEEDED)
     assert fitted.agreement_ is not None
     return {
         "exact": fitted.agreement_["exact"],

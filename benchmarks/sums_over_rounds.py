@@ -24,6 +24,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.attacks import score_columns
 from benchmarks.grid import Grid, parser_of, read_options
 from benchmarks.sheet import Cell
 from benchmarks.table import RESULTS
@@ -158,17 +159,22 @@ def federation_of(scene: str, seed: int) -> Federation:
         scene: "swapped" or "skewed".
         seed: of every draw.
     """
-    scenario: Any = LabelSwap(clusters=4) if scene == "swapped" else Dirichlet(alpha=0.5)
+    scenario: Any = Dirichlet(alpha=0.5)
+    if scene == "swapped":
+        scenario = LabelSwap(clusters=4)
+    most = SAMPLES[scene]
     federation = Federation.simulate(
-        "digits", scenario=scenario, clients=CLIENTS, samples=SAMPLES[scene], seed=seed
+        "digits", scenario=scenario, clients=CLIENTS, samples=most, seed=seed
     )
     if scene == "swapped":
         return federation
     shards = []
     for client, shard in enumerate(federation.shards):
-        count = FEWEST + client * (SAMPLES[scene] - FEWEST) // (CLIENTS - 1)
+        more = client * (most - FEWEST) // (CLIENTS - 1)
+        count = FEWEST + more
+        held = len(shard.y)
         # spread over the samples, which may be in the order of their labels
-        chosen = [k * len(shard.y) // count for k in range(count)]
+        chosen = [k * held // count for k in range(count)]
         shards.append(replace(shard, x=shard.x[chosen], y=shard.y[chosen]))
     return replace(federation, shards=tuple(shards), recipe=None)
 
@@ -187,7 +193,8 @@ def run_of(subject: str, participation: str, cohorts: str, seed: int) -> Any:
     setting = PARTICIPATION[participation]
     settings = Settings(transcript="full", threads=1, dropout=setting.lost)
     federation = federation_of(chosen.scene, seed)
-    fitted, taps = tapped(protocol_of(chosen, setting, cohorts), federation, settings)
+    protocol = protocol_of(chosen, setting, cohorts)
+    fitted, taps = tapped(protocol, federation, settings)
     # one view of all attacks on a run, since its sums take a replay
     view = view_of(fitted)
     return view, knowledge_of(fitted), truth_of(fitted, federation, view, taps)
@@ -206,7 +213,9 @@ def cells(
     found: list[Cell] = []
     for name in subjects:
         subject = SUBJECTS[name]
-        possible = cohorts if has_cohorts(subject) else [one for one in cohorts if one != "with"]
+        possible = list(cohorts)
+        if not has_cohorts(subject):
+            possible = [one for one in cohorts if one != "with"]
         for participation in PARTICIPATION:
             for one in possible:
                 for seed in range(min(seeds, subject.seeds)):
@@ -229,9 +238,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: one of `cells`.
     """
-    view, knowledge, truth = run_of(
-        cell["subject"], cell["participation"], cell["cohorts"], cell["seed"]
-    )
+    run = (cell["subject"], cell["participation"], cell["cohorts"], cell["seed"])
+    view, knowledge, truth = run_of(*run)
     attack = attack_named(cell["attack"])
     assert isinstance(attack, SumsOverRounds)
     results: dict[str, Any] = {"sums": 0, "rank": 0, "solvable": 0}
@@ -245,13 +253,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     if isinstance(found, str):
         return {**results, "verdict": "", "reason": found, "beaten": False}
     results["metric"] = found.metric
-    results["score"] = round(found.value, 4)
-    # a score that all clients share has no interval
-    results["low"] = round(found.interval.low, 4) if found.interval else ""
-    results["high"] = round(found.interval.high, 4) if found.interval else ""
-    results["chance"] = round(found.chance, 4)
-    results["chance_low"] = round(found.chance_interval.low, 4)
-    results["chance_high"] = round(found.chance_interval.high, 4)
+    results |= score_columns(found)
     results["verdict"] = found.verdict
     results["beaten"] = found.verdict == BETTER
     return results
@@ -269,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen = read_options(parser, argv)
     without = [name for name in chosen.subjects if not has_cohorts(SUBJECTS[name])]
     if without and "with" in chosen.cohorts:
-        print(f"left out with cohorts, since there is no option {OPTION}: {', '.join(without)}")
+        names = ", ".join(without)
+        print(f"left out with cohorts, since there is no option {OPTION}: {names}")
     grid = Grid(
         __doc__,
         "sums_over_rounds",

@@ -22,6 +22,8 @@ RESULTS = Path("benchmarks/results")
 PAPERS = RESULTS / "papers"
 # of a benchmark's runs: whoever repeats them gets their numbers again
 SEEDED = Settings(keys_from_seed=True)
+# the same without a transcript, for runs whose messages are many
+UNRECORDED = Settings(transcript="none", keys_from_seed=True)
 
 
 def machine() -> str:
@@ -66,6 +68,27 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table or a sheet as texts, without its comments.
+
+    Args:
+        path: of the CSV file, which another process may be writing.
+    """
+    with path.open(newline="") as stream:
+        lines = (line for line in stream if not line.startswith("#"))
+        return list(csv.DictReader(lines))
+
+
+def markdown_line(cells: Iterable[str]) -> str:
+    """Return a line of a Markdown table.
+
+    Args:
+        cells: their texts.
+    """
+    joined = " | ".join(cells)
+    return f"| {joined} |"
+
+
 class Journal:
     """A table that grows by whole measurements; a run that is cut off goes on with what it lacks.
 
@@ -81,12 +104,11 @@ class Journal:
         self._columns = columns
         self._done: set[tuple[str, ...]] = set()
         if path.exists():
-            with path.open(newline="") as stream:
-                lines = (line for line in stream if not line.startswith("#"))
-                self._done = {self._key_of(row) for row in csv.DictReader(lines)}
+            self._done = {self._key_of(row) for row in read(path)}
         if not self._done:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"# {machine()}\n{','.join(columns)}\n")
+            header = ",".join(columns)
+            path.write_text(f"# {machine()}\n{header}\n")
 
     def lacks(self, cell: Mapping[str, Any]) -> bool:
         """Return whether the file has no row of a measurement.
@@ -104,7 +126,8 @@ class Journal:
         """
         measured = list(rows)
         with self._path.open("a", newline="") as stream:
-            csv.DictWriter(stream, self._columns, lineterminator="\n").writerows(measured)
+            writer = csv.DictWriter(stream, self._columns, lineterminator="\n")
+            writer.writerows(measured)
 
     def _key_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(row[name]) for name in self._key)
@@ -133,8 +156,9 @@ def tabulate(
         path = write(name, table)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in table:
-        group = " ".join(str(row[column]) for column in by)
-        groups.setdefault(group, []).append(row)
+        values = [str(row[column]) for column in by]
+        members = groups.setdefault(" ".join(values), [])
+        members.append(row)
     for group, rows in groups.items():
         for column in counted:
             times = sum(bool(row[column]) for row in rows)

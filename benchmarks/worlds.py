@@ -122,7 +122,8 @@ class Finding:
         # an estimate, no bound: ε(δ) of one Gaussian release is exact in μ (Balle & Wang 2018)
         epsilon_of_mu: float | str = ""
         if self.gaussian:
-            epsilon_of_mu = round(gaussian_epsilon(max(self.mu, 0.0), DELTA), 3)
+            mu = max(self.mu, 0.0)
+            epsilon_of_mu = round(gaussian_epsilon(mu, DELTA), 3)
         return {
             "mechanism": self.name,
             "unit": self.unit,
@@ -150,7 +151,6 @@ def federation(
         all_samples: every sample of a client is its canary.
     """
     clients: dict[str, Any] = {}
-    test = (np.zeros((1, FEATURES), np.float32), np.zeros(1, np.int64))
     for i in range(count):
         x = np.zeros((samples, FEATURES), np.float32)
         y = np.arange(samples) % CLASSES
@@ -159,12 +159,22 @@ def federation(
             rows = slice(None)
         x[rows], y[rows] = canary(i)
         clients[f"c{i}"] = (x, y)
+    return with_canaries(clients)
+
+
+def with_canaries(clients: Mapping[str, Any]) -> Federation:
+    """Return clients that hold canaries, without the warnings that those would cause.
+
+    Args:
+        clients: samples (n, FEATURES) and labels (n,) by name.
+    """
+    x = np.zeros((1, FEATURES), np.float32)
+    y = np.zeros(1, np.int64)
+    tests = dict.fromkeys(clients, (x, y))
     with warnings.catch_warnings():
         # of scales, which canaries are meant to have
         warnings.simplefilter("ignore", SecureClusterWarning)
-        return Federation.from_arrays(
-            clients, test=dict.fromkeys(clients, test), classes=CLASSES, seed=SEED
-        )
+        return Federation.from_arrays(clients, test=tests, classes=CLASSES, seed=SEED)
 
 
 def weights(other: bool = False) -> Array:
@@ -282,6 +292,30 @@ def first(received: Mapping[int, list[Array]]) -> dict[int, Array]:
     return {i: rows[0] for i, rows in received.items()}
 
 
+def first_updates(fitted: Any, method: str = "contribute") -> dict[int, Array]:
+    """Return each client's update of the first round, (d,).
+
+    Args:
+        fitted: a protocol whose run recorded a full transcript.
+        method: the called method's name.
+    """
+    received = replies(fitted.transcript_, method, "delta")
+    return first(received)
+
+
+def mean_losses(transcript: Transcript, method: str) -> dict[int, float]:
+    """Return the mean of each client's first row of losses.
+
+    A canary moves all losses of a row by the same amount, so the mean is along that direction.
+
+    Args:
+        transcript: a full one.
+        method: the called method's name.
+    """
+    rows = first(replies(transcript, method, "loss"))
+    return {i: float(row.mean()) for i, row in rows.items()}
+
+
 LINEAR: dict[str, Any] = {"model": "linear", "mask": "none", "epochs": 1, "rounds": 1}
 
 
@@ -298,9 +332,9 @@ def dp_sgd(count: int, confidence: float, batch: int, z: float) -> Finding:
     clients = loss_canaries(count, 24, every_sample=False)
     params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
     noiseless = FedAvg(**params, batch_size=24).fit(clients, FULL)
-    plain = first(replies(noiseless.transcript_, "contribute", "delta"))
+    plain = first_updates(noiseless)
     fitted = FedAvg(**params, batch_size=batch, noise=z).fit(clients, FULL)
-    rows = first(replies(fitted.transcript_, "contribute", "delta"))
+    rows = first_updates(fitted)
     # client 0 holds the canary and client 1 does not
     statistic = along(rows, plain[0], plain[1])
     audit = judged(statistic, confidence)
@@ -329,9 +363,9 @@ def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
     # is that of a bias, of about 1e-6
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3}
     noiseless = FedAvg(**params).fit(clients, FULL)
-    plain = first(replies(noiseless.transcript_, "contribute", "delta"))
+    plain = first_updates(noiseless)
     fitted = FedAvg(**params, noise=z).fit(clients, FULL)
-    rows = first(replies(fitted.transcript_, "contribute", "delta"))
+    rows = first_updates(fitted)
     # client 0 holds the canary and client 1 does not
     statistic = along(rows, plain[0], plain[1])
     return Finding(
@@ -553,17 +587,15 @@ def srfca_losses(
         kind: the protocol's class.
     """
     clients = loss_canaries(count, 8, every_sample=unit == "client")
-    params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
+    privacy: dict[str, Any] = {"clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
+    params = {**LINEAR, "lr": 1e-6, **privacy}
     net, transcript = connected(kind(**params), clients)
     models = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
+    deltas = models.rows.delta.values
     # rows of k mean losses, whose sensitivity is B√k/n for an example and B√k for a client
-    cross_losses(net, models.ids, models.rows.delta.values, models.step)
-    rows = first(replies(transcript, "losses", "loss"))
-    # the canary moves all losses of a row by the same amount, so the mean is along that direction
-    statistic = {i: float(row.mean()) for i, row in rows.items()}
-    return Finding(
-        "SR-FCA's losses", unit, price(net.state.ledger, "losses"), judged(statistic, confidence)
-    )
+    cross_losses(net, models.ids, deltas, models.step)
+    audit = judged(mean_losses(transcript, "losses"), confidence)
+    return Finding("SR-FCA's losses", unit, price(net.state.ledger, "losses"), audit)
 
 
 def loss_canaries(count: int, samples: int, every_sample: bool) -> Federation:
@@ -625,11 +657,8 @@ def fallback_losses(
         node.model = ModelDelta(torch.zeros(net.agreed["dimension"]))
     pending = PendingUpdates.start(count, fresh=False)
     choose_fallback_models(net, tree, pending, labels)
-    rows = first(replies(transcript, "judge", "loss"))
-    statistic = {i: float(row.mean()) for i, row in rows.items()}
-    return Finding(
-        "CFL's fallback", unit, price(net.state.ledger, "judge"), judged(statistic, confidence)
-    )
+    audit = judged(mean_losses(transcript, "judge"), confidence)
+    return Finding("CFL's fallback", unit, price(net.state.ledger, "judge"), audit)
 
 
 AUDITS: dict[str, Callable[[int, float], Finding]] = {
@@ -658,8 +687,12 @@ def main(argv: list[str] | None = None) -> Path:
     prefixes = tuple(options.only)
     chosen = [name for name in AUDITS if name.startswith(prefixes)]
     torch.set_num_threads(1)
-    measured = ([AUDITS[name](options.clients, options.confidence).row()] for name in chosen)
-    return tabulate("worlds", measured)
+
+    def measured(name: str) -> list[dict[str, Any]]:
+        finding = AUDITS[name](options.clients, options.confidence)
+        return [finding.row()]
+
+    return tabulate("worlds", map(measured, chosen))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ import torch
 from benchmarks.gpu import oracles, runs
 from benchmarks.gpu.data import CPU, SECRET, SIZES, apart, cohort, differing
 from benchmarks.gpu.pieces import Check
+from benchmarks.recurrent import batched_round as updates
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.architectures import names
 from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import MASKS, build
 from securecluster.privacy.pipeline import Stage
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.training.local_trainer import LocalTraining
 
 WIDE = torch.float64
 NARROW = torch.float32
@@ -224,7 +225,8 @@ def curated(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
     from securecluster.privacy.dp.noise_streams import NoiseStreams
 
-    curator = TrustedCurator(1.0, 0.5, NoiseStreams(lambda client: bytes(32), "run"))
+    streams = NoiseStreams(lambda client: bytes(32), "run")
+    curator = TrustedCurator(1.0, 0.5, streams)
     return curator.add(rows, 1, "delta", [2] * len(rows))
 
 
@@ -350,18 +352,6 @@ CODES = "random rows have no number within 1e-7 of where its code changes"
 
 
 # Networks
-
-
-def updates(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
-    """Return the updates (m, d) of one call of training.
-
-    Args:
-        trainer: of all clients.
-        plan: of local training.
-    """
-    clients = range(len(trainer.ids))
-    models = Rows(trainer.start[None], (0,) * len(clients))
-    return trainer.train(models, clients, plan, 1)
 
 
 @cache

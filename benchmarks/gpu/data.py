@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.recurrent import no_tests
 from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.models.architectures import NETWORKS
@@ -66,9 +67,8 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrain
         return images, draw.integers(classes, size=count)
 
     arrays = {f"c{k}": samples(count) for k, count in enumerate(SIZES)}
-    no_tests: dict[str, Any] = {name: ([], []) for name in arrays}
     federation = Federation.from_arrays(
-        arrays, test=no_tests, objective=objective, classes=classes, seed=0
+        arrays, test=no_tests(arrays), objective=objective, classes=classes, seed=0
     )
     flat = model(network)
     return LocalTrainer(federation, flat, Randomness(0), device, dtype, secret=SECRET)

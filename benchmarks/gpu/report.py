@@ -149,10 +149,14 @@ class Results:
     def write(self) -> None:
         """Write all files, each by one rename."""
         atomic_files.make_folder(self.folder)
-        self._write("checks.csv", _csv(CHECKS, self.checks))
-        self._write("timings.csv", _csv(TIMINGS, self.timings))
-        self._write("skipped.csv", _csv(SKIPPED, self.skipped))
-        self._write("summary.md", self.summary())
+        texts = {
+            "checks.csv": _csv(CHECKS, self.checks),
+            "timings.csv": _csv(TIMINGS, self.timings),
+            "skipped.csv": _csv(SKIPPED, self.skipped),
+            "summary.md": self.summary(),
+        }
+        for name, text in texts.items():
+            self._write(name, text)
 
     def _write(self, name: str, text: str) -> None:
         atomic_files.write_atomic(self.folder / name, text.encode())
@@ -203,9 +207,11 @@ def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of a Markdown table."""
-    lines = [_table_row(columns), _table_row(["---"] * len(columns))]
+    separators = ["---"] * len(columns)
+    lines = [_table_row(columns), _table_row(separators)]
     for row in rows:
-        cells = [str(row[column]).replace("|", "\\|") for column in columns]
+        texts = [str(row[column]) for column in columns]
+        cells = [text.replace("|", "\\|") for text in texts]
         lines.append(_table_row(cells))
     return lines
 

@@ -184,7 +184,8 @@ def reference(name: str, dtype: str) -> ClusteringProtocol:
 @cache
 def on_device(name: str, dtype: str, device: str) -> ClusteringProtocol:
     """Return a case's run on the device, with its frames on disk."""
-    return CASES[name].fit(device, dtype, scratch() / f"{name} {dtype}")
+    folder = scratch() / f"{name} {dtype}"
+    return CASES[name].fit(device, dtype, folder)
 
 
 def models(fitted: ClusteringProtocol) -> torch.Tensor:

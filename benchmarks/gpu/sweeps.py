@@ -10,11 +10,11 @@ import torch
 from benchmarks.gpu.data import apart
 from benchmarks.gpu.pieces import Budget, Check, Skipped, Timing
 from benchmarks.gpu.timings import PLAN, Way, build_cohort, synchronise, take_turns
+from benchmarks.recurrent import batched_round
 from securecluster.app.failures import Row
 from securecluster.app.sweep_plan import NOISE, Plan, Variant, run_cells
 from securecluster.app.sweep_runner import batches
 from securecluster.data.simulation import Simulation
-from securecluster.messaging.messages import Rows
 from securecluster.runtime.settings import Settings
 from securecluster.training import joint_training
 from securecluster.training.local_trainer import LocalTrainer
@@ -86,9 +86,7 @@ def updates(cohort: LocalTrainer) -> torch.Tensor:
     Args:
         cohort: of one run.
     """
-    clients = range(len(cohort.ids))
-    start = Rows(cohort.start[None], (0,) * len(clients))
-    return cohort.train(start, clients, PLAN, 1)
+    return batched_round(cohort, PLAN)
 
 
 def together(network: str, device: torch.device) -> list[torch.Tensor]:
@@ -109,7 +107,8 @@ def joint(network: str, device: torch.device) -> float:
         device: the one that is checked.
     """
     alone = updates(build_cohort(network, CLIENTS, device))
-    return max(apart(found.cpu(), alone.cpu()) for found in together(network, device))
+    alone_on_cpu = alone.cpu()
+    return max(apart(found.cpu(), alone_on_cpu) for found in together(network, device))
 
 
 def _runs(network: str, device: torch.device) -> list[Any]:

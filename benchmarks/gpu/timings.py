@@ -8,16 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
-from benchmarks.recurrent import CASES, load, optimizer_of, plain, plain_module
+from benchmarks.recurrent import (
+    CASES,
+    batched_round,
+    load,
+    no_tests,
+    optimizer_of,
+    plain,
+    plain_module,
+)
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
-from securecluster.messaging.messages import Rows
 from securecluster.models.validation import build
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -69,8 +75,7 @@ def build_cohort(network: str, clients: int, device: torch.device) -> LocalTrain
         x = draw.random((100, *shape), dtype=np.float32)
         y = draw.integers(0, 10, 100)
         arrays[f"c{k}"] = x, y
-    no_tests: dict[str, Any] = {name: ([], []) for name in arrays}
-    federation = Federation.from_arrays(arrays, test=no_tests, seed=0)
+    federation = Federation.from_arrays(arrays, test=no_tests(arrays), seed=0)
     flat = build(network, federation.shape, 10, Randomness(0))
     return LocalTrainer(federation, flat, Randomness(0), device, torch.float32)
 
@@ -86,13 +91,6 @@ class Way:
 
     once: Callable[[], object]
     clients: int
-
-
-def batched(cohort: LocalTrainer) -> torch.Tensor:
-    """Train one round of all clients, and return their updates (m, d)."""
-    clients = range(len(cohort.ids))
-    start = Rows(cohort.start[None], (0,) * len(clients))
-    return cohort.train(start, clients, PLAN, 1)
 
 
 def centralised(cohort: LocalTrainer, module: torch.nn.Module) -> None:
@@ -154,7 +152,7 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
     cohort = build_cohort(network, clients, device)
     module = plain_module(cohort.model.module, seeded=False)
     ways = {
-        "batched": Way(partial(batched, cohort), clients),
+        "batched": Way(partial(batched_round, cohort, PLAN), clients),
         "one centralised model": Way(partial(centralised, cohort, module), clients),
     }
     # the first turn of each way is a warm-up, and tells how many turns fit into the budget
@@ -170,8 +168,9 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
         reason = f"a turn of all ways takes {turn:.0f} s, and {remaining:.0f} s were left"
         raise Skipped(reason)
     taken, peaks = take_turns(ways, rounds, device, budget)
+    median_turn = sum(median(turns) for turns in taken.values())
     # in the unit of `probe`, a turn of PROBED clients, for the next case of this network
-    budget.known[network] = sum(map(median, taken.values())) * PROBED / clients
+    budget.known[network] = median_turn * PROBED / clients
     medians = {}
     for name, turns in taken.items():
         # scaled up to all clients, of which the plain loop may train a few
@@ -245,7 +244,8 @@ def _plain_loop_clients(
     quarter = budget.left() / 4
     spare = quarter / (1 + FEWEST) - others
     affordable = max(spare / per_client, PROBED)
-    return int(min(len(cohort.ids), affordable))
+    clients = len(cohort.ids)
+    return int(min(clients, affordable))
 
 
 def probe(network: str, device: torch.device, budget: Budget) -> float:
@@ -259,7 +259,7 @@ def probe(network: str, device: torch.device, budget: Budget) -> float:
     cohort = build_cohort(network, PROBED, device)
     module = plain_module(cohort.model.module, seeded=False)
     ways = (
-        Way(partial(batched, cohort), PROBED),
+        Way(partial(batched_round, cohort, PLAN), PROBED),
         Way(partial(centralised, cohort, module), PROBED),
         Way(partial(plain, cohort, module, PLAN, 2), 2),
     )
@@ -267,7 +267,8 @@ def probe(network: str, device: torch.device, budget: Budget) -> float:
         seconds(way, device, budget)
     scaled = []
     for way in ways:
-        scaled.append(seconds(way, device, budget) * PROBED / way.clients)
+        turn = seconds(way, device, budget)
+        scaled.append(turn * PROBED / way.clients)
     return sum(scaled)
 
 

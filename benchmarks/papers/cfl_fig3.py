@@ -142,7 +142,8 @@ def reached(rows: Sequence[Row], value: str, share: float = 0.99) -> dict[int, f
         share: the share that every γ up to the returned one reaches.
     """
     means: dict[int, dict[float, float]] = {}
-    for (k, gamma), (mean, *_) in spread(rows, ["k", "gamma"], value).items():
+    statistics = spread(rows, ["k", "gamma"], value)
+    for (k, gamma), (mean, *_) in statistics.items():
         by_gamma = means.setdefault(int(k), {})
         by_gamma[float(gamma)] = mean
     largest: dict[int, float] = {}
@@ -185,15 +186,17 @@ def _map(axis: Any, means: Mapping[tuple[str, ...], Sequence[float]]) -> Any:
         column = ks.index(int(k))
         table[line, column] = mean
     image = axis.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1, cmap="viridis")
+    lines = range(len(gammas))
     edges = []
     for number in ks:
         # the map's rows are numbers of γ, not γ itself
         limit = guaranteed_noise(number)
-        edge = np.interp(limit, gammas, range(len(gammas)), left=-0.5)
+        edge = np.interp(limit, gammas, lines, left=-0.5)
         edges.append(float(edge))
-    axis.plot(range(len(ks)), edges, color="crimson", marker=".", label="Theorem 1: g > 0 below")
-    axis.set_xticks(range(len(ks)), [str(number) for number in ks])
-    axis.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
+    columns = range(len(ks))
+    axis.plot(columns, edges, color="crimson", marker=".", label="Theorem 1: g > 0 below")
+    axis.set_xticks(columns, [str(number) for number in ks])
+    axis.set_yticks(lines, [f"{gamma:g}" for gamma in gammas])
     return image
 
 
@@ -205,9 +208,11 @@ def report(rows: Sequence[Row]) -> None:
     """
     for value in ("p_gap_positive", "p_correct"):
         limits = reached(rows, value)
-        text = ", ".join(f"k = {k}: {gamma:g}" for k, gamma in limits.items())
+        measured = [f"k = {k}: {gamma:g}" for k, gamma in limits.items()]
+        text = ", ".join(measured)
         print(f"{value} is at least 0.99 up to γ: {text}")
-    text = ", ".join(f"k = {k}: {guaranteed_noise(k):.2f}" for k in KS)
+    guaranteed = [f"k = {k}: {guaranteed_noise(k):.2f}" for k in KS]
+    text = ", ".join(guaranteed)
     print(f"paper: {PAPER}; Theorem 1: {text}")
 
 

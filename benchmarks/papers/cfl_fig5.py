@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.cfl_runs import watched
-from benchmarks.sheet import Cell, Row, figure, spread
+from benchmarks.sheet import Cell, Row, distinct, figure, spread
 
 # learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
@@ -108,7 +108,8 @@ def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
         A number for each data set; None where the gap is not positive at the most points.
     """
     minima: dict[str, dict[int, float]] = {}
-    for (data, points), (_, minimum, *_) in spread(rows, ["data", "points"], value).items():
+    statistics = spread(rows, ["data", "points"], value)
+    for (data, points), (_, minimum, *_) in statistics.items():
         by_points = minima.setdefault(data, {})
         by_points[int(points)] = minimum
     first: dict[str, int | None] = {}
@@ -123,8 +124,9 @@ def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
 
 def draw(rows: Sequence[Row]) -> Any:
     """Draw means over seeds with their range, and where the paper's gap becomes positive."""
-    sets = list(dict.fromkeys(row["data"] for row in rows))
-    picture, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
+    sets = distinct(rows, "data")
+    columns = len(sets)
+    picture, axes = figure(4.8 * columns, 3.8, columns=columns)
     for axis, data in zip(axes.flat, sets, strict=True):
         selected = [row for row in rows if row["data"] == data]
         for k, (value, label) in enumerate(CURVES.items()):
@@ -152,7 +154,8 @@ def _band(axis: Any, rows: Sequence[Row], value: str, color: str, label: str) ->
         label: the legend's text.
     """
     points = []
-    for (count,), (mean, minimum, maximum, _) in spread(rows, ["points"], value).items():
+    statistics = spread(rows, ["points"], value)
+    for (count,), (mean, minimum, maximum, _) in statistics.items():
         points.append((int(count), mean, minimum, maximum))
     if not points:
         return

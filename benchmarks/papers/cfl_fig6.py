@@ -14,11 +14,12 @@ and, on CIFAR-10, 500 points and 25 rounds. Images are read from SECURECLUSTER_D
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.cfl_runs import watched
-from benchmarks.sheet import Cell, Row, figure, numbers
+from benchmarks.sheet import Cell, Row, distinct, figure, numbers
 
 # learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
@@ -39,7 +40,8 @@ CURVES = {"updates": "gap", "gradients": "gap_gradients"}
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return the cells of both data sets."""
     paper = "updates positive by about round 10"
-    settings = [{"scale": scale, **COMMON, **setting, "paper": paper} for setting in SCALES[scale]]
+    fixed = {"scale": scale, **COMMON}
+    settings = [{**fixed, **setting, "paper": paper} for setting in SCALES[scale]]
     return with_seeds(settings, range(seeds))
 
 
@@ -59,8 +61,9 @@ def measure(cell: Cell) -> dict[str, Any]:
     for name, gap in CURVES.items():
         curve = [line[gap] for line in history]
         correct = [line[f"correct_{name}"] for line in history]
+        positive = [value > 0 for value in curve]
         # g > 0 is sufficient for a correct bipartition (Corollary 1), not necessary: both are kept
-        results[f"{name}_positive_from"] = _first_round([value > 0 for value in curve])
+        results[f"{name}_positive_from"] = _first_round(positive)
         results[f"{name}_correct_from"] = _first_round(correct)
         results[f"{name}_last"] = last[gap]
         results[name] = curve
@@ -79,8 +82,9 @@ def _first_round(conditions: Sequence[bool]) -> int | None:
 def draw(rows: Sequence[Row]) -> Any:
     """Draw both gaps over rounds, with a thin line for each seed."""
     labels = {"updates": "weight-updates", "gradients": "full gradients"}
-    sets = list(dict.fromkeys(row["data"] for row in rows))
-    picture, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
+    sets = distinct(rows, "data")
+    columns = len(sets)
+    picture, axes = figure(4.8 * columns, 3.8, columns=columns)
     for axis, data in zip(axes.flat, sets, strict=True):
         selected = [row for row in rows if row["data"] == data]
         for k, (name, label) in enumerate(labels.items()):
@@ -120,9 +124,7 @@ GRID = Grid(
     cells,
     measure,
     by=["data", "points"],
-    values=[
-        f"{name}_{part}" for name in CURVES for part in ("positive_from", "correct_from", "last")
-    ],
+    values=["_".join(pair) for pair in product(CURVES, SUMMARISED)],
     full="last",
     draw=draw,
 )

@@ -19,6 +19,7 @@ therefore saves rounds rather than samples. Images are read from SECURECLUSTER_D
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     # rounded up, so that a curve has at most POINTS values
     step = -(-len(history) // POINTS)
     # every: rounds between two values of a stored curve
-    results: dict[str, Any] = {"accuracy": history[-1]["accuracy"], "every": step}
+    last_round = history[-1]
+    results: dict[str, Any] = {"accuracy": last_round["accuracy"], "every": step}
     for name in NORMS:
         curve = [line["split_tests"][0][name] for line in history]
         first = np.mean(curve[:tenth])
@@ -164,10 +166,10 @@ def _norms(axis: Any, row: Row, labels: Sequence[str | None]) -> None:
         labels: the legend's text of each norm, if any.
     """
     step = int(row["every"])
-    for k, (name, label) in enumerate(zip(NORMS, labels, strict=True)):
+    for k, name in enumerate(NORMS):
         curve = numbers(row[name])
         rounds = 1 + step * np.arange(len(curve))
-        axis.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=label)
+        axis.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=labels[k])
 
 
 GRID = Grid(
@@ -176,7 +178,7 @@ GRID = Grid(
     cells,
     measure,
     by=["case"],
-    values=[f"{name}_{part}" for name in NORMS for part in ("first", "peak", "last", "trend")],
+    values=["_".join(pair) for pair in product(NORMS, ("first", "peak", "last", "trend"))],
     full="last",
     draw=draw,
 )

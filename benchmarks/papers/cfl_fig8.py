@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.papers.cfl_runs import training
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
@@ -147,16 +147,11 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of the run.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=LabelPermutation(clusters=cell["clusters"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, LabelPermutation(clusters=cell["clusters"]))
     # ‖mean Δ‖ is at most max ‖Δ‖, so a share of 1 leaves the time of splits to `_incongruent`
     watched = Watched.of_one_run()
-    fitted = watched(**training(cell), eps1=1.0, tree=False).fit(federation, SEEDED)
+    protocol = watched(**training(cell), eps1=1.0, tree=False)
+    fitted = protocol.fit(federation, SEEDED)
     history = fitted.history_
     agreement = fitted.agreement_
     assert agreement is not None
@@ -174,11 +169,23 @@ def measure(cell: Cell) -> dict[str, Any]:
         results["accuracy_before"] = first["accuracy"]
         # until the first split there is one cluster, whose gap is the only one
         results["gap_at_first_split"] = first["gaps"][0][1]
+    return results | curves_by_cluster(history, cell["clusters"], "accuracy")
+
+
+def curves_by_cluster(history: Sequence[Line], clusters: int, score: str) -> dict[str, Any]:
+    """Return the score of each true cluster and the gap of each found one, over rounds.
+
+    Args:
+        history: of a run with `GapObserver`.
+        clusters: number of true clusters.
+        score: the beginning of its columns' names; those of gaps begin with "gap".
+    """
     gaps_by_round = [dict(line["gaps"]) for line in history]
-    for c in range(cell["clusters"]):
-        results[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
-        results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
-    return results
+    curves: dict[str, Any] = {}
+    for c in range(clusters):
+        curves[f"{score}_{c}"] = [line["by_truth"][c] for line in history]
+        curves[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
+    return curves
 
 
 def largest_gap(line: Line) -> float | None:
@@ -246,7 +253,8 @@ def report(rows: Sequence[Row]) -> None:
         rows: of the sheet.
     """
     for row in rows:
-        print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")
+        splits = row.get("splits")
+        print(f"seed {row['seed']}: {row['status']}, splits in rounds {splits}")
 
 
 GRID = Grid(

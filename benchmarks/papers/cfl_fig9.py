@@ -28,13 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.papers import cfl_fig8
 from benchmarks.papers.cfl_fig8 import curve, mark_splits, report
 from benchmarks.papers.cfl_runs import training
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
-from securecluster import Federation
 from securecluster.clustering.bipartition import bipartition
 from securecluster.data import Topics
 from securecluster.protocols import FedAvg
@@ -107,14 +106,10 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of both runs.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Topics(clusters=cell["clusters"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
-    fitted = Watched.of_one_run()(**training(cell), eps1=1.0, tree=False).fit(federation, SEEDED)
+    federation = federation_of(cell, Topics(clusters=cell["clusters"]))
+    watched = Watched.of_one_run()
+    protocol = watched(**training(cell), eps1=1.0, tree=False)
+    fitted = protocol.fit(federation, SEEDED)
     # the dotted line of the paper's figure: one shared model, trained for as many rounds
     baseline = FedAvg(**training(cell)).fit(federation, SEEDED)
     shared = [line["perplexity"] for line in baseline.history_]
@@ -135,11 +130,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         first = split_lines[0]
         results["perplexity_before"] = first["perplexity"]
         results["gap_at_first_split"] = first["gaps"][0][1]
-    gaps_by_round = [dict(line["gaps"]) for line in history]
-    for c in range(cell["clusters"]):
-        results[f"perplexity_{c}"] = [line["by_truth"][c] for line in history]
-        results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
-    return results
+    return results | cfl_fig8.curves_by_cluster(history, cell["clusters"], "perplexity")
 
 
 def draw(rows: Sequence[Row]) -> Any:

@@ -192,7 +192,8 @@ def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
 
     def measure(cell: Cell) -> dict[str, Any]:
         if cell["method"] == "fl":
-            fitted = FedAvg(**_training(cell)).fit(_clients(cell), _settings(cell))
+            protocol = FedAvg(**_training(cell))
+            fitted = protocol.fit(_clients(cell), _settings(cell))
             lines = fitted.history_
             return {
                 "accuracies": [line["accuracy"] for line in lines],
@@ -358,15 +359,16 @@ def report(rows: Sequence[Row], by: Sequence[str]) -> None:
     means: dict[tuple[str, ...], dict[str, float]] = {}
     for name in (*FOUR, *of_fl, *extra):
         for key, (mean, *_) in spread(clustered, by, name).items():
-            means.setdefault(key, {})[name] = mean
+            values = means.setdefault(key, {})
+            values[name] = mean
     for key in spread(clustered, by, "last_accuracy"):
         values = means[key]
+        setting = " ".join(key)
         figures = [_with_ratio(values[name], values[f"fl_{name}"]) for name in FOUR]
         clusters = [f"{name} {values[name]:.3g}" for name in extra if name in values]
-        setting = " ".join(key)
-        shown = "  ".join(figures)
-        counts = ", ".join(clusters)
-        print(f"{setting:18} {shown}; {counts}; paper: {paper[key]}")
+        parts = ["  ".join(figures), ", ".join(clusters), f"paper: {paper[key]}"]
+        line = "; ".join(parts)
+        print(f"{setting:18} {line}")
 
 
 def _with_ratio(mean: float, fl: float) -> str:

@@ -30,7 +30,7 @@ from benchmarks.papers.nsim_runs import (
     synthetic_users,
     trained_models,
 )
-from benchmarks.sheet import Cell, Row, figure, numbers
+from benchmarks.sheet import Cell, Row, figure, pooled
 from securecluster.clustering.metrics import pearson
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer
@@ -107,10 +107,8 @@ def pictures(rows: Sequence[Row]) -> Any:
     axis = axes[0, 0]
     settings = list(itertools.product(READS, LEARNS))
     for n, setting in enumerate(settings):
-        correlations: list[float] = []
-        for row in rows:
-            if (row["reads"], row["learns"]) == setting:
-                correlations += numbers(row.get("pearson_real", ""))
+        selected = [row for row in rows if (row["reads"], row["learns"]) == setting]
+        correlations = pooled(selected, "pearson_real")
         x = [n] * len(correlations)
         axis.plot(x, correlations, "o", color=f"C{n}")
     labels = [f"{reads},\nfrom {learns} users" for reads, learns in settings]

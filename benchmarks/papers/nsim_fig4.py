@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.grid import Grid, with_seeds
 from benchmarks.papers.nsim_runs import federation
-from benchmarks.sheet import Cell, Row, figure, numbers
+from benchmarks.sheet import Cell, Row, figure, pooled
 from benchmarks.table import SEEDED
 from securecluster import Federation
 from securecluster.protocols import NSIM, FedAvg, Local
@@ -190,14 +190,13 @@ def pictures(rows: Sequence[Row]) -> Any:
     picture, axes = figure(9.6, 4, columns=2)
     for axis, (stage, methods) in zip(axes.flat, STAGES.items(), strict=True):
         for method in methods:
-            values: list[float] = []
-            for row in rows:
-                if row["method"] == method:
-                    values += numbers(row.get(f"errors_{stage}", ""))
+            of_method = [row for row in rows if row["method"] == method]
+            values = pooled(of_method, f"errors_{stage}")
             if not values:
                 continue
             errors = np.sort(values)
-            shares = np.arange(1, 1 + len(errors)) / len(errors)
+            count = len(errors)
+            shares = np.arange(1, 1 + count) / count
             # a method has one colour in both panels
             color = f"C{METHODS.index(method)}"
             axis.plot(errors, shares, color=color, label=NAMES[method])

@@ -143,7 +143,9 @@ def measure(cell: Cell) -> dict[str, Any]:
     flat = network(cell)
     begin = flat.initial().double().numpy()
     # displacements θ_i − θ_0, which masked averages consist of
-    synthetic, real = (models.double().numpy() - begin for models in trained_models(cell))
+    of_synthetic, of_real = trained_models(cell)
+    synthetic = of_synthetic.double().numpy() - begin
+    real = of_real.double().numpy() - begin
     layer = find_layer(flat, cell["layer"])
     # the layer's rows of a model whose weights are their own positions
     positions = torch.arange(len(begin))
@@ -152,7 +154,9 @@ def measure(cell: Cell) -> dict[str, Any]:
     hidden = np.setdiff1d(positions.numpy(), public)
     true = real[:, hidden]
     others = synthetic[:, hidden]
-    guess = regressed(synthetic[:, public], others, real[:, public])
+    layers = synthetic[:, public]
+    observed = real[:, public]
+    guess = regressed(layers, others, observed)
     permuted, placed = assigned(true, guess)
     signed, placed_signed = assigned(true, guess, signed=True)
     estimates = {

@@ -180,21 +180,20 @@ def layer_correlations(cell: Cell) -> dict[str, Any]:
     # correlations over users that the fit has seen would be too high
     unseen = fitted.unseen
     predicted_real = predict(fitted.estimator, real, real)
+    predicted = fitted.predicted
+    weights_unseen = layer.weights(synthetic[unseen])
+    true_unseen = true[np.ix_(unseen, unseen)]
     groups = {
-        "": (
-            fitted.predicted.double().numpy(),
-            layer.weights(synthetic[unseen]),
-            true[np.ix_(unseen, unseen)],
-        ),
+        "": (predicted.double().numpy(), weights_unseen, true_unseen),
         "_real": (predicted_real.double().numpy(), layer.weights(real), true_real),
     }
     # unseen pairs of seen users; the paper does not say which pairs its 0.96 is of
     results: dict[str, Any] = {"pearson_pairs": fitted.pearson_pairs}
-    for name, (predicted, weights, similarity) in groups.items():
-        results |= correlations(predicted, weights, similarity, name)
-    for name, (predicted, weights, similarity) in groups.items():
+    for name, (estimate, weights, similarity) in groups.items():
+        results |= correlations(estimate, weights, similarity, name)
+    for name, (estimate, weights, similarity) in groups.items():
         results[f"points_true{name}"] = spaced_pairs(similarity)
-        results[f"points_nsim{name}"] = spaced_pairs(predicted)
+        results[f"points_nsim{name}"] = spaced_pairs(estimate)
         for kernel in ("cca", "cka"):
             # kernels of the same layers, as in the paper's Figures 2 and 3
             scores = KERNELS[kernel](weights)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ def _of_clients(cell: Cell, real: list[Any], layer: Any, estimator: Any) -> dict
     """
     m = len(real)
     positions = [y for _, y in real]
-    trained, training = timed(partial(models, cell, real, "common", cell["seed"]))
+    train = partial(models, cell, real, "common", cell["seed"])
+    trained, training = timed(train)
     rows = layer.rows(trained)
     _, prediction = timed(partial(predict, estimator, rows, rows))
     # all positions of real users, without the stride of synthetic ones
@@ -110,10 +112,11 @@ def draw(rows: Sequence[Row]) -> Any:
     axis = axes[0, 0]
     for n, step in enumerate(REAL):
         for row in rows:
-            users = [m for m in CLIENTS if row.get(f"{step}_{m}")]
+            texts = {m: row.get(f"{step}_{m}", "") for m in CLIENTS}
+            users = [m for m, text in texts.items() if text]
             if not users:
                 continue
-            seconds = [float(row[f"{step}_{m}"]) for m in users]
+            seconds = [float(texts[m]) for m in users]
             label = None
             if row is rows[0]:
                 label = step
@@ -131,7 +134,7 @@ GRID = Grid(
     cells,
     measured,
     by=["clients"],
-    values=[*STEPS, *(f"{step}_{m}" for m in CLIENTS for step in (*REAL, "ratio"))],
+    values=[*STEPS, *(f"{step}_{m}" for m, step in product(CLIENTS, (*REAL, "ratio")))],
     seeds=1,
     full="last",
     draw=draw,

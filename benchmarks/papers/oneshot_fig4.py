@@ -16,15 +16,15 @@ tasks; the paper prints neither number. Images are read from SECURECLUSTER_DATA 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.papers.oneshot_runs import by_task, matrices, parts
 from benchmarks.sheet import Cell, Row, figure, numbers
-from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
 # not in the paper
@@ -61,13 +61,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of one federation.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Tasks(minority=cell["minority"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, Tasks(minority=cell["minority"]))
     # users 0 to 4 have clothes, 5 to 7 shoes, 8 and 9 bags, as SHOWN requires
     shards, truth = by_task(federation)
     features = [torch.from_numpy(shard.x).flatten(1) for shard in shards]
@@ -152,7 +146,7 @@ GRID = Grid(
     values=[
         "apart_from",
         "gap_largest_at",
-        *(f"{pairs}_{p}" for p in PRINTED for pairs in ("within", "across")),
+        *(f"{pairs}_{p}" for p, pairs in product(PRINTED, ("within", "across"))),
     ],
     seeds=6,
     full="last",

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.grid import Grid, with_seeds
+from benchmarks.grid import Grid, federation_of, with_seeds
 from benchmarks.sheet import Cell, Row, figure, spread, summarise
 from securecluster import Federation
 from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
@@ -154,13 +154,7 @@ def _federation(cell: Cell) -> Federation:
     scenario: Tasks | Iid = Iid(overlap=shared)
     if cell["scenario"] == "tasks":
         scenario = Tasks(minority=0.1, overlap=shared)
-    return Federation.simulate(
-        cell["data"],
-        scenario=scenario,
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    return federation_of(cell, scenario)
 
 
 def _feature_map(cell: Cell, federation: Federation) -> Features:
@@ -220,6 +214,23 @@ def priced(z: float) -> float:
     return float(epsilon([(z, 1.0, 1)], DELTA).epsilon)
 
 
+def noisy_matrices(
+    features: Sequence[torch.Tensor], noise: GramNoise, streams: ClientNoise
+) -> list[torch.Tensor]:
+    """Return the clients' noisy Gram matrices, (D, D) each.
+
+    Args:
+        features: clients' features, (n_i, D) each.
+        noise: the mechanism, which clips features and adds noise.
+        streams: of the clients' noise.
+    """
+    matrices = []
+    for i, x in enumerate(features):
+        context = outside_run(streams, [i])
+        matrices.append(noise.matrix(x, context))
+    return matrices
+
+
 def noisy(features: Sequence[torch.Tensor], noise: GramNoise, streams: ClientNoise) -> Array:
     """Return R (m, m) from clients' noisy Gram matrices.
 
@@ -228,7 +239,7 @@ def noisy(features: Sequence[torch.Tensor], noise: GramNoise, streams: ClientNoi
         noise: the mechanism, which clips features and adds noise.
         streams: of the clients' noise.
     """
-    matrices = [noise.matrix(x, outside_run(streams, [i])) for i, x in enumerate(features)]
+    matrices = noisy_matrices(features, noise, streams)
     spectra = [noise.spectrum(matrix, VECTORS) for matrix in matrices]
     vectors = torch.stack([basis for _, basis in spectra])
     flat = vectors.flatten(0, 1)
@@ -254,16 +265,11 @@ def naive(features: Sequence[torch.Tensor], noise: GramNoise, streams: ClientNoi
         streams: of the clients' noise.
     """
     spectra = [top(x, VECTORS) for x in features]
-    bases = [
-        noise.blurred(basis, outside_run(streams, [i])) for i, (_, basis) in enumerate(spectra)
-    ]
-    flat = torch.stack(bases).flatten(0, 1)
-    rows = []
-    for x, (values, _) in zip(features, spectra, strict=True):
-        image = projected(x, flat).view(len(features), -1)
-        row = relevance(values, image)
-        rows.append(row.numpy())
-    return symmetric(np.stack(rows))
+    bases = []
+    for i, (_, basis) in enumerate(spectra):
+        context = outside_run(streams, [i])
+        bases.append(noise.blurred(basis, context))
+    return _relevance_to(torch.stack(bases), features, spectra)
 
 
 def exact(features: Sequence[torch.Tensor]) -> Array:
@@ -274,9 +280,25 @@ def exact(features: Sequence[torch.Tensor]) -> Array:
     """
     spectra = [top(x, VECTORS) for x in features]
     vectors = torch.stack([basis for _, basis in spectra])
-    flat = vectors.flatten(0, 1)
     # eigenvectors beyond a client's rank are zero, and are not compared
-    shared = vectors.any(-1)
+    return _relevance_to(vectors, features, spectra, vectors.any(-1))
+
+
+def _relevance_to(
+    vectors: torch.Tensor,
+    features: Sequence[torch.Tensor],
+    spectra: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    shared: torch.Tensor | None = None,
+) -> Array:
+    """Return R (m, m) of exact Gram matrices and the eigenvectors that clients sent.
+
+    Args:
+        vectors: the sent eigenvectors, (m, p, D).
+        features: clients' features, (n_i, D) each.
+        spectra: their own eigenvalues, (p,), and eigenvectors, (p, D).
+        shared: the vectors that are compared, (m, p); all of them by default.
+    """
+    flat = vectors.flatten(0, 1)
     rows = []
     for x, (values, _) in zip(features, spectra, strict=True):
         image = projected(x, flat).view(len(features), -1)
@@ -332,7 +354,8 @@ def draw(rows: Sequence[Row]) -> Any:
 def _panel(axis: Any, rows: Sequence[Row], data: str, n: int) -> None:
     """Draw the features of one data set with n samples a client."""
     # ∞ stands one step beyond the largest
-    x = [*EPSILONS[:-1], 2 * EPSILONS[-2]]
+    finite = EPSILONS[:-1]
+    x = [*finite, 2 * finite[-1]]
     for k, features in enumerate(FEATURES[data]):
         colour = f"C{k}"
         gram = _statistics(rows, data, n, features, "gram")
@@ -352,7 +375,7 @@ def _panel(axis: Any, rows: Sequence[Row], data: str, n: int) -> None:
         ylabel="ARI",
         ylim=(-0.15, 1.05),
     )
-    labels = [f"{e:g}" for e in EPSILONS[:-1]]
+    labels = [f"{e:g}" for e in finite]
     axis.set_xticks(x, [*labels, "∞"])
     axis.minorticks_off()
     axis.legend(fontsize=8, loc="lower right")
@@ -394,11 +417,12 @@ def report(rows: Sequence[Row]) -> None:
     """
     of_runs = [row for row in rows if row["mechanism"] != "naive"]
     for value in ("ari", "found", "spectral", "kmeans"):
-        values = [f"{value}_{e:g}" for e in EPSILONS]
-        summarise(of_runs, KEYS, values)
+        columns = [f"{value}_{e:g}" for e in EPSILONS]
+        summarise(of_runs, KEYS, columns)
     of_naive = [row for row in rows if row["mechanism"] == "naive"]
     for s in DEVIATIONS:
-        summarise(of_naive, KEYS, [f"s_{s:g}", f"alone_{s:g}"])
+        columns = [f"s_{s:g}", f"alone_{s:g}"]
+        summarise(of_naive, KEYS, columns)
 
 
 GRID = Grid(

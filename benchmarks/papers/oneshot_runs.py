@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.grid import federation_of
 from benchmarks.papers.cfl_runs import training
 from benchmarks.sheet import Cell, Row, figure, numbers
 from benchmarks.table import SEEDED
@@ -113,7 +114,8 @@ def matrices(features: Sequence[torch.Tensor], counts: Sequence[int]) -> Array:
         for i, (values, _) in enumerate(spectra):
             image = images[i][:, :p]
             # eq. 3 and 4, with p and not d eigenvalues (the exponent 1/p is not in the paper)
-            r[n, i] = relevance(values[:p], image, shared=shared).numpy()
+            row = relevance(values[:p], image, shared=shared)
+            r[n, i] = row.numpy()
     # eq. 5: the mean of both users' views
     transposed = r.transpose(0, 2, 1)
     return np.asarray((r + transposed) / 2, dtype=np.float64)
@@ -236,7 +238,8 @@ class RandomTasks(Watched):
 
     def _cluster(self, net: ServerChannel) -> ClusteringResult:
         clustering = super()._cluster(net)
-        labels = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        tasks = np.arange(len(self.sizes))
+        labels = np.repeat(tasks, self.sizes)
         rng = net.randomness.generator("server", "clusters")
         drawn = [int(c) for c in rng.permutation(labels)]
         return replace(clustering, labels=drawn)
@@ -253,13 +256,7 @@ def trained(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the kind of clusters, and the setting of the run.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Tasks(minority=cell["minority"]),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, Tasks(minority=cell["minority"]))
     assert federation.truth is not None
     sizes = tuple(np.bincount(federation.truth).tolist())
     kind = CLUSTERS[cell["clusters"]]
@@ -299,10 +296,11 @@ def compared(rows: Sequence[Row], tasks: Sequence[str]) -> list[str]:
     """
     lines = []
     for k, task in enumerate(tasks):
+        column = f"last_{k}"
         texts = []
         for name in CLUSTERS:
-            finished = _finished(rows, name, f"last_{k}")
-            accuracies = [float(row[f"last_{k}"]) for row in finished]
+            finished = _finished(rows, name, column)
+            accuracies = [float(row[column]) for row in finished]
             if not accuracies:
                 continue
             mean = np.mean(accuracies)
@@ -310,7 +308,8 @@ def compared(rows: Sequence[Row], tasks: Sequence[str]) -> list[str]:
             variance = np.var(accuracies)
             runs = len(accuracies)
             texts.append(f"{name} {mean:.3f} (variance {variance:.1e}, {runs} runs)")
-        lines.append(f"{task}: {', '.join(texts)}")
+        joined = ", ".join(texts)
+        lines.append(f"{task}: {joined}")
     return lines
 
 
@@ -332,20 +331,23 @@ def curves(rows: Sequence[Row], tasks: Sequence[str]) -> Any:
         rows: the rows.
         tasks: the tasks' names.
     """
-    picture, axes = figure(4.2 * len(tasks), 3.6, columns=len(tasks))
+    columns = len(tasks)
+    picture, axes = figure(4.2 * columns, 3.6, columns=columns)
     for k, (axis, task) in enumerate(zip(axes.flat, tasks, strict=True)):
+        column = f"task_{k}"
         for n, name in enumerate(CLUSTERS):
-            finished = _finished(rows, name, f"task_{k}")
+            finished = _finished(rows, name, column)
             if not finished:
                 continue
-            lines = np.array([numbers(row[f"task_{k}"]) for row in finished])
+            lines = np.array([numbers(row[column]) for row in finished])
             rounds = range(1, 1 + lines.shape[1])
             mean = lines.mean(0)
             deviation = lines.std(0)
-            axis.plot(rounds, mean, color=f"C{n}", label=f"{name} clusters")
-            axis.fill_between(
-                rounds, mean - deviation, mean + deviation, color=f"C{n}", alpha=0.2, linewidth=0
-            )
+            colour = f"C{n}"
+            axis.plot(rounds, mean, color=colour, label=f"{name} clusters")
+            lower = mean - deviation
+            upper = mean + deviation
+            axis.fill_between(rounds, lower, upper, color=colour, alpha=0.2, linewidth=0)
         axis.set(title=task, xlabel="global round", ylabel="accuracy of the task's users")
         axis.legend(fontsize=8)
     return picture

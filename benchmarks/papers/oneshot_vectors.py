@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.grid import Grid, with_seeds
-from benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
+from benchmarks.papers.oneshot_noise import multiplier, noisy_matrices, scored, symmetric
 from benchmarks.sheet import Cell, Row, figure, spread, summarise
 from securecluster import Federation
 from securecluster.clustering.eigenvectors import relevance, span_relevance
@@ -32,7 +32,6 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.common.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.feature_maps import Features, build
-from securecluster.runtime.call_context import outside_run
 
 FIRST = 10  # seed; constants were chosen on 0 to 2
 DEALT = 1000  # samples of a client, of which a cell uses the first ones
@@ -72,16 +71,18 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     inputs, truth, phi = dealt(cell)
     # turned images are views with negative strides, which torch does not read
-    features = [phi(torch.from_numpy(np.ascontiguousarray(x))) for x in inputs]
+    contiguous = [np.ascontiguousarray(x) for x in inputs]
+    features = [phi(torch.from_numpy(x)) for x in contiguous]
     randomness = Randomness(cell["seed"])
+    most = max(VECTORS)
     results: dict[str, Any] = {}
     for e in EPSILONS:
         draws = NoiseStreams.derived(randomness, "oneshot_vectors")
         noise = GramNoise(multiplier(e), "gram", False)
         streams = ClientNoise("example", 0.0, 0.0, 0.0, draws)
         # one release for all p, so that ARIs differ by the comparison alone
-        matrices = [noise.matrix(x, outside_run(streams, [i])) for i, x in enumerate(features)]
-        spectra = [noise.spectrum(matrix, max(VECTORS)) for matrix in matrices]
+        matrices = noisy_matrices(features, noise, streams)
+        spectra = [noise.spectrum(matrix, most) for matrix in matrices]
         for p in VECTORS:
             largest = [(values[:p], basis[:p]) for values, basis in spectra]
             alone, span = compared(matrices, largest)
@@ -116,8 +117,9 @@ def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
         truth = np.repeat(rotations, SIZES).tolist()
         inputs = []
         for shard, turns in zip(federation.shards, truth, strict=True):
-            # of the two axes of an image, behind that of its channels
-            inputs.append(np.rot90(shard.x[:n], turns, axes=(-2, -1)))
+            # in the plane of an image's two axes, which are behind that of its channels
+            rotated = np.rot90(shard.x[:n], turns, axes=(-2, -1))
+            inputs.append(rotated)
     public = None
     if cell["features"] == "pca":
         public = PUBLIC[data]
@@ -166,7 +168,8 @@ def draw(rows: Sequence[Row]) -> Any:
             _curve(axis, selected, f"alone_{p}", ":", colour, None)
         axis.set(xscale="log", title=", ".join(texts), xlabel="ε of one sample", ylabel="ARI")
         axis.set(ylim=(-0.05, 1.05))
-        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+        labels = [f"{e:g}" for e in EPSILONS]
+        axis.set_xticks(EPSILONS, labels)
         axis.minorticks_off()
         axis.plot([], [], ":", color="grey", label="each vector alone")
         axis.legend(fontsize=7, loc="lower right")
@@ -202,7 +205,8 @@ def report(rows: Sequence[Row]) -> None:
     """
     for value in ("alone", "span", "found"):
         for p in VECTORS:
-            summarise(rows, KEYS, [f"{value}_{p}_{e:g}" for e in EPSILONS])
+            columns = [f"{value}_{p}_{e:g}" for e in EPSILONS]
+            summarise(rows, KEYS, columns)
 
 
 GRID = Grid(

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid
-from benchmarks.sheet import Cell, Row, figure, numbers, spread
-from securecluster import Federation
+from benchmarks.grid import Grid, federation_of
+from benchmarks.sheet import Cell, Row, distinct, draw_seeds, figure, numbers, pooled, spread
+from benchmarks.table import UNRECORDED
 from securecluster.data import Natural
-from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Settings
+from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "rounds")
 COMMON = {"data": "shakespeare", "epochs": 1, "batch_size": 10}
@@ -91,18 +91,12 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the method, and the setting of its run.
     """
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=Natural(),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    federation = federation_of(cell, Natural())
     params = {name: cell[name] for name in TRAINING}
     # masks change no result
     params["mask"] = "none"
     protocol = MADE[cell["method"]](params)
-    fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
+    fitted = protocol.fit(federation, UNRECORDED)
     labels = set(fitted.labels_.tolist())
     return {
         "perplexity": float(np.nanmean(fitted.scores_)),
@@ -119,7 +113,7 @@ def draw(rows: Sequence[Row]) -> Any:
     On the left a dot stands for each seed and a line for their mean.
     """
     picture, ((final, over_rounds),) = figure(9.0, 3.8, columns=2)
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = distinct(rows, "method")
     _final(final, rows, methods)
     for row in rows:
         curve = numbers(row.get("curve", ""))
@@ -146,17 +140,12 @@ def _final(axis: Any, rows: Sequence[Row], methods: Sequence[str]) -> None:
         rows: the rows.
         methods: the methods, from left to right.
     """
-    for (method,), (mean, *_) in spread(rows, ["method"], "perplexity").items():
+    statistics = spread(rows, ["method"], "perplexity")
+    for (method,), (mean, *_) in statistics.items():
         x = methods.index(method)
         colour = f"C{x}"
-        points: list[float] = []
-        for row in rows:
-            if row["method"] == method:
-                points += numbers(row.get("perplexity", ""))
-        axis.plot([x - 0.3, x + 0.3], [mean, mean], color=colour, linewidth=1.6)
-        axis.plot(
-            [x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=4
-        )
+        of_method = [row for row in rows if row["method"] == method]
+        draw_seeds(axis, x, mean, pooled(of_method, "perplexity"), colour, 4)
     axis.set_xticks(range(len(methods)), methods)
     axis.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
     axis.grid(axis="y", alpha=0.25)

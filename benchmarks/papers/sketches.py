@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.grid import Grid
 from benchmarks.papers.cfl_runs import NEVER
-from benchmarks.sheet import DONE, Cell, Row, figure, spread
+from benchmarks.sheet import DONE, Cell, Row, figure, shown_spread, spread
 from securecluster import Federation, LabelSwap
 from securecluster.clustering.agglomerative import cut, gap_of, merges
 from securecluster.clustering.distances import alike, distances
@@ -117,12 +117,14 @@ def _run(cell: Cell) -> dict[str, Any]:
     if cell["noise"]:
         # S = 1, so that the noise σ is σ/S
         params |= {"clip": 1.0, "noise": cell["noise"]}
-    method = METHODS[cell["method"]](rounds=ROUNDS, **params)
+    kind = METHODS[cell["method"]]
+    method = kind(rounds=ROUNDS, **params)
     federation = _federation(cell["seed"])
     fitted = method.fit(federation, Settings(transcript="sizes", keys_from_seed=True))
     # whole updates are replies of training; compressed ones have a method of their own
     uploads = ("train", "send_compressed_update")
-    sizes = [entry.up for entry in fitted.transcript_.entries if entry.method in uploads]
+    entries = fitted.transcript_.entries
+    sizes = [entry.up for entry in entries if entry.method in uploads]
     return {
         "ari": fitted.agreement_["ari"],
         "accuracy": float(np.mean(fitted.accuracy_)),
@@ -241,7 +243,8 @@ def _cfl(
     longest = float(norms.max())
     if noise:
         # the longest of noisy norms would be the one with the most noise
-        longest = float(norms.square().mean().sqrt())
+        mean_square = norms.square().mean()
+        longest = float(mean_square.sqrt())
     alpha = _cosines(inner, norms, noise, rows.shape[1], sketch)
     # eq. 33 with ε2 as a share of the largest norm of any round (not in the paper)
     incongruent = longest > plan.eps2 * max(first, longest)
@@ -280,7 +283,8 @@ def _cosines(
     """
     square = float(norms.quantile(0.5)) ** 2
     # the variance of a cosine by noise, and by the sketch, whose error is about 1/√q
-    variance = (noise**2 + 2 * noise * square) / width / max(square, 1e-12) ** 2
+    of_products = (noise**2 + 2 * noise * square) / width
+    variance = of_products / max(square, 1e-12) ** 2
     if sketch:
         variance += 1 / width
     floor = 0.0
@@ -302,9 +306,11 @@ def _recorded(method: str, seed: int) -> tuple[torch.Tensor, float]:
     if method == "cfl":
         params = {**NEVER, "rounds": RECORDED}
     protocol = METHODS[method](**params)
-    fitted = protocol.fit(_federation(seed), Settings(transcript="full", keys_from_seed=True))
+    settings = Settings(transcript="full", keys_from_seed=True)
+    fitted = protocol.fit(_federation(seed), settings)
     transcript = fitted.transcript_
-    calls = [k for k, entry in enumerate(transcript.entries) if entry.method == "train"]
+    methods = [entry.method for entry in transcript.entries]
+    calls = [k for k, name in enumerate(methods) if name == "train"]
     _, first = transcript.content(calls[0])
     _, last = transcript.content(calls[-1])
     first_norms = first.reply.delta.values.norm(dim=1)
@@ -352,22 +358,23 @@ def _print_updates(updates: Sequence[Row], uncompressed: Sequence[Row]) -> None:
     """
     for (method, sketch, name), sigma in borne(uncompressed).items():
         width = sketch or "whole updates"
-        print(f"{method}, {width}, {name}: ARI at least {LEAST} up to σ/S = {sigma:g}")
+        setting = f"{method}, {width}, {name}"
+        print(f"{setting}: ARI at least {LEAST} up to σ/S = {sigma:g}")
     unsketched = [row for row in updates if not row["sketch"]]
     for name in CLUSTERERS:
         by_compression = spread(unsketched, ("method", "compress"), f"{name}_0")
-        for (method, code), (mean, *_) in by_compression.items():
-            print(f"{method}, {code}, {name}: ARI {mean:.3f} without noise")
+        for key, (mean, *_) in by_compression.items():
+            setting = ", ".join([*key, name])
+            print(f"{setting}: ARI {mean:.3f} without noise")
 
 
 def _print_runs(runs: Sequence[Row]) -> None:
     """Print mean and range over seeds of the results of whole runs."""
     keys = ("method", "sketch", "compress", "clusterer", "noise")
     for value in ("ari", "accuracy", "epsilon", "bytes", "up"):
-        for key, (mean, minimum, maximum, count) in spread(runs, keys, value).items():
+        for key, statistics in spread(runs, keys, value).items():
             setting = ", ".join(key)
-            extremes = f"{minimum:.4g} – {maximum:.4g}"
-            print(f"run {setting}: {value} {mean:.4g} ({extremes}; {count})")
+            print(f"run {setting}: {value} {shown_spread(statistics)}")
 
 
 def picture(rows: Sequence[Row]) -> Any:
@@ -383,7 +390,8 @@ def picture(rows: Sequence[Row]) -> Any:
         of_method = [row for row in rows if row["method"] == method]
         for colour, q in enumerate(SKETCHES):
             # a whole update has no sketch in its row
-            selected = [row for row in of_method if row["sketch"] == str(q or "")]
+            sketch = str(q or "")
+            selected = [row for row in of_method if row["sketch"] == sketch]
             width = q or "whole update"
             for clusterer, style in styles.items():
                 means = _means(selected, clusterer)
@@ -405,7 +413,8 @@ def _means(rows: Sequence[Row], clusterer: str) -> list[float]:
     means = []
     for sigma in SIGMAS:
         mean = float("nan")
-        for statistics in spread(rows, ("method",), f"{clusterer}_{sigma:g}").values():
+        by_method = spread(rows, ("method",), f"{clusterer}_{sigma:g}")
+        for statistics in by_method.values():
             mean = statistics[0]
         means.append(mean)
     return means

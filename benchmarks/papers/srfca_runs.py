@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid
-from benchmarks.sheet import Cell, Row, figure, numbers, spread
-from securecluster import Federation
+from benchmarks.grid import Grid, federation_of
+from benchmarks.sheet import Cell, Row, distinct, draw_seeds, figure, pooled, spread
+from benchmarks.table import UNRECORDED
 from securecluster.clustering.metrics import mean
 from securecluster.data.scenarios import scenario
 from securecluster.protocols import (
@@ -35,7 +35,6 @@ from securecluster.protocols import (
     FineTune,
     Local,
     LocalKMeans,
-    Settings,
 )
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "participation")
@@ -127,20 +126,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     if cell["scenario"] == "natural":
         declared = None
     overlap = cell["overlap"] or None
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=scenario(cell["scenario"], declared, overlap=overlap),
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=cell["seed"],
-    )
+    kind = scenario(cell["scenario"], declared, overlap=overlap)
+    federation = federation_of(cell, kind)
     params = {name: cell[name] for name in TRAINING}
     # masks change no result
     params["mask"] = "none"
     # a method's name may have its number of clusters behind it
     name, _, _ = cell["method"].partition(" ")
     protocol = MADE[name](cell, params)
-    fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
+    fitted = protocol.fit(federation, UNRECORDED)
     agreement = fitted.agreement_ or {}
     labels = set(fitted.labels_.tolist())
     results = {
@@ -207,10 +201,11 @@ def draw(rows: Sequence[Row]) -> Any:
 
     A bar goes from the lowest to the highest seed, a dot stands for each, a line for their mean.
     """
-    names = list(dict.fromkeys(row["scenario"] for row in rows))
-    methods = {row["method"] for row in rows}
+    names = distinct(rows, "scenario")
+    methods = distinct(rows, "method")
     panel = max(4.4, 0.55 * len(methods))  # inches, so that the names of many methods fit
-    picture, axes = figure(panel * len(names), 3.6, columns=len(names))
+    width = panel * len(names)
+    picture, axes = figure(width, 3.6, columns=len(names))
     for axis, name in zip(axes[0], names, strict=True):
         selected = [row for row in rows if row["scenario"] == name]
         _panel(axis, name, selected)
@@ -226,26 +221,22 @@ def _panel(axis: Any, name: str, rows: Sequence[Row]) -> None:
         name: the scenario.
         rows: its rows.
     """
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    for (method,), (middle, minimum, maximum, _) in spread(rows, ["method"], "accuracy").items():
+    methods = distinct(rows, "method")
+    statistics = spread(rows, ["method"], "accuracy")
+    for (method,), (middle, minimum, maximum, _) in statistics.items():
         x = methods.index(method)
         colour = COLOURS.get(method, "0.4")
         axis.plot(
             [x, x], [minimum, maximum], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt"
         )
-        axis.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
-        points: list[float] = []
-        for row in rows:
-            if row["method"] == method:
-                points += numbers(row.get("accuracy", ""))
-        axis.plot(
-            [x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=3.5
-        )
+        of_method = [row for row in rows if row["method"] == method]
+        draw_seeds(axis, x, middle, pooled(of_method, "accuracy"), colour, 3.5)
     axis.set_xticks(range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor")
-    first = rows[0]
-    title = f"{first['data']}, {name}"
+    data = rows[0]["data"]
+    clusters = rows[0]["clusters"]
+    title = f"{data}, {name}"
     # a federation whose true clusters are not known has no number of them
-    if first["clusters"]:
-        title += f" ({first['clusters']} clusters)"
+    if clusters:
+        title += f" ({clusters} clusters)"
     axis.set(title=title, xlim=(-0.6, len(methods) - 0.4))
     axis.grid(axis="y", alpha=0.25)

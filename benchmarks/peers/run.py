@@ -157,8 +157,9 @@ def _difference(result: Measured, plain: Measured, when: str) -> str:
         return ""
     if result.peer == "central":
         return ""
-    difference = np.abs(result.weights[when] - plain.weights[when])
-    return f"{difference.max():.1e}"
+    difference = result.weights[when] - plain.weights[when]
+    largest = np.abs(difference).max()
+    return f"{largest:.1e}"
 
 
 def _text(value: float, digits: int) -> str:
@@ -177,12 +178,16 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
     configuration = f"{setting['model']}, {setting['clients']} clients"
     machine = f"{setting['device']}, {setting['data']}"
     print(f"{configuration}, {machine}: seconds per round")
-    widths = {name: max(8, len(name)) for name in COLUMNS}
-    header = [name.rjust(width) for name, width in widths.items()]
-    print("  ".join(header))
+    # of each column
+    width = [max(8, len(name)) for name in COLUMNS]
+
+    def aligned(cells: Sequence[Any]) -> str:
+        texts = [str(cell).rjust(w) for cell, w in zip(cells, width, strict=True)]
+        return "  ".join(texts)
+
+    print(aligned(COLUMNS))
     for line in lines:
-        cells = [str(line[name]).rjust(width) for name, width in widths.items()]
-        text = "  ".join(cells)
+        text = aligned([line[name] for name in COLUMNS])
         if line["status"] != "ok":
             text += f"  {line['status']}"
         print(text, flush=True)
@@ -276,8 +281,8 @@ def run(plan: Plan, name: str) -> Path:
     table: list[dict[str, Any]] = []
     for model in plan.models:
         tried = trials(plan, model)
-        threads = ", ".join(f"{peer} {number}" for peer, (number, _) in tried.items())
-        print(f"{model}, threads: {threads}", flush=True)
+        threads = [f"{peer} {number}" for peer, (number, _) in tried.items()]
+        print(f"{model}, threads: {', '.join(threads)}", flush=True)
         for clients in plan.clients:
             measured = measure(plan, model, clients, tried)
             lines = rows(plan, model, clients, measured, packages)

@@ -179,7 +179,8 @@ def measure(plan: Plan, model: str, clients: int, trials: Trials) -> list[Measur
             for result in measured:
                 if result.status == "ok":
                     latest.append(f"{result.peer} {result.seconds[-1]:.3f}")
-            print(f"  round {number + 1}: {'  '.join(latest)}", flush=True)
+            figures = "  ".join(latest)
+            print(f"  round {number + 1}: {figures}", flush=True)
             if time.monotonic() - began > plan.budget:
                 break
         turns.each(turns.finish)

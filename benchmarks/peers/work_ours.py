@@ -96,8 +96,10 @@ def federation_of(work: Work) -> Federation:
     """Return the same clients; nothing is held out, since the driver tests on its own."""
     clients = {}
     for i in range(work.clients):
-        clients[str(i)] = (work.images(i), work.y[i])
-    no_images = np.empty((0, *work.x.shape[2:]), np.float32)
+        images = work.images(i)
+        clients[str(i)] = (images, work.y[i])
+    shape = work.x.shape[2:]
+    no_images = np.empty((0, *shape), np.float32)
     no_labels = np.empty(0, np.int64)
     no_tests = dict.fromkeys(clients, (no_images, no_labels))
     return Federation.from_arrays(clients, test=no_tests, seed=0)
