@@ -1,5 +1,6 @@
 """The code blocks of the documents: `command WORD` prints the README's shell block that mentions
-WORD, `blocks` runs those of Python and of the shell in the README and in docs/*.md.
+WORD, `blocks` runs those of Python and of the shell in the README and in docs/*.md, and
+`blocks PAGE` those of one page. Pages that need Flower are left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+OF_FLOWER = ("flower.md",)
 INSTALLED = "pip install -e . && "  # done already where blocks are run
 
 
@@ -27,7 +30,10 @@ class Block(NamedTuple):
 
 def documents() -> list[Path]:
     """Return the documents whose blocks are run, the README first."""
-    return [README, *sorted((ROOT / "docs").glob("*.md"))]
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    if find_spec("flwr") is None:
+        pages = [page for page in pages if page.name not in OF_FLOWER]
+    return [README, *pages]
 
 
 def blocks(document: Path) -> list[Block]:
@@ -90,7 +96,8 @@ def main(argv: list[str]) -> None:
         (text,) = [block.text for block in blocks(README) if argv[1] in block.text]
         print(text.strip())
         return
-    for document in documents():
+    chosen = [ROOT / "docs" / name for name in argv[1:]]
+    for document in chosen or documents():
         run_document(document)
 
 

@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import check_command, compare, execution, node_command, report_command, sweep
+from securecluster.app import (
+    check_command,
+    compare,
+    execution,
+    flower_project,
+    node_command,
+    report_command,
+    sweep,
+)
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
@@ -29,6 +37,7 @@ USAGE = """usage: securecluster COMMAND
                                  (module:Class)
   node init|serve|ledger DIR     a client of runs on many machines: make its folder, answer for it,
                                  or show what it has released
+  flower-init DIR                make a project of Flower that runs a protocol on many machines
   list [--privacy]               protocols, data sets, scenarios, models and masks; or which masks,
                                  secure sums and noise each protocol works with, and why not
 
@@ -129,6 +138,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "audit": report_command.audit,
         "check": check_command.check,
         "node": node_command.node,
+        "flower-init": flower_project.flower_init,
         "list": _list,
     }
     if _asks_for_usage(argv):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import signal
 import sys
@@ -36,7 +37,8 @@ class Serve:
 
     app: str
     """module that has `protocol`, a protocol with its hyper-parameters, and `load`, a function that
-    returns the client's data; it may lie in the current folder
+    returns the client's data, with the client's number and the number of clients as arguments, or
+    none; it may lie in the current folder
     """
     socket: Path | None = None
     """path of the Unix socket; None is `socket` in the folder"""
@@ -139,7 +141,7 @@ def _node_of(folder: Path, name: str) -> Any:
         UsageError: no folder, or a module without protocol and data.
     """
     from securecluster.privacy.masking.identities import Identity, Roster
-    from securecluster.runs.node import Node
+    from securecluster.runs.node import Node, number_of
     from securecluster.runs.policy import Policy
 
     if not (folder / IDENTITY).exists():
@@ -148,19 +150,21 @@ def _node_of(folder: Path, name: str) -> Any:
         raise UsageError(
             f"{folder} has no {ROSTER}: put the roster there that you got from who enrols clients"
         )
-    method, data = _project(name)
+    identity = Identity.load(folder / IDENTITY)
+    roster = Roster.load(folder / ROSTER)
+    method, data = _project(name, number_of(None, identity, roster), roster.size)
     return Node(
-        method,
-        data,
-        folder,
-        identity=Identity.load(folder / IDENTITY),
-        roster=Roster.load(folder / ROSTER),
-        policy=Policy.load(folder / POLICY),
+        method, data, folder, identity=identity, roster=roster, policy=Policy.load(folder / POLICY)
     )
 
 
-def _project(name: str) -> tuple[Any, Any]:
+def _project(name: str, number: int, clients: int) -> tuple[Any, Any]:
     """Return the protocol and the data of a user's module.
+
+    Args:
+        name: of the module.
+        number: of the client, for a function that takes it.
+        clients: on the roster.
 
     Raises:
         UsageError: it cannot be imported, or lacks either.
@@ -173,7 +177,8 @@ def _project(name: str) -> tuple[Any, Any]:
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(name)
-        method, data = module.protocol, module.load()
+        arguments = (number, clients) if inspect.signature(module.load).parameters else ()
+        method, data = module.protocol, module.load(*arguments)
     except SecureClusterError:  # a mistake that the error names
         raise
     except Exception as error:  # anything that a module of somebody else's raises

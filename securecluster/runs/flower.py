@@ -27,6 +27,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from securecluster.core import atomic_files
+from securecluster.data import Federation
 from securecluster.data.facts import ClientFacts, agree
 from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import refusals
@@ -38,10 +40,12 @@ from securecluster.runs.derived import call_types
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.method import Method
 from securecluster.runs.node import Node, hello_statement
+from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
 from securecluster.runtime.chunks import FIRST_CHUNK
 from securecluster.runtime.run import Line
+from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed
 
 CODE, DATA = "code", "data"
@@ -117,11 +121,11 @@ class Patience:
 
     Args:
         call: seconds for the replies to one call; None waits for all of them.
-        start: seconds for the nodes to be there.
+        start: seconds for the nodes to be there; None waits for all of them.
     """
 
     call: float | None = 3600.0
-    start: float | None = None
+    start: float | None = 600.0
 
 
 class FlowerTransport(Framed):
@@ -437,13 +441,80 @@ def server_app(method: Method, **options: Any) -> ServerApp:
 
     Args:
         method: the protocol.
-        options: as of `serve`; `done` is called with the result.
+        options: as of `serve`; `done` is called with the result. What is not given comes from the
+            configuration of the app, `[tool.flwr.app.config]` of its project.
     """
     done = options.pop("done", lambda fitted: None)
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        done(serve(grid, context, method, **options))
+        done(serve(grid, context, method, **{**configured(context.run_config), **options}))
 
     app.main()(main)
     return app
+
+
+def configured(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `serve` that an app's configuration gives.
+
+    Args:
+        config: the `run_config` of Flower's context: clients, seed, out, classes, roster, key and
+            seconds, each of which may be left out.
+
+    Raises:
+        UsageError: a file that is not there, or a key of another length.
+    """
+    options: dict[str, Any] = {name: config[name] for name in ("clients", "seed") if name in config}
+    options["classes"] = config.get("classes") or None
+    options["patience"] = Patience(call=float(config.get("seconds", 3600.0)))
+    if config.get("out"):
+        options["folder"] = Path(str(config["out"]))
+    if config.get("roster"):
+        options["roster"] = Roster.load(Path(str(config["roster"])))
+    if config.get("key"):
+        path = Path(str(config["key"]))
+        options["key"] = path.read_bytes() if path.is_file() else b""
+        if len(options["key"]) != KEY_LENGTH:
+            raise UsageError(f"{path} has no key: it takes a file of {KEY_LENGTH} secret bytes")
+    return options
+
+
+# --- a simulation ---
+
+# nodes of this process by folder: loading their data may take long
+_SIMULATED: dict[Path, Node] = {}
+
+
+def simulated(
+    kind: str,
+    message: Message,
+    context: Context,
+    method: Method,
+    load: Callable[[int, int], Federation],
+) -> Message:
+    """Return the answer of a simulated node, which has neither identity nor roster.
+
+    Its folder lies beside that of the server's run, and is there for every message.
+
+    Args:
+        kind: of the message.
+        message: from the server.
+        context: with the number of the partition, and the app's configuration.
+        method: the protocol.
+        load: returns the data of a client, by its number and the number of clients.
+    """
+    number = int(context.node_config["partition-id"])
+    clients = int(context.node_config["num-partitions"])
+    out = Path(str(context.run_config["out"]))
+    folder = out.with_name(f"{out.name}-nodes") / f"node-{number}"
+
+    def node() -> Node:
+        if folder not in _SIMULATED:
+            own = load(number, clients)
+            policy = Policy(roster=False)
+            atomic_files.make_folder(folder.parent)
+            _SIMULATED[folder] = Node(method, own, folder, number=number, policy=policy)
+        return _SIMULATED[folder]
+
+    code, data = answer(node, kind, bytes_of(message.content))
+    return Message(record_of(data, code), reply_to=message)

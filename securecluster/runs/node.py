@@ -101,7 +101,7 @@ class Node:
         self.method = method
         self.policy = policy or Policy()
         self.folder = Path(folder)
-        self.number = _number(number, identity, roster)
+        self.number = number_of(number, identity, roster)
         self._data = data
         self._identity = identity
         self._roster = roster
@@ -343,8 +343,13 @@ def ledger_of(folder: Path, unit: str) -> Path:
     return folder / f"ledger-{unit}.jsonl"
 
 
-def _number(number: int | None, identity: Identity | None, roster: Roster | None) -> int:
+def number_of(number: int | None, identity: Identity | None, roster: Roster | None) -> int:
     """Return the number of a client, which the roster has for its key.
+
+    Args:
+        number: None is that of the roster.
+        identity: of the client.
+        roster: public keys of all clients; None for none.
 
     Raises:
         UsageError: no number, or another one than the roster has.

@@ -261,6 +261,22 @@ def test_a_client_that_is_lost_costs_its_own_row_and_column(federation: Federati
     )
 
 
+def test_a_client_that_answers_the_second_request_keeps_its_place(federation: Federation) -> None:
+    asked: list[int] = []
+
+    def late(call: Call) -> set[int]:
+        first = call.method == "relevance" and 2 in call.to and not asked
+        if first:
+            asked.append(2)
+        return {2} if first else set()
+
+    matrix = {"relevance": "ckks", "relevance_release": "matrix"}
+    on_time = serve(make("oneshot", **matrix), federation)
+    told = serve(make("oneshot", **matrix), federation, late)
+    assert asked and told.state.linkage.ids == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(told.state.relevance, on_time.state.relevance)
+
+
 # --- who sees what ---
 
 

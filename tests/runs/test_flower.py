@@ -330,3 +330,63 @@ def test_a_sum_asks_all_clients_at_once_and_adds_replies_as_they_arrive() -> Non
     assert over.exchange(call.select([64, 65])).ids == (64,)
     assert len(events) == before + 1
     assert over.exchange(dataclasses.replace(call, round=2).select([64])).ids == (64,)
+
+
+# --- the options of an app ---
+
+
+def test_an_app_takes_its_options_from_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(32))
+    (tmp_path / "roster").write_text(f"{Identity.generate().public.hex()}\n")
+    config = {
+        "clients": 3,
+        "seed": 7,
+        "classes": 10,
+        "seconds": 5,
+        "out": str(tmp_path / "out"),
+        "roster": str(tmp_path / "roster"),
+        "key": str(tmp_path / "key"),
+    }
+    options = flower.configured(config)
+    roster = options.pop("roster")
+    assert roster.size == 1
+    assert options == {
+        "clients": 3,
+        "seed": 7,
+        "classes": 10,
+        "patience": flower.Patience(call=5.0),
+        "folder": tmp_path / "out",
+        "key": bytes(32),
+    }
+    empty = flower.configured({"classes": 0, "roster": "", "key": "", "out": ""})
+    assert empty == {"classes": None, "patience": flower.Patience()}
+    for name in ("missing", "roster"):
+        with pytest.raises(UsageError, match="32 secret bytes"):
+            flower.configured({"key": str(tmp_path / name)})
+
+
+def test_a_simulated_node_keeps_its_folder_and_its_data_between_messages(
+    federation: Federation, tmp_path: Path
+) -> None:
+    loads: list[int] = []
+
+    def load(number: int, clients: int) -> Federation:
+        loads.append(number)
+        return federation.select([number])
+
+    made = METHODS["fedavg, secagg"]
+    config = {"out": str(tmp_path / "first"), "clients": CLIENTS, "seed": 0, "classes": 10}
+
+    class Simulation(Grid):
+        def reply_to(self, message: Message) -> Message | None:
+            kind = message.metadata.message_type.removeprefix("query.")
+            number = message.metadata.dst_node_id - 100
+            parts = {"partition-id": number, "num-partitions": CLIENTS}
+            context = Context(1, number, parts, RecordDict(), config)
+            return flower.simulated(kind, message, context, made, load)
+
+    fitted = run(made, Simulation([None] * CLIENTS), folder=tmp_path / "first")
+    whole = made.fit(federation, Settings(threads=1))
+    assert pack(fitted.state_) == pack(whole.state_)
+    assert sorted(loads) == list(range(CLIENTS))
+    assert (tmp_path / "first-nodes" / "node-0").is_dir()

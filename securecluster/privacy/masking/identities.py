@@ -182,6 +182,11 @@ class Roster:
             self._keys[client] = key
         return self._keys[client]
 
+    @property
+    def size(self) -> int:
+        """Return the number of clients whose key was given."""
+        return len(self._keys)
+
     def number(self, public: bytes) -> int | None:
         """Return the number of a client by its key; None for a key that is not on the roster.
 

@@ -183,12 +183,14 @@ class EncryptedPairs(Connected):
         count = len(call.to)
         call = replace(call, members=(len(columns),) * count, group=(text,) * count)
         group_sum = GroupSum(self.keys)
-        ids: list[int] = []
+        arrived: set[int] = set()
         # Rows are added as they arrive: memory holds a chunk of them, and one sum.
         for response in exchange.stream(call, CHUNK):
             for k, client in enumerate(response.ids):
                 group_sum.add(call, client, response.reply, k)
-            ids += response.ids
+            arrived.update(response.ids)
+        # A client that answered a second request arrived after others that follow it.
+        ids = [client for client in call.to if client in arrived]
         check_replies(ids)
         (shape,) = group_sum.layout.fields
         pair_range = self._ranges[shape.name]
