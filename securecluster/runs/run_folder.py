@@ -170,7 +170,7 @@ def of_server(config: Mapping[str, Any]) -> bool:
     Args:
         config: content of its config.json.
     """
-    return config["data_digest"] == ""
+    return not config["data_digest"]
 
 
 def _default_folder(name: str) -> Path:
