@@ -24,6 +24,7 @@ TEMPLATE = """\
 # masks = ["rotation", "permutation"]
 # aggregations = ["secagg"]
 # least_noise = 1.0
+# least_clients = 8        # an average over few tells more of each
 # unit = "client"
 # most_epsilon = 8.0       # of all runs together
 # samples = false          # never tell how many samples there are

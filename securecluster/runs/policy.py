@@ -28,6 +28,7 @@ class Policy:
         aggregations: protections of sums, such as secagg; None allows any.
         relevances: protections of pairs, such as pads; None allows any.
         least_noise: smallest noise multiplier of a run.
+        least_clients: smallest number of clients of a run: an average over few tells more of each.
         most_epsilon: largest ε of all runs together, which the node's own ledger holds.
         delta: δ of that ε.
         unit: what runs protect, "client" or "example"; None allows both, and no `most_epsilon`.
@@ -45,6 +46,7 @@ class Policy:
     relevances: Sequence[str] | None = None
     placements: Sequence[str] | None = None
     least_noise: float = 0.0
+    least_clients: int = 0
     most_epsilon: float | None = None
     delta: float = DELTA
     unit: str | None = None
@@ -59,7 +61,11 @@ class Policy:
                 "most_epsilon is of one unit, since the costs of two do not add up: give unit too, "
                 "client or example"
             )
-        numbers = {"least_noise": self.least_noise, "delta": self.delta}
+        numbers = {
+            "least_noise": self.least_noise,
+            "least_clients": self.least_clients,
+            "delta": self.delta,
+        }
         if self.most_epsilon is not None:
             numbers["most_epsilon"] = self.most_epsilon
         for name, value in numbers.items():
@@ -119,6 +125,12 @@ class Policy:
             raise PolicyError(
                 f"this client allows noise multipliers of at least {self.least_noise:g}, and the "
                 f"run has {noise:g}"
+            )
+        clients = int(config["clients"])
+        if clients < self.least_clients:
+            raise PolicyError(
+                f"this client takes part in runs of at least {self.least_clients:g} clients, and "
+                f"this one has {clients}"
             )
         unit = config["dp_unit"]
         if self.unit is not None and unit != self.unit:

@@ -184,6 +184,7 @@ def test_other_numbers_of_samples_than_told_are_refused(federation: Federation) 
         ({"relevances": ["pads"]}, OneShot(), "allows relevance pads, and not plain"),
         ({"placements": ["local"]}, FedAvg(**NOISY, placement="central"), "placement local"),
         ({"least_noise": 2}, FedAvg(**NOISY), "of at least 2, and the run has 1"),
+        ({"least_clients": 5}, FedAvg(), "runs of at least 5 clients, and this one has"),
         ({"unit": "example"}, FedAvg(**NOISY), "unit of privacy is example, and the run's client"),
     ],
 )
@@ -232,6 +233,7 @@ def test_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
         ('least_noise = "1"', "least_noise is a number"),
         ("least_noise = nan", "least_noise is a number"),
         ("least_noise = -1", "give a number of at least 0"),
+        ("least_clients = -1", "give a number of at least 0"),
         ("most_epsilon = 1", "give unit too"),
         ('unit = "person"', "runs protect a client or an example"),
         ("=", "no policy in TOML"),
