@@ -27,7 +27,7 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import updates_of
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
+from securecluster.protocols.common.pending_updates import PendingUpdates, request_models
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.server_channel import ServerChannel
@@ -112,8 +112,8 @@ class ParameterTree:
             outbox: the averages of the run, all of which were sent.
         """
         width = max(len(node.model.displacement) for node in self.nodes)
-        models = [request_model(net, outbox, leaf.members, width) for leaf in self._leaves()]
-        return LeafModels(models)
+        members = [leaf.members for leaf in self._leaves()]
+        return LeafModels(request_models(net, outbox, members, width))
 
     def complete(self, leaves: LeafModels) -> None:
         """Store the leaves' final models in the tree.

@@ -243,12 +243,39 @@ def request_model(
     """
     if not outbox.fresh:
         return ModelDelta(outbox.displacement(members[0], width))
+    (model,) = request_models(net, outbox, [members], width)
+    return model
+
+
+def request_models(
+    net: ServerChannel, outbox: PendingUpdates, clusters: Sequence[Sequence[int]], width: int
+) -> list[ModelDelta]:
+    """Return the models of several clusters, as `request_model` does, each under a mask of its own.
+
+    One member of each cluster is called at a time, all of these together.
+
+    Args:
+        clusters: members of each.
+        width: d, for the zeros that are returned before the first average.
+    """
+    if not outbox.fresh:
+        return [ModelDelta(outbox.displacement(members[0], width)) for members in clusters]
     lagging = set(outbox.lagging_clients())
-    for i in members:
-        if i in lagging:
-            continue
-        replies = net.post(UpdateClient.post, Empty(), to=[i])
-        if replies.ids:
-            displacement = replies.rows.delta.values[0].cpu()
-            return ModelDelta(displacement, replies.step)
-    return ModelDelta()
+    current = [[i for i in members if i not in lagging] for members in clusters]
+    models = [ModelDelta() for _ in clusters]
+    found: set[int] = set()  # clusters
+    for attempt in range(max(map(len, current), default=0)):
+        # by member, the cluster whose model it uploads
+        asked: dict[int, int] = {}
+        for cluster, members in enumerate(current):
+            if cluster not in found and attempt < len(members):
+                asked[members[attempt]] = cluster
+        if not asked:
+            break
+        posted = net.post_each(UpdateClient.post, Empty(), to=list(asked))
+        for cluster, replies in zip(asked.values(), posted, strict=True):
+            if replies.ids:
+                displacement = replies.rows.delta.values[0].cpu()
+                models[cluster] = ModelDelta(displacement, replies.step)
+                found.add(cluster)
+    return models

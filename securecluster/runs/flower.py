@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -55,6 +55,9 @@ SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
 SHORTEST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
+
+R = TypeVar("R")
+Request = tuple[int, int]  # position of a call among those that are sent together, and client
 
 # --- a node ---
 
@@ -154,7 +157,6 @@ class FlowerTransport(Framed):
         super().__init__({}, replies, strict=False, check=check)
         self._grid = grid
         self._nodes = dict(nodes)
-        self._clients_of = {node: client for client, node in nodes.items()}
         self._patience = patience or Patience()
         self._away: set[int] = set()  # in this round
         self._round = 0
@@ -168,8 +170,27 @@ class FlowerTransport(Framed):
             call: that the frames are of.
             frames: (client, bytes of the request).
         """
-        answers = dict(self._arriving(call, frames))
+        requests = (((0, client), client, data) for client, data in frames)
+        answers = {client: data for (_, client), data in self._arriving([call], requests)}
         return [(client, answers[client]) for client in call.to if client in answers]
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Send several calls at once, and collect their replies.
+
+        Args:
+            calls: requests to clients.
+        """
+        requests = (
+            ((position, client), client, data)
+            for position, call in enumerate(calls)
+            for client, data in self.frames_of(call)
+        )
+        answers = dict(self._arriving(calls, requests))
+        responses = []
+        for position, call in enumerate(calls):
+            own = [(i, answers[position, i]) for i in call.to if (position, i) in answers]
+            responses.append(self.read(call, own))
+        return responses
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Ask all clients at once, and yield their replies in parts of the call, in its order.
@@ -184,7 +205,8 @@ class FlowerTransport(Framed):
         parts = [
             call.select(range(len(call.to))[k : k + size]) for k in range(0, len(call.to), size)
         ]
-        arriving = self._arriving(call, self.frames_of(call))
+        requests = (((0, client), client, data) for client, data in self.frames_of(call))
+        arriving = self._arriving([call], requests)
         waiting: dict[int, bytes] = {}
         ended = False
         for part in parts:
@@ -193,27 +215,39 @@ class FlowerTransport(Framed):
                 if arrived is None:
                     ended = True
                 else:
-                    waiting[arrived[0]] = arrived[1]
+                    (_, client), data = arrived
+                    waiting[client] = data
             answers = [(i, waiting.pop(i)) for i in part.to if i in waiting]
             yield part, self.read(part, answers)
 
     def _arriving(
-        self, call: Call, frames: Iterable[tuple[int, bytes]]
-    ) -> Iterator[tuple[int, bytes]]:
-        """Yield (client, bytes of its answer) as they arrive."""
-        if call.round != self._round:
-            self._round = call.round
-            self._away.clear()
-        asked = [i for i in call.to if i in self._nodes and i not in self._away]
-        sent = ((self._nodes[i], record_of(data)) for i, data in frames if i in asked)
-        silent = set(asked)
-        for node, code, data in arriving(self._grid, FRAME, sent, self._patience.call):
-            client = self._clients_of[node]
-            silent.discard(client)
+        self, calls: Sequence[Call], requests: Iterable[tuple[Request, int, bytes]]
+    ) -> Iterator[tuple[Request, bytes]]:
+        """Yield (request, bytes of its answer) as they arrive.
+
+        Args:
+            calls: of one round.
+            requests: (request, client, its bytes).
+        """
+        for call in calls:
+            if call.round != self._round:
+                self._round = call.round
+                self._away.clear()
+        away = frozenset(self._away)
+        silent: dict[Request, int] = {}
+
+        def sent() -> Iterator[tuple[Request, int, RecordDict]]:
+            for request, client, data in requests:
+                if client in self._nodes and client not in away:
+                    silent[request] = client
+                    yield request, self._nodes[client], record_of(data)
+
+        for request, code, data in arriving(self._grid, FRAME, sent(), self._patience.call):
+            del silent[request]
             # a node answers refusals by frames, too, so a code is of an agent that failed
             if code is not None:
-                yield client, data
-        self._away |= silent
+                yield request, data
+        self._away |= set(silent.values())
 
 
 def asked(
@@ -227,44 +261,43 @@ def asked(
         sent: content by node.
         seconds: to wait; None waits for all.
     """
-    answers = arriving(grid, kind, sent.items(), seconds)
+    messages = ((node, node, content) for node, content in sent.items())
+    answers = arriving(grid, kind, messages, seconds)
     return {node: (code, data) for node, code, data in answers if code is not None}
 
 
 def arriving(
-    grid: Grid, kind: str, sent: Iterable[tuple[int, RecordDict]], seconds: float | None
-) -> Iterator[tuple[int, str | None, bytes]]:
-    """Send messages, and yield (node, code, data) of each answer as it arrives.
+    grid: Grid, kind: str, sent: Iterable[tuple[R, int, RecordDict]], seconds: float | None
+) -> Iterator[tuple[R, str | None, bytes]]:
+    """Send messages, and yield (request, code, data) of each answer as it arrives.
 
     The code of an app that ended is None.
 
     Args:
         grid: of the ServerApp.
         kind: of the messages.
-        sent: (node, content), made as they are taken.
+        sent: (request, node, content), made as they are taken; requests are of the caller's choice.
         seconds: to wait after the last message was sent; None waits for all.
     """
-    waiting: set[str] = set()
-    sent_to: dict[str, int] = {}
+    waiting: dict[str, R] = {}  # requests by the number of their message
     contents = iter(sent)
     # Pushed in parts, so that not all requests are in memory at once.
     while part := list(islice(contents, FIRST_CHUNK)):
         messages = [
             Message(content, dst_node_id=node, message_type=f"query.{kind}")
-            for node, content in part
+            for _, node, content in part
         ]
         numbers = grid.push_messages(messages)
-        for (node, _), number in zip(part, numbers, strict=False):
+        for (request, _, _), number in zip(part, numbers, strict=False):
             if number:  # Flower has none for a message that it could not take
-                sent_to[number] = node
-                waiting.add(number)
+                waiting[number] = request
     due = time.monotonic() + (float("inf") if seconds is None else seconds)
     pause = SHORTEST_PAUSE
     while waiting:
-        replies = list(grid.pull_messages(waiting))
+        replies = list(grid.pull_messages(list(waiting)))
         for reply in replies:
-            waiting.discard(reply.metadata.reply_to_message_id)
-            yield _answer_in(sent_to[reply.metadata.reply_to_message_id], reply)
+            request = waiting.pop(reply.metadata.reply_to_message_id)
+            yield request, *_answer_in(reply)
         left = due - time.monotonic()
         if not waiting or left <= 0:
             return
@@ -272,14 +305,14 @@ def arriving(
         time.sleep(min(pause, left))
 
 
-def _answer_in(node: int, reply: Message) -> tuple[int, str | None, bytes]:
-    """Return (node, code, data) of a node's reply, which may be anything."""
+def _answer_in(reply: Message) -> tuple[str | None, bytes]:
+    """Return (code, data) of a node's reply, which may be anything."""
     if reply.has_error():  # of an app that ended: its text may name paths of the node
-        return node, None, b""
+        return None, b""
     try:
-        return node, str(reply.content[CODE][CODE]), bytes_of(reply.content)
+        return str(reply.content[CODE][CODE]), bytes_of(reply.content)
     except (KeyError, TypeError, FrameError):
-        return node, refusals.FAILED, b""
+        return refusals.FAILED, b""
 
 
 def gathered(

@@ -194,7 +194,20 @@ class ServerChannel:
             method=method, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
         )
         response = self._calls_of(method, tries)(call)
+        return self._gathered_replies(method, to, call, response)
+
+    def _gathered_replies(
+        self, method: ClientMethod[C, Q, A], to: Sequence[int], call: Call, response: Response
+    ) -> Replies[A]:
+        """Return the single replies to a call, after they were recorded.
+
+        Args:
+            to: ids of all that were to be asked.
+            call: to those of them that could answer.
+            response: to the call, after its checks.
+        """
         release = release_of(method)
+        step = call.step
         reply = self._costs.read(release, response.reply, step)
         self._remember(method, response, reply, step)
         if not self._recorded_at_once(method):
@@ -202,7 +215,7 @@ class ServerChannel:
             if not release.private:
                 # Such replies report on local training, which may have happened at any client
                 # that was called, although its reply did not arrive.
-                recorded = tuple(ready)
+                recorded = call.to
             self._record(method, GATHER, recorded, reply, step)
         check_squares(self.round, response.ids, reply)
         self._observe(method, GATHER, step, [(client,) for client in response.ids], reply)
@@ -222,6 +235,34 @@ class ServerChannel:
         """
         self.state.post_step += 1
         return self.gather(method, query, to, self.state.post_step)
+
+    def post_each(
+        self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]
+    ) -> list[Replies[A]]:
+        """Post to several clients together, to each under a number, and so a mask, of its own.
+
+        Args:
+            method: client method to call.
+            query: message with one frame, the same for each.
+            to: ids of the recipients.
+        """
+        calls = []
+        for client in to:
+            self.state.post_step += 1
+            ready, step = self._open(method, query, [client], self.state.post_step)
+            members = [1] * len(ready)
+            calls.append(self._call(method, GATHER, query, [client], ready, step, members))
+        # a client that lacks the mask's key is not asked
+        responses = iter(self._transport.exchange_all([call for call in calls if call.to]))
+        replies = []
+        for client, call in zip(to, calls, strict=True):
+            response = Response((), None)
+            if call.to:
+                response = next(responses)
+                self._note_refusals(call, response)
+                response = self._checked(method, call, response)
+            replies.append(self._gathered_replies(method, [client], call, response))
+        return replies
 
     def sum(
         self,

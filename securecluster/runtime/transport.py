@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -46,6 +46,14 @@ class Transport(Protocol):
 
         Args:
             call: requests to clients.
+        """
+        ...
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Send several calls, and collect their replies; a network sends all of them at once.
+
+        Args:
+            calls: requests to clients, none of which waits for another's replies.
         """
         ...
 
@@ -108,6 +116,14 @@ class InProcess:
         if not reached:  # endpoints expect one recipient or more
             return Response((), None)
         return self._answer(call.select(reached))
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Answer several calls, one after another.
+
+        Args:
+            calls: requests to clients, none of which waits for another's replies.
+        """
+        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Answer a call chunk by chunk.
@@ -195,6 +211,14 @@ class Framed:
                 its budget.
         """
         return self.read(call, self.carried(call, self.frames_of(call)))
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Send several calls, one after another.
+
+        Args:
+            calls: requests to clients, none of which waits for another's replies.
+        """
+        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call to one chunk of its clients after another.
@@ -358,6 +382,14 @@ class WithAuthority:
             return self._authority.exchange(call)
         return self._inner.exchange(call)
 
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Pass calls to clients on.
+
+        Args:
+            calls: requests to clients, none of which waits for another's replies.
+        """
+        return self._inner.exchange_all(calls)
+
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Pass a call to clients on.
 
@@ -398,6 +430,17 @@ class Recorded:
         response = self._inner.exchange(call)
         self._transcript.record(call, response)
         return response
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Pass calls on, and record them in their order.
+
+        Args:
+            calls: requests to clients, none of which waits for another's replies.
+        """
+        responses = self._inner.exchange_all(calls)
+        for call, response in zip(calls, responses, strict=True):
+            self._transcript.record(call, response)
+        return responses
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Pass a call on, and record its parts as they arrive.
@@ -447,6 +490,14 @@ class Replay:
         recorded, response = self._next(call)
         _check_same(call, recorded)
         return response
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Return the recorded responses to requests that equal the recorded ones.
+
+        Args:
+            calls: requests to clients, none of which waits for another's replies.
+        """
+        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Yield the recorded responses to the parts of a request, as the run asked them.

@@ -5,7 +5,7 @@ and a key authority that decrypts sums alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -370,6 +370,9 @@ class Meddled:
 
     def exchange(self, call: Call) -> Response:
         return self._change(call, self._inner.exchange(call))
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         for part, response in self._inner.stream(call, chunk):

@@ -390,3 +390,32 @@ def test_a_simulated_node_keeps_its_folder_and_its_data_between_messages(
     assert pack(fitted.state_) == pack(whole.state_)
     assert sorted(loads) == list(range(CLIENTS))
     assert (tmp_path / "first-nodes" / "node-0").is_dir()
+
+
+def test_calls_that_do_not_wait_for_each_other_go_out_together() -> None:
+    pulls: list[int] = []
+
+    class Late(Grid):
+        def reply_to(self, message: Message) -> Message | None:
+            header = wire.peek(flower.bytes_of(message.content))
+            if header.recipient == "client/2":
+                return None
+            reply = wire.encode(reply_header(header), Ack())
+            return Message(flower.record_of(reply), reply_to=message)
+
+        def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
+            pulls.append(len(list(numbers)))
+            return super().pull_messages(numbers)
+
+    grid = Late([])
+    patience = flower.Patience(call=0.5)
+    nodes = {i: 100 + i for i in range(4)}
+    over = flower.FlowerTransport(grid, nodes, lambda name: Ack, lambda *_: None, patience)
+    # client 1 is in two of the calls
+    calls = [
+        Call("c" * 32, "receive", "gather", 1, step, to, Empty(), (1,) * len(to))
+        for step, to in enumerate([(1, 0), (1,), (2, 3)], start=1)
+    ]
+    responses = over.exchange_all(calls)
+    assert pulls[0] == 5
+    assert [response.ids for response in responses] == [(1, 0), (1,), (3,)]

@@ -305,6 +305,9 @@ class Canned:
     def exchange(self, call: Call) -> Response:
         return Response(call.to, self.reply)
 
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        return [self.exchange(call) for call in calls]
+
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         yield call, self.exchange(call)
 

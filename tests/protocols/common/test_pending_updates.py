@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, FedAvg, Settings
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.messages import AverageDeltas
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_models
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.deployment import build_network
@@ -414,3 +415,32 @@ def test_after_a_split_both_halves_continue_the_displacement_of_their_parent() -
     outbox.post(1, torch.tensor([[1.0], [10.0]]), [0, 0, 1, 1])
     outbox.post(2, torch.tensor([[2.0], [20.0], [5.0]]), [0, 2, 1, 1])
     assert [float(outbox.displacement(i, 1)) for i in range(4)] == [3.0, 6.0, 30.0, 30.0]
+
+
+class Together:
+    """Clients of which some do not post; calls that come together are listed together."""
+
+    def __init__(self, silent: set[int]) -> None:
+        self.asked: list[list[tuple[int, ...]]] = []
+        self.silent = silent
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        self.asked.append([call.to for call in calls])
+        return [self.exchange(call) for call in calls]
+
+    def exchange(self, call: Call) -> Response:
+        came = tuple(i for i in call.to if i not in self.silent)
+        if not came:
+            return Response((), None)
+        return Response(came, Update(Rows(torch.full((1, 2), float(came[0]))), None))
+
+
+def test_models_of_clusters_are_asked_together_and_each_under_a_mask_of_its_own() -> None:
+    transport = Together(silent={0, 4, 5})
+    net = ServerChannel(6, transport, "c", Pipeline(), Randomness(0))
+    outbox = PendingUpdates.start(6, fresh=True)
+    models = request_models(net, outbox, [[0, 1], [2, 3], [4, 5]], width=2)
+    assert transport.asked == [[(0,), (2,), (4,)], [(1,), (5,)]]
+    assert [model.displacement.tolist() for model in models] == [[1.0, 1.0], [2.0, 2.0], []]
+    steps = [model.step for model in models[:2]]
+    assert len(set(steps)) == 2 and 0 not in steps
