@@ -147,6 +147,14 @@ def test_a_roster_of_no_keys_is_refused(keys: Any) -> None:
         Roster(keys)
 
 
+@pytest.mark.parametrize("private", [b"", bytes(31), bytes(33), "0" * 32, bytearray(32)])
+def test_an_identity_of_no_key_is_refused(private: Any) -> None:
+    with pytest.raises(UsageError, match="an identity is 32 secret bytes"):
+        Identity(private)
+    with pytest.raises(UsageError, match="a roster is made of a mapping"):
+        Roster([private])  # type: ignore[arg-type]
+
+
 def deployed(federation: Federation, known: Roster | None, own: dict[int, Identity | None]) -> Any:
     method = FedAvg(mask="permutation", model="linear", rounds=2, epochs=1)
     return method, {i: node(method, federation, i, identity, known) for i, identity in own.items()}
