@@ -46,7 +46,7 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
-from securecluster.runs import privacy_section
+from securecluster.runs import disclosures, privacy_section
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
@@ -335,6 +335,8 @@ def test_the_authority_sees_sums_and_no_ciphertext_of_one_client(federation: Fed
 
 def test_the_report_tells_what_server_and_authority_saw(federation: Federation) -> None:
     told = privacy_section.section(make("oneshot", **BOTH).fit(federation).result_)
+    assert disclosures.ENCRYPTED in disclosures.protections(told)
+    assert disclosures.SUMMED not in disclosures.protections(told)
     authority = " ".join(told["authority_view"])
     assert "must not work together" in authority and "secret key" in authority
     assert "sums of delta of contribute" in authority and "row of relevance" in authority
