@@ -52,7 +52,7 @@ RIGHT: dict[str, Any] = {
         ("points", {"first": {"x": "1"}}, "points.first.x is not a number"),
         ("limit", "none", "limit is "),
         ("note", 1, "note is not a text"),
-        ("points", {"first": {"x": 1, "z": 1}}, "points.first.z is unknown"),
+        ("points", {"first": {"x": 1, "y": 1, "z": 1}}, "points.first.z is unknown"),
     ],
 )
 def test_an_entry_of_another_type_is_named(entry: str, value: Any, fault: str) -> None:
