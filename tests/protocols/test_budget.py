@@ -279,6 +279,8 @@ def test_what_does_not_fit_is_said(federation: Federation, tmp_path: Path) -> No
         Budget(tmp_path / "b", 1.0, unit="sample")
     budget = Budget(tmp_path / "b", 10.0)
     made = FedAvg(rounds=1, **NOISE)
+    with pytest.raises(UsageError, match="budget is float: make it with Budget"):
+        made.build_client(federation, DOUBLE, [0], budget=1.0)
     with pytest.raises(UsageError, match="a budget is of one client"):
         made.build_client(federation, DOUBLE, [0, 1], budget=budget)
     example = FedAvg(rounds=1, **WAYS["example"])

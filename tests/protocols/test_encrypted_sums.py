@@ -715,6 +715,21 @@ def test_a_client_takes_no_key_of_a_scheme_that_its_run_does_not_use(
         run.served.endpoint.answer(dataclasses.replace(call, query=query))
 
 
+@pytest.mark.parametrize("relevance", ["ckks", "pads"])
+@pytest.mark.parametrize("columns", [(1, 0), (0, 0, 1)])
+def test_pairs_name_each_client_once_in_ascending_order(
+    relevance: str, columns: tuple[int, ...], federation: Federation
+) -> None:
+    """Frames have ranges of ids, so that another order would permute rows of R."""
+    sent: list[Any] = []
+    made = make("oneshot", relevance=relevance)
+    aggregator = Deployment(made, made.config(federation, "float64")).pair_aggregator()
+    call = Call("", "relevance", PAIRS, 1, 1, columns, None, (len(columns),) * len(columns))
+    with pytest.raises(UsageError, match="name each client once, in ascending order"):
+        aggregator.run(sent.append, call, columns, "cluster_tasks")
+    assert sent == []
+
+
 def test_a_client_without_keys_encrypts_nothing_also_where_it_had_some_before(
     federation: Federation,
 ) -> None:

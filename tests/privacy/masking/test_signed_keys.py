@@ -250,6 +250,8 @@ def test_what_cannot_go_together_is_refused_when_a_node_is_built() -> None:
         (0, None, known, "a roster needs an identity"),
         (1, own, known, "another public key for client 1"),
         (0, own, Roster({0: own.public}), r"lacks client\(s\) 1, 2"),
+        (0, own.public, known, "identity is bytes: make it with Identity"),
+        (0, own, {0: own.public}, "roster is dict: make it with Roster"),
     ):
         with pytest.raises(UsageError, match=sentence):
             node(method, federation, client, identity, names)
