@@ -285,12 +285,10 @@ def _exponent(bound: float, limit: int) -> int:
         limit: largest integer of one number.
     """
     _, binary_exponent = math.frexp(bound)
-    # 1/2 <= bound · 2^(-binary_exponent) < 1, so this is at most one above or one below.
+    # 1/2 <= bound · 2^(-binary_exponent) < 1, so this is right or one above.
     exponent = limit.bit_length() - binary_exponent
-    while _rounded(bound, exponent) > limit:
+    if _rounded(bound, exponent) > limit:
         exponent -= 1
-    while _rounded(bound, exponent + 1) <= limit:
-        exponent += 1
     return exponent
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from securecluster.attacks.sums_over_rounds import (
     MemberSums,
     SizesOverRounds,
     SumsOverRounds,
+    _of_last_start,
 )
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.messaging.parties import WIRE
@@ -350,3 +352,24 @@ def test_an_audit_in_which_no_sums_differ_says_that_nothing_was_tried(
     ]
     assert "better than chance" not in audit_page.advice(results)
     assert f"have rank 1: 0 of {CLIENTS} clients can be solved for" in audit_page.results(results)
+
+
+def test_of_several_starts_the_sums_of_the_last_are_kept() -> None:
+    """Blocks say the call of the count that they follow, and counts their start."""
+    messages = [
+        SimpleNamespace(step=1, content=SimpleNamespace(start=0)),
+        SimpleNamespace(step=2, content=SimpleNamespace(earlier=1)),
+        SimpleNamespace(step=3, content=SimpleNamespace(start=1)),
+        SimpleNamespace(step=4, content=SimpleNamespace(earlier=3)),
+        SimpleNamespace(step=5, content=SimpleNamespace(other=1)),
+        SimpleNamespace(step=6, content=SimpleNamespace(earlier=3)),
+    ]
+    view: Any = SimpleNamespace(messages=lambda: messages)
+    sums = MemberSums(np.eye(3), np.arange(3.0)[:, None], np.arange(3), (2, 4, 6))
+
+    def kept(starts: int) -> tuple[int, ...]:
+        knowledge: Any = SimpleNamespace(config={"starts": starts})
+        return _of_last_start(view, knowledge, sums).steps
+
+    assert kept(1) == (2, 4, 6)
+    assert kept(2) == (4, 6)

@@ -302,3 +302,28 @@ def test_a_file_system_that_does_not_sync_folders_will_do(
     monkeypatch.setattr(os, "fsync", picky)
     atomic_files.append_line(tmp_path / "log", "x", durable=True)
     assert (tmp_path / "log").read_bytes() == b"x\n"
+
+
+@pytest.mark.parametrize("opens_folders", [True, False])
+def test_nothing_is_removed_but_below_the_folder(
+    opens_folders: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the system opens no folders, as Windows does not."""
+    if not opens_folders:
+        monkeypatch.setattr(os, "supports_dir_fd", set())
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    for made in (folder / "inner", outside):
+        made.mkdir(parents=True)
+        (made / "file").write_text("x")
+    (folder / "link").symlink_to(outside)
+    (folder / "to file").symlink_to(outside / "file")
+    for path in (outside / "file", Path("../outside/file"), Path(), Path("link/file")):
+        with pytest.raises(OSError):
+            atomic_files.remove_below(folder, path)
+    # a folder that is not empty stays
+    with pytest.raises(OSError):
+        atomic_files.remove_below(folder, Path("inner"))
+    for path in ("to file", "link", "inner/file", "inner"):
+        atomic_files.remove_below(folder, Path(path))
+    assert list(folder.iterdir()) == []
+    assert (outside / "file").read_text() == "x"

@@ -149,6 +149,9 @@ MALFORMED: list[Any] = [
     ["dp-sgd", [], 1.0, 2.0, -1], ["dp-sgd", [], 1.0, 2.0, 1 << 63],
     ["dp-sgd", [], 1.0, 2.0, 1 << 200], ["dp-sgd", [], 1.0, 2.0, 1, 0],
     ["dp-sgd", [], 1.0, 2.0, 1, -1], ["dp-sgd", [], 1.0, 2.0, 1, 1 << 31],
+    # other texts of a receipt that there is
+    ["public", []], ["public", [], -0.0], ["gaussian", [], 1.0, 2.0], ["gaussian", [], 1.0, 2.0, 0],
+    ["dp-sgd", [], 1.0, 2.0, 10, 1], ["dp-sgd", [], 1.0, 2.0, 10, 1, ""],
 ]  # fmt: skip
 
 

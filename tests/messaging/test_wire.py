@@ -294,6 +294,11 @@ def raw(text: str, data: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text.encode() + data
 
 
+@pytest.mark.parametrize("frame", ["1", "null", '["x"]', '{"a":"x"}'])
+def test_metadata_that_are_no_text_are_refused(frame: str) -> None:
+    refused(raw('{"__metadata__":{"frame":' + frame + "}}"))
+
+
 @pytest.mark.parametrize(
     "opening",
     ['{"__metadata__":', "[", '{"__metadata__":{"frame":"x"},"a":', '{"__metadata__":{"frame":'],

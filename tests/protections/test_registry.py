@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.transcript import NAMING_METHODS
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.protections import registry
 from securecluster.protections.completeness import lacks
 from securecluster.protections.plain import PlainSumProtection
 from securecluster.protections.protection import (
@@ -123,6 +125,39 @@ def test_what_a_protection_lacks_is_said() -> None:
         "claims",
     ]
     assert len(lacks_in_tests(Nothing())) == 5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Anything:
+    """A message whose field may hold anything."""
+
+    rows: Rows
+
+
+class Careless(SumProtection):
+    """A protection with messages that are not bounded, and replies that it does not hide."""
+
+    name = "careless"
+    about = "hides nothing"
+    claims = frozenset({HIDDEN_SUMS})
+    methods: Mapping[str, Any] = {"tell": (Anything, Anything)}
+
+    def __init__(self, hidden: Any) -> None:
+        self.hidden = hidden
+
+    def replies(self) -> Any:
+        return SimpleNamespace(methods={}, reply_class=lambda reply, release: self.hidden or reply)
+
+
+def test_messages_that_hold_anything_and_replies_that_are_not_hidden_are_said() -> None:
+    found = [sentence for sentence in lacks(Careless(None)) if "careless" not in sentence]
+    assert found[-4:] == [
+        "methods: Anything.rows of tell may hold anything",
+        "methods: Anything.rows of tell may hold anything",
+        "replies: a hidden reply has the class of one that is not",
+        "replies: its messages lack those of ['tell'], which clients answer",
+    ]
+    assert "replies: Anything.rows may hold anything" in lacks(Careless(Anything))
 
 
 # a toy: clients halve their numbers, and the server doubles the sum
@@ -246,3 +281,17 @@ def test_a_name_is_taken_once_and_unknown_ones_are_refused(halving: SumProtectio
             aggregation="halved", clip=1.0, noise=1.0, dp_unit="client", placement="distributed"
         ).check(6)
     assert not PlainSumProtection().hides
+
+
+class Shown(PairProtection):
+    """Rows of pairs that the server reads, under another name."""
+
+    name = "shown"
+
+
+def test_a_protection_of_pairs_is_one_of_relevance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("securecluster.protections.registry.RELEVANCES", dict(RELEVANCES))
+    protection = Shown()
+    register(protection)
+    assert registry.RELEVANCES["shown"] is protection
+    assert "shown" not in registry.AGGREGATIONS

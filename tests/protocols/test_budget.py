@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import stat
 from dataclasses import replace
 from functools import partial
@@ -234,6 +236,32 @@ def test_a_file_that_was_changed_is_refused(damage: str, tmp_path: Path) -> None
             Budget(path, 10.0)
 
 
+def sealed(*contents: dict[str, Any]) -> bytes:
+    """A file whose lines are in order, as another version might write it."""
+    data = b""
+    for content in contents:
+        text = json.dumps(content).encode()
+        before = hashlib.sha256(data).hexdigest().encode()
+        data += hashlib.sha256(before + text).hexdigest().encode() + b" " + text + b"\n"
+    return data
+
+
+def test_lines_that_no_version_of_this_one_wrote_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    budget = Budget(path, 10.0)
+    budget.reserve("a" * 32, [EVENT])
+    header, line = (json.loads(text.partition(b" ")[2]) for text in path.read_bytes().splitlines())
+    assert sealed(header, line) == path.read_bytes()
+    of_another_client = {**line, "event": {**line["event"], "ids": [1]}}
+    for other in (of_another_client, {"run": "a"}, {**line, "event": 1}, {**line, "event": {}}):
+        path.write_bytes(sealed(header, other))
+        with pytest.raises(RunFolderError, match="restore it from a copy"):
+            Budget(path, 10.0)
+    path.write_bytes(sealed({**header, "budget": 2}, line))
+    with pytest.raises(RunFolderError, match="another version: use the one that wrote it"):
+        Budget(path, 10.0)
+
+
 def test_a_line_that_a_kill_cut_off_was_never_released(tmp_path: Path) -> None:
     path = tmp_path / "b"
     Budget(path, 10.0).reserve("a" * 32, [EVENT])
@@ -253,6 +281,8 @@ def test_what_does_not_fit_is_said(federation: Federation, tmp_path: Path) -> No
         Budget(tmp_path / "b", 1.0, unit="sample")
     budget = Budget(tmp_path / "b", 10.0)
     made = FedAvg(rounds=1, **NOISE)
+    with pytest.raises(UsageError, match="budget is float: make it with Budget"):
+        build_client(made, federation, DOUBLE, [0], budget=1.0)
     with pytest.raises(UsageError, match="a budget is of one client"):
         build_client(made, federation, DOUBLE, [0, 1], budget=budget)
     example = FedAvg(rounds=1, **WAYS["example"])

@@ -25,7 +25,7 @@ from securecluster.messaging.parties import AUTHORITY
 from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.masking.key_agreement import AuthorityKeys
 from securecluster.protections.encryption import client as encryption_client
-from securecluster.protections.encryption.authority import AuthorityState
+from securecluster.protections.encryption.authority import KEPT_CALLS, AuthorityState, DecryptedSum
 from securecluster.protections.encryption.ciphers import (
     CiphertextSum,
     PublicCipher,
@@ -34,8 +34,10 @@ from securecluster.protections.encryption.ciphers import (
 )
 from securecluster.protections.encryption.client import EncryptedSumService
 from securecluster.protections.encryption.envelopes import padded
+from securecluster.protections.encryption.messages import EncryptedPairTotal, EncryptedTotal
 from securecluster.protections.encryption.parameters import default_parameters
 from securecluster.protections.encryption.tags import text_bytes
+from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protocols.conformance import (
     Example,
     check_frames,
@@ -44,12 +46,12 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
-from securecluster.runs import privacy_section
+from securecluster.runs import disclosures, privacy_section
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.deployment import Deployment, build_network
 from securecluster.runs.derived import call_types, state_class
 from securecluster.runs.endpoints import build_client
-from securecluster.runtime.endpoint import SUM, release_of
+from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 from securecluster.runtime.transport import Framed, InProcess, Transport, WithAuthority
 
 # clients are lost one by one
@@ -350,6 +352,8 @@ def test_the_authority_sees_sums_and_no_ciphertext_of_one_client(federation: Fed
 
 def test_the_report_tells_what_server_and_authority_saw(federation: Federation) -> None:
     told = privacy_section.section(make("oneshot", **BOTH).fit(federation).result_)
+    assert disclosures.ENCRYPTED in disclosures.protections(told)
+    assert disclosures.SUMMED not in disclosures.protections(told)
     authority = " ".join(told["authority_view"])
     assert "must not work together" in authority and "secret key" in authority
     assert "sums of delta of contribute" in authority and "row of relevance" in authority
@@ -546,6 +550,65 @@ def test_the_authority_refuses_other_sums(
         ask(run, call, **changes)
 
 
+@pytest.fixture(scope="module")
+def asked_of_pairs(federation: Federation) -> tuple[Run, Call]:
+    """A run whose server is told labels of R, and its request for them."""
+    run = run_with_authority(make("oneshot", rounds=1, **BOTH), federation)
+    (call,) = [
+        run.served.transcript.content(k)[0]
+        for k, e in enumerate(run.served.transcript.entries)
+        if e.method == "authority_pairs"
+    ]
+    return run, call
+
+
+@pytest.mark.parametrize("then", ["", "cluster", "cluster_tasks "])
+def test_where_labels_are_released_no_other_function_gives_r(
+    then: str, asked_of_pairs: tuple[Run, Call]
+) -> None:
+    run, call = asked_of_pairs
+    assert ask(run, call).reply.numbers.values.shape == (1, 6)  # labels of six clients
+    with pytest.raises(PolicyError, match="tells labels by cluster_tasks alone"):
+        ask(run, call, then=then)
+
+
+def test_pairs_are_not_opened_as_a_sum_nor_a_sum_as_pairs(
+    asked: tuple[Run, Call], asked_of_pairs: tuple[Run, Call]
+) -> None:
+    run, call = asked_of_pairs
+    fields = {name: value for name, value in vars(call.query).items() if name != "then"}
+    with pytest.raises(FrameError, match="relevance leave in another way"):
+        ask(run, dataclasses.replace(call, method="authority_sum", query=EncryptedTotal(**fields)))
+    with pytest.raises(FrameError, match="contribute leave in another way"):
+        ask(run, call, purpose="contribute")
+    with pytest.raises(FrameError, match="another length than its clients have pairs"):
+        ask(run, call, layout="row:32:14")
+    # a run without encrypted pairs
+    run, call = asked
+    query = EncryptedPairTotal(then="", **vars(call.query))
+    with pytest.raises(FrameError, match="run's pairs are not encrypted"):
+        ask(run, dataclasses.replace(call, method="authority_pairs", query=query))
+
+
+def test_the_authority_keeps_sums_of_the_last_calls_and_closes_those_before(
+    asked: tuple[Run, Call],
+) -> None:
+    run, call = asked
+    before = run.authority.state
+    kept = DecryptedSum("0-5", b"", [])
+    later = {f"{call.step + k} contribute": [kept] for k in range(1, KEPT_CALLS + 1)}
+    try:
+        # of the first calls, one of which another method was summed in, too
+        old = {"0 contribute": [kept], "0 pool": [kept]}
+        run.authority.restore(dataclasses.replace(before, sums={**old, **later}, floor=0))
+        assert ask(run, call).ids == (0,)
+        assert set(run.authority.state.sums) == set(later)
+        with pytest.raises(PolicyError, match="long decrypted later ones"):
+            ask(run, call)
+    finally:
+        run.authority.restore(before)
+
+
 def other_scale(cipher: PublicCipher, numbers: Any) -> bytes:
     """Encrypt at a scale that this run does not have."""
     data: bytes = tenseal().ckks_vector(cipher._context, numbers.tolist(), 2.0**20).serialize()
@@ -630,6 +693,67 @@ def test_more_clients_than_a_sum_can_hold_are_refused_before_anything_is_sent() 
         service.check(named, release_of(made.client.contribute))
 
 
+MEMBERS: list[tuple[dict[str, Any], type[SecureClusterError], str]] = [
+    ({"group": ("1-5",), "members": (5,)}, PolicyError, "client 0 is no member of the encrypted"),
+    ({"group": ("0",), "members": (1,)}, PolicyError, "asks for 2 or more"),
+    ({"group": ("0-4",), "members": (6,)}, FrameError, "no list of its members"),
+    ({"group": ()}, FrameError, "without members"),
+]
+
+
+@pytest.mark.parametrize("verb", [SUM, PAIRS])
+def test_clients_encrypt_for_the_members_of_their_sums_alone(
+    verb: str, federation: Federation, asked_of_pairs: tuple[Run, Call]
+) -> None:
+    run, _ = asked_of_pairs
+    content = run.served.transcript.content
+    entries = run.served.transcript.entries
+    call = next(content(k)[0] for k, e in enumerate(entries) if e.verb == verb).select([0])
+    call = dataclasses.replace(call, to=(0,), group=("0-5",), members=(6,))
+    service = run.served.endpoint.halves[verb]
+    release = release_of(getattr(type(run.served.endpoint.client), call.method))
+    service.check(call, release)
+    for changes, error, words in MEMBERS:
+        with pytest.raises(error, match=words):
+            service.check(dataclasses.replace(call, **changes), release)
+    if verb == PAIRS:
+        with pytest.raises(FrameError, match="asked about other clients than the members"):
+            service.check(dataclasses.replace(call, group=("0-4",), members=(5,)), release)
+        with pytest.raises(PolicyError, match="leave in other ways than padded pairs"):
+            service.check(call, dataclasses.replace(release, via=(PAIRS, SUM)))
+    else:
+        following = FollowingSum(earlier=0, among="0-5", counted=6, least=5)
+        with pytest.raises(PolicyError, match="took part in an earlier sum"):
+            service.check(dataclasses.replace(call, query=following), release)
+
+
+def test_a_client_takes_no_key_of_a_scheme_that_its_run_does_not_use(
+    asked: tuple[Run, Call],
+) -> None:
+    run, _ = asked
+    content = run.served.transcript.content
+    entries = run.served.transcript.entries
+    call = next(content(k)[0] for k, e in enumerate(entries) if e.method == "encryption_key")
+    query = dataclasses.replace(call.query, scheme="ckks")
+    with pytest.raises(FrameError, match="'ckks', by which this run does not encrypt"):
+        run.served.endpoint.answer(dataclasses.replace(call, query=query))
+
+
+@pytest.mark.parametrize("relevance", ["ckks", "pads"])
+@pytest.mark.parametrize("columns", [(1, 0), (0, 0, 1)])
+def test_pairs_name_each_client_once_in_ascending_order(
+    relevance: str, columns: tuple[int, ...], federation: Federation
+) -> None:
+    """Frames have ranges of ids, so that another order would permute rows of R."""
+    sent: list[Any] = []
+    made = make("oneshot", relevance=relevance)
+    aggregator = Deployment(made, made.config(federation, "float64")).pair_aggregator()
+    call = Call("", "relevance", PAIRS, 1, 1, columns, None, (len(columns),) * len(columns))
+    with pytest.raises(UsageError, match="name each client once, in ascending order"):
+        aggregator.run(sent.append, call, columns, "cluster_tasks")
+    assert sent == []
+
+
 def test_a_client_without_keys_encrypts_nothing_also_where_it_had_some_before(
     federation: Federation,
 ) -> None:
@@ -687,6 +811,63 @@ def test_an_authority_that_does_not_reply_is_one_clear_sentence(federation: Fede
 
     with pytest.raises(FrameError, match="authority does not reply"):
         altered_replies(federation, silent)()
+
+
+def told_by_authority(method: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change the first table of the authority's replies to a method."""
+
+    def meddle(call: Call, response: Response) -> Response:
+        if call.method != method:
+            return response
+        name, field = next(iter(vars(response.reply).items()))
+        reply = dataclasses.replace(response.reply, **{name: Rows(change(field.table))})
+        return dataclasses.replace(response, reply=reply)
+
+    return meddle
+
+
+def test_the_server_refuses_sums_of_another_length(federation: Federation) -> None:
+    for change, words in (
+        (lambda table: table[:, :-1], "fewer numbers than the sum has"),
+        (lambda table: torch.cat([table, table[:, :1]], 1), "more numbers than the sum has"),
+    ):
+        with pytest.raises(FrameError, match=words):
+            altered_replies(federation, told_by_authority("authority_sum", change))()
+
+
+@pytest.mark.parametrize(
+    ("release", "change", "words"),
+    [
+        ("labels", lambda table: table[:, :-1], "no labels of the clients"),
+        ("labels", lambda table: table + 6, "no labels of the clients"),
+        ("labels", lambda table: table - 1, "no labels of the clients"),
+        ("matrix", lambda table: table[:, :-1], "another number of pairs than there are"),
+        ("matrix", lambda table: table + (1 << 20), "pairs beyond their range"),
+    ],
+)
+def test_the_server_refuses_what_r_cannot_have(
+    release: str, change: Callable[[torch.Tensor], torch.Tensor], words: str, federation: Federation
+) -> None:
+    made = make("oneshot", rounds=1, relevance="ckks", relevance_release=release)
+    meddle = told_by_authority("authority_pairs", change)
+    with pytest.raises(FrameError, match=words):
+        run_with_authority(made, federation, meddle=lambda inner: Meddled(inner, meddle))
+
+
+def test_a_forged_row_of_pairs_is_not_told_to_the_server(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client has a number in all pairs, of which it is in a few."""
+    packed = encryption_client.pack
+
+    def forged(row: Any, layout: Any, largest: Any, parameters: Any) -> Any:
+        full = {name: np.full_like(row[name], largest[name]) for name in row}
+        return packed(full, layout, largest, parameters)
+
+    monkeypatch.setattr(encryption_client, "pack", forged)
+    made = make("oneshot", rounds=1, relevance="ckks", relevance_release="matrix")
+    with pytest.raises(FrameError, match="a pair of clients has a sum beyond its range"):
+        run_with_authority(made, federation)
 
 
 def test_old_sums_are_refused_after_the_authority_forgot_them(asked: tuple[Run, Call]) -> None:

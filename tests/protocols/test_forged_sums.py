@@ -382,6 +382,18 @@ def test_the_range_of_pairs_fits_the_integers_that_sums_give_exactly() -> None:
     assert rounding("loss", PairRange(-1e6, 1e6, 64, 0)).largest > 1 << 18
 
 
+def test_rows_with_other_fields_are_not_added(server: Server) -> None:
+    call, reply = server.calls[0]
+    total = server.sum_of(0, [0])
+    before = total.layout
+    other = dataclasses.replace(reply, layout="delta:32:3")
+    with pytest.raises(FrameError, match="encrypted rows of a sum differ in their fields"):
+        total.add(call, 1, other, 1)
+    assert (total.survivors, total.layout) == ((0,), before)
+    total.add(call, 1, reply, 1)
+    assert total.survivors == (0, 1)
+
+
 def test_clients_without_a_common_seed_encrypt_nothing(federation: Federation) -> None:
     server = recorded(federation, "bfv")
     keys = server.run.served.endpoint.keys

@@ -214,3 +214,12 @@ def test_noise_of_matrices_alone_prices_the_clustering() -> None:
 def test_options_that_cannot_work_are_refused(params: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         made(**params).fit(RUN)
+
+
+def test_the_server_is_said_to_see_which_classes_a_client_has() -> None:
+    sentence = "which classes each client has samples of"
+    exact = made(subspaces="classes").disclosures().server
+    assert sentence in exact
+    noisy = made(subspaces="classes", gram_noise=1.0, dp_unit="client").disclosures().server
+    assert f"{sentence}, as far as the noise shows it" in noisy
+    assert not any(sentence in line for line in made(subspaces="samples").disclosures().server)

@@ -35,7 +35,7 @@ from securecluster.protocols.conformance import (
 )
 from securecluster.protocols.oneshot.client import RELEVANCE, OneShotClient, RelevanceRow
 from securecluster.protocols.srfca.protocol import PairsOfLosses
-from securecluster.runs import privacy_section
+from securecluster.runs import disclosures, privacy_section
 from securecluster.runs.deployment import build_network
 from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import PAIRS, Endpoint
@@ -231,6 +231,8 @@ def test_noise_is_priced_as_under_plain_pairs(federation: Federation) -> None:
 def test_the_report_tells_what_r_shows(federation: Federation) -> None:
     fitted = make("oneshot", **PADS).fit(federation, FULL)
     padded = privacy_section.section(fitted.result_)
+    assert disclosures.PADDED in disclosures.protections(padded)
+    assert disclosures.ENCRYPTED not in disclosures.protections(padded)
     text = " ".join(padded["server_view"])
     assert "R of pairs of clients, from row" in text and "|r_ij − r_ji|/2" in text
     assert "plain pairs" not in str(padded)

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import DOUBLE, FULL, Served, node_each, serve, stub_pair_network, two_clusters, variant
+from cases import (
+    DOUBLE,
+    FULL,
+    Served,
+    node_each,
+    run_server,
+    serve,
+    stub_pair_network,
+    two_clusters,
+    variant,
+)
 
 from securecluster import Federation
 from securecluster.app.registry import PROTOCOLS, protocol_class
@@ -35,6 +45,7 @@ from securecluster.messaging.messages import (
     format_ids,
 )
 from securecluster.protections.key_exchange import SumKey
+from securecluster.protections.secure_sums import server as sum_server
 from securecluster.protections.secure_sums.messages import (
     BOX,
     LostMembers,
@@ -60,6 +71,7 @@ from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.transport import InProcess
 
 ACCEPTED = (
     "cfl sketch",
@@ -211,10 +223,12 @@ def test_a_client_that_is_lost_after_its_row_arrived_is_taken_out_of_the_sum() -
     )
 
 
-@pytest.mark.parametrize("method", ["contribute", "reveal_shares"])
-def test_too_few_survivors_release_nothing(method: str, federation: Federation) -> None:
+@pytest.mark.parametrize(
+    ("method", "gone"), [("contribute", 3), ("contribute", 6), ("reveal_shares", 3)]
+)
+def test_too_few_survivors_release_nothing(method: str, gone: int, federation: Federation) -> None:
     def lost(call: Call) -> set[int]:
-        return {0, 1, 2} if call.method == method else set()
+        return set(range(gone)) if call.method == method else set()
 
     served = serve(make("fedavg", rounds=2), federation, lost)
     assert not served.state.outbox.posts
@@ -408,6 +422,104 @@ def test_a_sum_that_failed_after_shares_were_revealed_is_asked_for_over_the_same
     assert lists == {(5,)}
 
 
+def test_a_sum_over_other_clients_than_the_one_list_is_not_asked_for(
+    federation: Federation,
+) -> None:
+    """Client 5 is lost in the first attempt, and client 4 in the second; then all are there."""
+    calls: list[Call] = []
+
+    def lost(call: Call) -> set[int]:
+        if call.method == "send_point":
+            calls.append(call)
+            return {1: {5}, 2: {4}}.get(call.step, set())
+        if call.method == "reveal_shares" and call.step == 1:
+            return {2, 3, 4}
+        return set()
+
+    served = serve(make("hidden", rounds=1), federation, lost)
+    assert [call.step for call in calls] == [1, 2, 3]
+    revealed = [
+        served.transcript.content(k)[0]
+        for k, entry in enumerate(served.transcript.entries)
+        if entry.method in ("reveal_pads", "reveal_shares")
+    ]
+    assert {call.step for call in revealed if call.query.purpose == "send_point"} == {1, 3}
+
+
+def test_a_sum_is_given_up_where_a_row_that_must_leave_it_was_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(call: Call) -> set[int]:
+        gone = {0} if call.verb == SUM else set()
+        return gone | ({1} if call.method in ("reveal_pads", "reveal_shares") else set())
+
+    monkeypatch.setattr(sum_server, "KEPT_BYTES", 0)
+    served = serve(make("fedavg", rounds=1), two_clusters(8, 20), late)
+    assert not served.state.outbox.posts
+    assert served.net.state.ledger.events == []
+    assert "reveal_shares" not in [entry.method for entry in served.transcript.entries]
+
+
+# --- clients that lie ---
+
+
+def told(federation: Federation, method: str, change: Callable[[Any], Any]) -> None:
+    """Run one round whose replies to a method a test changes; client 5 sends no row."""
+    made = make("fedavg", rounds=1)
+    endpoint = build_client(made, federation, DOUBLE)
+
+    def exchange(call: Call) -> Response:
+        if call.method == "contribute":
+            call = call.select([k for k, client in enumerate(call.to) if client != 5])
+        response = endpoint.answer(call)
+        if call.method != method:
+            return response
+        return dataclasses.replace(response, reply=change(response.reply))
+
+    net = build_network(made, InProcess(exchange), made.config(federation, "float64"))
+    run_server(made, net)
+
+
+def one_less(field: str) -> Callable[[Any], Any]:
+    """Take one row of the last client out of a reply."""
+
+    def change(reply: Any) -> Any:
+        value = getattr(reply, field)
+        *others, last = value.picks
+        return dataclasses.replace(reply, **{field: Picks(value.table, (*others, last[1:]))})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "words"),
+    [
+        ("contribute", "boxes", "client 4 sent 4 boxes for 5 neighbours"),
+        ("reveal_pads", "keys", "client 4 revealed other pads than it was asked for"),
+        ("reveal_shares", "shares", "client 4 revealed other shares than it was asked for"),
+    ],
+)
+def test_replies_of_another_length_are_refused_by_client(
+    method: str, field: str, words: str, federation: Federation
+) -> None:
+    with pytest.raises(FrameError, match=words):
+        told(federation, method, one_less(field))
+
+
+def test_rows_with_other_fields_are_refused(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sum_server, "FIRST_CHUNK", 3)
+    seen: list[Any] = []
+
+    def without_size(reply: Any) -> Any:
+        seen.append(reply)
+        return dataclasses.replace(reply, size=None) if len(seen) == 2 else reply
+
+    with pytest.raises(FrameError, match="rows of a secure sum differ in their fields"):
+        told(federation, "contribute", without_size)
+
+
 # --- a server that lies ---
 
 
@@ -515,6 +627,62 @@ def test_a_plain_sum_of_the_same_client_is_refused(honest: Served, federation: F
     config = serve(plain, federation).transcript.content(0)[0].config
     with pytest.raises(FrameError, match="same protocol with the same protections"):
         node.answer(dataclasses.replace(own, config=config))
+
+
+def test_boxes_of_other_clients_than_the_survivors_are_refused(
+    honest: Served, federation: Federation
+) -> None:
+    clients = Clients(honest, federation, "contribute")
+    call = clients.calls["reveal_shares"]
+    own = call.select([0]).query
+    (boxes,) = own.boxes.picks
+    for other in (boxes[:-1], (*boxes, boxes[0])):
+        query = dataclasses.replace(own, boxes=Picks(own.boxes.table, (other,)))
+        with pytest.raises(FrameError, match=f"sent {len(other)} boxes of 5 survivors"):
+            clients.ask(0, call, query=query)
+
+
+def test_a_call_before_the_last_64_is_answered_no_more(
+    honest: Served, federation: Federation
+) -> None:
+    clients = Clients(honest, federation, "contribute")
+    call = clients.calls["contribute"]
+    record = clients.nodes[0].halves["sum"]._record(0)
+    (attempts,) = record.guard.attempts.values()
+    record.guard.attempts.update({call.step + k: attempts for k in range(1, 65)})
+    record.forget()
+    assert call.step not in record.guard.attempts
+    with pytest.raises(PolicyError, match="has long answered later ones"):
+        clients.ask(0, call)
+
+
+def test_members_are_at_least_two_and_as_many_as_frames_count(
+    honest: Served, federation: Federation
+) -> None:
+    clients = Clients(honest, federation, "sum_keys")
+    call = clients.calls["contribute"]
+    service = clients.nodes[0].halves["sum"]
+    release = releases_of(type(clients.nodes[0].client))["contribute"]
+    alone = dataclasses.replace(call.select([0]), group=("0",), members=(1,))
+    with pytest.raises(PolicyError, match=r"a secure sum over 1 client\(s\) is refused"):
+        service.check(alone, release)
+    # frames of one list that count its members differently
+    differing = dataclasses.replace(call, members=(6, 6, 6, 6, 6, 5))
+    with pytest.raises(FrameError, match="another number of members than it counts"):
+        service.check(differing, release)
+
+
+def test_a_key_of_each_client_is_relayed_once(honest: Served, federation: Federation) -> None:
+    clients = Clients(honest, federation, "sum_offer")
+    call = clients.calls["sum_keys"]
+    query = call.select([0]).query
+    twice = {}
+    for name in ("ids", "keys", "signatures"):
+        value = getattr(query, name)
+        (rows,) = value.picks
+        twice[name] = Picks(value.table, ((*rows[:-1], rows[0]),))
+    with pytest.raises(FrameError, match="name a client twice"):
+        clients.ask(0, call, query=dataclasses.replace(query, **twice))
 
 
 def test_one_attempt_masks_one_row(honest: Served, federation: Federation) -> None:

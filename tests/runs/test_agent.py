@@ -63,6 +63,18 @@ def test_what_a_node_answers_comes_over_the_socket(
     assert not path.exists()
 
 
+def test_an_error_that_nobody_foresaw_is_a_code_and_the_agent_goes_on(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch, serving(Agent(node, tmp_path / "socket")) as path:
+        patch.setattr(node, "facts", lambda: {}["37.25"])
+        with pytest.raises(RefusedError, match="could not be answered") as told:
+            ask(path, FACTS)
+        assert "37.25" not in str(told.value) and "37.25" in caplog.text
+        patch.undo()
+        assert json.loads(ask(path, FACTS))
+
+
 def test_a_refusal_is_a_code_and_no_text(
     node: Node, federation: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

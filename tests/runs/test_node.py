@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from securecluster import Federation, LabelSwap, Settings
 from securecluster.core import atomic_files
+from securecluster.data.facts import ClientFacts
 from securecluster.errors import (
     FrameError,
     PolicyError,
@@ -595,3 +597,34 @@ def test_a_ledger_without_a_limit_is_a_budget_of_any_size(tmp_path: Path) -> Non
     budget = Budget(tmp_path / "ledger.jsonl", float("inf"))
     assert budget.spent == 0
     assert atomic_files.OWNER == 0o600
+
+
+def test_a_node_proves_who_it_is_for_one_challenge(
+    federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    _, roster = enrolled
+    node = nodes_of(EQUAL["fedavg"], federation, enrolled, tmp_path)[1]
+    challenge = {"run": 7, "node": 5, "nonce": "ab"}
+    told = json.loads(node.hello(json.dumps(challenge).encode()))
+    signature = bytes.fromhex(told["signature"])
+    assert told["number"] == 1
+    assert ClientFacts.read(told["facts"]) == federation.facts_of(1)
+    roster.check(1, node_module.hello_statement(challenge), signature)
+    for name, other in (("run", 8), ("node", 6), ("nonce", "ac")):
+        statement = node_module.hello_statement({**challenge, name: other})
+        with pytest.raises(FrameError, match="client 1 did not sign"):
+            roster.check(1, statement, signature)
+    # what the node signs for a server is nothing that it signs in a run
+    assert node_module.hello_statement(challenge).startswith(b"securecluster hello v1 ")
+    for malformed in (b"", b"[]", b"1", b'{"run":1,"node":1}', b"\xff"):
+        with pytest.raises(FrameError, match="has no run, node and nonce"):
+            node.hello(malformed)
+
+
+def test_no_run_has_a_folder_elsewhere(
+    federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    node = nodes_of(EQUAL["fedavg"], federation, enrolled, tmp_path)[0]
+    for run in ("../other", "a/b", "", ".", "a\x00"):
+        with pytest.raises(FrameError, match="agreed to no run"):
+            node._folder_of(run)

@@ -94,6 +94,14 @@ def test_what_is_no_facts_is_one_sentence(told: Any) -> None:
         ClientFacts.read(told)
 
 
+@pytest.mark.parametrize("size", [-1, 1 << 40, 1.0, True, "8", None])
+def test_sizes_that_no_data_have_are_no_facts(size: Any, federation: Federation) -> None:
+    told = federation.facts_of(0).as_json()
+    assert ClientFacts.read(told) == federation.facts_of(0)
+    with pytest.raises(UsageError, match="told no facts"):
+        ClientFacts.read({**told, "x": {**told["x"], "shape": [size]}})
+
+
 # --- what a node accepts ---
 
 

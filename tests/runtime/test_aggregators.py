@@ -170,6 +170,16 @@ def test_replies_with_an_absent_field_are_summed_without_it() -> None:
     assert total.rows.size is None
 
 
+@pytest.mark.parametrize("second", [1, 0])
+def test_a_field_of_some_replies_alone_is_refused(second: int) -> None:
+    def exchange(some: Call) -> Response:
+        size = None if some.to[0] == second else Rows(torch.ones(1))
+        return Response(some.to, Partial(Rows(torch.ones(1, 2)), size))
+
+    with pytest.raises(FrameError, match="size: present in some replies and absent in others"):
+        Plain().run(InParts(exchange, 1), call((0, 1)), [0, 0], 1)
+
+
 @pytest.mark.parametrize("other", [torch.ones(1, 3), torch.ones(1), torch.ones(1, 2).double()])
 @pytest.mark.parametrize("second", [1, 0])
 def test_replies_of_different_shapes_or_types_are_refused_also_across_chunks(

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from securecluster.core.randomness import Randomness
-from securecluster.errors import FrameError, PolicyError
+from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.bounds import Real, Upto
-from securecluster.messaging.messages import Call, Empty, Rows
+from securecluster.messaging.messages import Call, Empty, Rows, Shared
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, Endpoint, answers
+from securecluster.runtime.endpoint import GATHER, PAIRS, Endpoint, answers
 
 CONFIG = "c" * 32
 
@@ -28,6 +28,13 @@ class Two:
     other: Annotated[Rows, Real((Upto("width", 1000),))]
 
 
+@dataclass(frozen=True, eq=False)
+class Same:
+    """Numbers that all frames of a batch share."""
+
+    value: Annotated[Shared, Real((Upto("width", 1000),))]
+
+
 class Careless:
     """Declares one of the two fields that it sends."""
 
@@ -35,6 +42,10 @@ class Careless:
     def tell(self, context: CallContext, query: Empty) -> Two:
         rows = torch.zeros(len(context.ids), 3)
         return Two(Rows(rows), Rows(rows + 1))
+
+    @answers(GATHER)
+    def share(self, context: CallContext, query: Empty) -> Same:
+        return Same(Shared(torch.zeros(3)))
 
     @answers(GATHER, private=False)
     def ready(self, context: CallContext, query: Empty) -> Empty:
@@ -53,6 +64,16 @@ def call(method: str, config: str = CONFIG) -> Call:
 def test_a_field_beside_a_masked_one_needs_a_declaration_of_its_own() -> None:
     with pytest.raises(PolicyError, match=r"would send other without a mask"):
         endpoint().answer(call("tell"))
+
+
+def test_numbers_that_frames_share_need_a_declaration_as_well() -> None:
+    with pytest.raises(PolicyError, match=r"would send value without a mask"):
+        endpoint().answer(call("share"))
+
+
+def test_rows_of_pairs_have_no_public_fields() -> None:
+    with pytest.raises(UsageError, match="names public fields of rows of pairs"):
+        answers(PAIRS, private=False, public=("masked",), columns="ids")(Careless.tell)
 
 
 @pytest.mark.parametrize("digit", range(len(CONFIG)))

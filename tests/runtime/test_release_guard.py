@@ -40,8 +40,9 @@ from securecluster.protocols.authoring import (
     protocol,
 )
 from securecluster.runtime.endpoint import KEPT
+from securecluster.runtime.release_guard import _training_receipts
 from securecluster.training.config import LocalTraining
-from securecluster.training.data_access import DataAccess
+from securecluster.training.data_access import DataAccess, Training
 
 Z = 1.0
 
@@ -340,6 +341,14 @@ def test_a_method_that_tells_nothing_new_reads_no_data(federation: Federation) -
 def test_a_training_that_is_not_declared_is_refused(federation: Federation) -> None:
     with pytest.raises(PolicyError, match='add trains="usual", by which DP-SGD is priced'):
         fit(means("pretrain"), federation, clip=None, noise=0.0)
+
+
+def test_a_training_of_a_fixed_number_of_steps_has_no_price() -> None:
+    plan = LocalTraining(0.1, 1, 10, clip=1.0, noise=Z)
+    (receipt,) = _training_receipts([Training(plan, (0,), 1)], ())
+    assert (receipt.multiplier, receipt.epochs, receipt.batch) == (Z, 1, 10)
+    with pytest.raises(PolicyError, match=r"priced by its epochs.*fixed number of steps"):
+        _training_receipts([Training(replace(plan, steps=5), (0,), 1)], ())
 
 
 def test_what_is_read_between_calls_is_not_the_servers(federation: Federation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated
 
 import numpy as np
@@ -17,10 +18,10 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Call, Empty, Header, Response, Rows
+from securecluster.messaging.messages import Call, Empty, Header, Response, Rows, Shared
 from securecluster.messaging.parties import Party, lps
 from securecluster.messaging.refusals import reraise
-from securecluster.messaging.replies import _finite
+from securecluster.messaging.replies import _finite, check_finite
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import Permutation
 from securecluster.privacy.pipeline import Pipeline
@@ -294,6 +295,17 @@ def test_an_unfinite_row_that_several_clients_share_names_them_all() -> None:
     net = ServerChannel(3, Canned(shared), CONFIG, Pipeline(), Randomness(0))
     with pytest.raises(UpdateError, match=r"client\(s\) 0, 2 is"):
         net.gather(Toy.masked, Empty(), to=range(3))
+
+
+def test_unfinite_numbers_that_all_frames_share_are_nobodys() -> None:
+    call = Call(CONFIG, "row", GATHER, 6, 1, (0, 3), Empty(), (1, 1))
+    for value, finite in ((torch.ones(2), True), (torch.tensor([1.0, torch.inf]), False)):
+        answer = Response((0, 3), SimpleNamespace(value=Shared(value)))
+        if finite:
+            check_finite(call, answer)
+            continue
+        with pytest.raises(UpdateError, match="round 6: value of the clients' replies is not"):
+            check_finite(call, answer)
 
 
 class Canned:

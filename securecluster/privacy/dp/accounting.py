@@ -593,15 +593,13 @@ def _rdp(
     """Return the bound of ε by Rényi divergences.
 
     Args:
-        history: steps (z, q, count).
+        history: steps (z, q, count), one or more.
         delta: δ, in (0, 1).
         orders: orders of the Rényi divergences.
         replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     if _has_exact_step(history):
         return math.inf
-    if not history:
-        return 0.0
     integer_orders = [order for order in orders if float(order).is_integer()]
     if len(integer_orders) > 2:
         orders = _orders_that_may_be_best(history, delta, orders, integer_orders, replaced)

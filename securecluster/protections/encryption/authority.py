@@ -74,7 +74,7 @@ from securecluster.runtime.refusals import answered
 PAIRS = "pairs"  # the verb, as the endpoint has it, which imports this module
 # calls whose sums the authority remembers; it refuses older ones
 KEPT_CALLS = 64
-Bits = Callable[[str], Mapping[str, int]]
+Bits = Callable[[str, bool], Mapping[str, int]]
 Total = EncryptedTotal | EncryptedPairTotal
 
 
@@ -122,7 +122,8 @@ class KeyAuthority:
         run: hash of the run's configuration.
         parameters: parameters of the encryption schemes.
         ranges: ranges of the fields that are summed.
-        bits: returns the bits of the fields of a client method's replies.
+        bits: returns the bits of the fields of a client method's replies, which are of pairs, or
+            not, as its second argument says.
         minimum: members of the smallest sum that is decrypted.
         clients: number of clients of the run.
         randomness: source of the key for envelopes in simulations; None takes it from the operating
@@ -244,7 +245,7 @@ class KeyAuthority:
         """Return the sums of one group."""
         group, survivors = self._members(header, query)
         self._check_cohorts(survivors)
-        layout = Layout.parse(query.layout, self._bits(query.purpose))
+        layout = Layout.parse(query.layout, self._bits(query.purpose, False))
         largest = {}
         parameters = self._cipher(query.scheme).parameters
         for shape in layout.fields:
@@ -259,8 +260,9 @@ class KeyAuthority:
         """Return what is told of R: labels, or R itself."""
         if self._pairs is None:
             raise FrameError("this run's pairs are not encrypted: the sum is refused")
+        self._pairs.check(query.then)
         group, survivors = self._members(header, query)
-        bits = self._bits(query.purpose)
+        bits = self._bits(query.purpose, True)
         layout = self._pairs.layout(query.layout, bits, len(group))
         (name,) = bits
         largest = {name: self._pairs.largest(name)}

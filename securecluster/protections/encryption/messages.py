@@ -131,7 +131,7 @@ def encrypted_class(reply: Any, through: tuple[str, ...]) -> type:
     Raises:
         UsageError: a field that no secure sum can hold.
     """
-    return _encrypted(reply, summed_bits(reply, through))
+    return _encrypted(reply, summed_bits(reply, through), pairs=False)
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +145,7 @@ def encrypted_pairs_class(reply: Any, bits: int) -> type:
     Raises:
         UsageError: a reply with other fields than one of rows.
     """
-    return _encrypted(reply, {row_field(reply): bits})
+    return _encrypted(reply, {row_field(reply): bits}, pairs=True)
 
 
 def encrypted_pairs_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
@@ -161,7 +161,7 @@ def encrypted_pairs_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
     return encrypted_pairs_class(reply, range_of(reply, ranges).bits)
 
 
-def _encrypted(reply: Any, bits: Mapping[str, int]) -> type:
+def _encrypted(reply: Any, bits: Mapping[str, int], pairs: bool) -> type:
     """Return the class of an encrypted reply, with the bits of its fields."""
     members: list[tuple[str, Any]] = [
         ("layout", str),
@@ -180,6 +180,7 @@ def _encrypted(reply: Any, bits: Mapping[str, int]) -> type:
     encrypted.__reply__ = reply  # type: ignore[attr-defined]
     encrypted.__bits__ = dict(bits)  # type: ignore[attr-defined]
     encrypted.__hidden_fields__ = tuple(bits)  # type: ignore[attr-defined]
+    encrypted.__pairs__ = pairs  # type: ignore[attr-defined]
     # resolved once, so that a class that cannot be sent fails here
     get_type_hints(encrypted)
     return encrypted
@@ -192,6 +193,15 @@ def is_encrypted(reply: type) -> bool:
         reply: the class.
     """
     return hasattr(reply, "__hidden_fields__")
+
+
+def is_of_pairs(encrypted: type) -> bool:
+    """Return whether a class of encrypted replies is of rows of pairs.
+
+    Args:
+        encrypted: class of an encrypted reply.
+    """
+    return bool(encrypted.__pairs__)  # type: ignore[attr-defined]
 
 
 def encrypted_bits(encrypted: type) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, UsageError
+from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.protections.encryption.packing import FieldShape, Layout
 from securecluster.protections.encryption.parameters import CKKS, MOST_MEMBERS, default_parameters
@@ -43,6 +43,23 @@ class PairRelease:
         self._ranges = ranges
         self._functions = functions
         self._labelled = tuple(labelled)
+
+    def check(self, then: str) -> None:
+        """Raise an error for a function of which more than labels would be told.
+
+        Security rule: where labels are released, R is not, whatever the server calls its function.
+
+        Args:
+            then: name of the function of R.
+
+        Raises:
+            PolicyError: labels of other functions alone are released.
+        """
+        if self._labelled and then not in self._labelled:
+            raise PolicyError(
+                f"the key authority tells labels by {', '.join(self._labelled)} alone, and the "
+                f"server asks for {then[:40]!r} of R: the sum is refused"
+            )
 
     def largest(self, name: str) -> int:
         """Return the largest magnitude of one client's integer.

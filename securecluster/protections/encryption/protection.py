@@ -15,6 +15,7 @@ from securecluster.protections.encryption.messages import (
     EncryptedReplies,
     encrypted_bits,
     is_encrypted,
+    is_of_pairs,
 )
 from securecluster.protections.encryption.pair_release import PairRelease
 from securecluster.protections.encryption.pairs import EncryptedPairs, EncryptedPairService
@@ -241,10 +242,13 @@ def key_authority(facts: AuthorityFacts) -> KeyAuthority:
         told = facts.pairs
         pairs = PairRelease(told.ranges, told.functions, tuple(told.labelled))
 
-    def bits(purpose: str) -> Mapping[str, int]:
+    def bits(purpose: str, of_pairs: bool) -> Mapping[str, int]:
         reply = facts.reply_class(purpose)
         if not is_encrypted(reply):
             raise FrameError(f"replies of {purpose[:40]} are not encrypted: the sum is refused")
+        # Otherwise a sum would tell all of R where labels alone are released.
+        if is_of_pairs(reply) != of_pairs:
+            raise FrameError(f"replies of {purpose[:40]} leave in another way: the sum is refused")
         return encrypted_bits(reply)
 
     return KeyAuthority(

@@ -130,6 +130,26 @@ def test_forged_rows_are_refused(name):
             stage.decode(rows)
 
 
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("8bit", [(4, 255)]),  # levels are 0 to 254
+        ("4bit", [(4, 0x0F), (4, 0xF0), (9, 0x10)]),  # 0 to 14, and half a byte of padding
+        ("1bit", [(5, 0x08), (5, 0x80)]),  # 11 bits, and five of padding
+    ],
+)
+def test_codes_that_stand_for_no_number_are_refused(name, places):
+    (stage,) = build(name, 11)
+    good = stage.forward(torch.ones(1, 11), 1)
+    for position, code in places:
+        forged = good.clone()
+        forged[0, position] |= code
+        with pytest.raises(FrameError, match="that stands for no number"):
+            stage.decode(forged)
+    with pytest.raises(UsageError, match="rows of 0 numbers cannot be compressed"):
+        build(name, 0)
+
+
 @given(st.sampled_from(NAMES), st.binary(max_size=40))
 def test_any_bytes_are_refused_or_stand_for_finite_numbers(name, data):
     (stage,) = build(name, 11)

@@ -396,3 +396,20 @@ def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> No
 def test_a_history_of_more_steps_at_a_lower_rate_is_not_left_out() -> None:
     few, many, less = ((1.0, 0.2, 1),), ((1.0, 0.1, 50),), ((1.0, 0.1, 1),)
     assert set(accounting._undominated([few, many, less])) == {few, many}
+
+
+def test_noise_is_enough_for_a_history_that_costs_more_than_it_seems_to() -> None:
+    """Of Σ count·(q/z)² the first has more, and of ε the second."""
+    seeming, sampled = (lambda z: [(z, 1.0, 1)]), (lambda z: [(z, 0.2, 24)])
+    assert 24 * 0.2**2 < 1
+    z = find_noise_for_all([seeming, sampled], 1.0, DELTA)
+    assert find_noise(seeming, 1.0, DELTA) < 0.95 * z
+    assert epsilon(sampled(z), DELTA).epsilon <= 1.0 < epsilon(sampled(0.99 * z), DELTA).epsilon
+    assert epsilon(seeming(z), DELTA).epsilon <= 1.0
+
+
+def test_an_exact_release_beside_sampled_ones_costs_most() -> None:
+    exact = ((0.0, 1.0, 1), (1.0, 0.1, 5))
+    found = dearest([((0.5, 0.1, 500),), exact], DELTA)
+    assert found is not None and found[0] == exact
+    assert math.isinf(found[1].epsilon)

@@ -111,6 +111,17 @@ def test_words_that_equal_an_entry_are_settled_by_further_bits(
         assert list(draw(word, 3, 1, KEY)) == [expected, -expected]
 
 
+def test_further_bits_are_64_and_of_their_key_and_position() -> None:
+    drawn = [skellam_noise._more_bits(k, KEY) for k in range(1000)]
+    others = [skellam_noise._more_bits(k, KEY[::-1]) for k in range(1000)]
+    assert len({*drawn, *others}) == 2000
+    assert drawn == [skellam_noise._more_bits(k, KEY) for k in range(1000)]
+    # each bit is a coin: 500 of 1000, within six standard deviations
+    for bit in range(64):
+        assert abs(sum(bits >> bit & 1 for bits in drawn) - 500) < 95
+    assert max(drawn) < 2**64
+
+
 def test_a_draw_is_that_of_its_call_and_of_nothing_else() -> None:
     row = np.arange(50)
     streams = NoiseStreams.derived(Randomness(0), "run")

@@ -120,6 +120,14 @@ def test_a_tampered_agreement_is_refused(what: str) -> None:
     assert not got
 
 
+def test_no_seed_is_sealed_twice_to_one_client() -> None:
+    leader = ring(0, 1, [])
+    offers = [leader.offer((0,)), ring(1, 1, []).offer((1,)), ring(2, 1, []).offer((2,))]
+    assert len(leader.seal(0, peers_of([0, 1, 2], offers)).ciphertexts.values[0]) == 3
+    with pytest.raises(FrameError, match="include a client twice"):
+        leader.seal(0, peers_of([0, 1, 1], offers))
+
+
 def test_another_seed_for_one_client_is_refused() -> None:
     _, _, _, peer, boxes = agreement()
     peer.secrets.seed[5] = bytes(32)

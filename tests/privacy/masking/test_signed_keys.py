@@ -149,6 +149,14 @@ def test_a_roster_of_no_keys_is_refused(keys: Any) -> None:
         Roster(keys)
 
 
+@pytest.mark.parametrize("private", [b"", bytes(31), bytes(33), "0" * 32, bytearray(32)])
+def test_an_identity_of_no_key_is_refused(private: Any) -> None:
+    with pytest.raises(UsageError, match="an identity is 32 secret bytes"):
+        Identity(private)
+    with pytest.raises(UsageError, match="a roster is made of a mapping"):
+        Roster([private])  # type: ignore[arg-type]
+
+
 def deployed(federation: Federation, known: Roster | None, own: dict[int, Identity | None]) -> Any:
     method = FedAvg(mask="permutation", model="linear", rounds=2, epochs=1)
     return method, {i: node(method, federation, i, identity, known) for i, identity in own.items()}
@@ -250,6 +258,8 @@ def test_what_cannot_go_together_is_refused_when_a_node_is_built() -> None:
         (0, None, known, "a roster needs an identity"),
         (1, own, known, "another public key for client 1"),
         (0, own, Roster({0: own.public}), r"lacks client\(s\) 1, 2"),
+        (0, own.public, known, "identity is bytes: make it with Identity"),
+        (0, own, {0: own.public}, "roster is dict: make it with Roster"),
     ):
         with pytest.raises(UsageError, match=sentence):
             node(method, federation, client, identity, names)

@@ -28,6 +28,7 @@ from securecluster.protections.encryption.parameters import (
     MOST_DECRYPTIONS,
     MOST_MEMBERS,
     Parameters,
+    _is_prime,
     default_parameters,
 )
 
@@ -320,6 +321,52 @@ def test_keys_beyond_the_public_one_are_refused(cipher: SecretCipher) -> None:
         PublicCipher(cipher.parameters, cipher.secret)
     assert repr(cipher) == f"SecretCipher({cipher.fingerprint.hex()[:16]}…)"
     assert len(cipher.public) < 350_000  # no keys for rotations or products
+    with pytest.raises(FrameError, match="has no secret key"):
+        SecretCipher(cipher.parameters, cipher.public)
+
+
+def test_a_public_key_has_one_encoding(cipher: SecretCipher) -> None:
+    """A field that parsers skip would give one key two fingerprints."""
+    field_15 = b"\x78\x01"
+    with pytest.raises(FrameError, match="not in its canonical form"):
+        PublicCipher(cipher.parameters, cipher.public + field_15)
+
+
+def test_rows_of_another_length_are_refused_and_the_sum_is_as_it_was(cipher: SecretCipher) -> None:
+    slots = cipher.parameters.slots
+    with pytest.raises(UsageError, match=f"holds {slots} numbers, not"):
+        cipher.encrypt(np.zeros(slots - 1, np.int64))
+    ones = cipher.encrypt(np.ones(slots, np.int64))
+    total = CiphertextSum(cipher)
+    total.add([ones, ones])
+    for other in ([ones], [ones] * 3):
+        with pytest.raises(FrameError, match=f"{len(other)} ciphertexts cannot be added to 2"):
+            total.add(other)
+    assert [np.rint(cipher.decrypt(data)).sum() for data in total.serialized()] == [slots, slots]
+
+
+def test_sums_in_other_ciphertexts_and_beyond_64_bits_are_refused() -> None:
+    parameters = default_parameters(BFV)
+    largest = LARGEST[BFV]
+    (row,) = rows(BFV, 1)
+    slots = pack(row, LAYOUT, largest, parameters)
+    for other in (slots[:-1], [*slots, slots[-1]]):
+        with pytest.raises(FrameError, match=f"in {len(other)} ciphertexts instead of"):
+            unpack(other, LAYOUT, largest, parameters, 1)
+    # two clients whose highest limbs are within theirs, and whose sum has 65 bits
+    alone = Layout((FieldShape("size", 64, ()),))
+    (slots,) = pack({"size": np.array((1 << 63) - 1)}, alone, largest, parameters)
+    with pytest.raises(FrameError, match="size of a decrypted sum is beyond its range"):
+        unpack([2 * slots], alone, largest, parameters, 2)
+
+
+def test_primes_are_told_from_numbers_that_pass_for_one() -> None:
+    sieve = [n > 1 and all(n % k for k in range(2, n)) for n in range(600)]
+    assert [_is_prime(n) for n in range(600)] == sieve
+    # the smallest numbers that pass with the first 4, 7 and 9 primes as bases
+    for number in (3215031751, 341550071728321, 3825123056546413051):
+        assert not _is_prime(number)
+    assert _is_prime((1 << 61) - 1) and _is_prime((1 << 64) - 59)
 
 
 @pytest.mark.parametrize(

@@ -475,6 +475,20 @@ def test_shares_are_revealed_for_one_list_and_the_same_request_is_answered_alike
     assert not client.state.summed
 
 
+def test_an_earlier_sum_is_settled_once_with_its_client_and_without_the_lost() -> None:
+    client = taking_part()
+    call = CONTEXT.call
+    assert not client.settle(call + 1, MEMBERS)  # it took no part
+    assert not client.settle(call, MEMBERS[1:])  # its own row is not in it
+    client.reveal_pads(CONTEXT, [9])
+    assert not client.settle(call, MEMBERS)  # 9 was said to be lost, and its pad is known
+    assert client.settle(call, MEMBERS[8::-1])
+    assert client.settle(call, MEMBERS[:9])
+    assert not client.settle(call, MEMBERS[:8])
+    refuses("another list", client.reveal_shares, CONTEXT, MEMBERS[:8])
+    assert client.reveal_shares(CONTEXT, MEMBERS[:9]) == MEMBERS[:9]
+
+
 def test_clients_that_were_lost_do_not_come_back() -> None:
     client = taking_part()
     client.reveal_pads(CONTEXT, [8, 9])

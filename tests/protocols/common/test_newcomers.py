@@ -19,6 +19,7 @@ from cases import SPLITTING, Protocol
 from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.errors import (
+    FrameError,
     RunFolderError,
     SecureClusterError,
     SecureClusterWarning,
@@ -38,6 +39,7 @@ from securecluster.protocols import (
     OneShot,
     Settings,
 )
+from securecluster.protocols.common.newcomers import check_offered
 from securecluster.protocols.nsim.random_walks import Format
 
 TARGET = 3.0
@@ -425,3 +427,10 @@ def test_a_run_without_a_target_says_nothing_of_its_newcomers_price() -> None:
         warnings.simplefilter("error")
         for seed in range(3):
             fitted.predict(people({"n0": 60}, seed=seed))
+
+
+def test_a_newcomer_that_chooses_what_it_was_not_offered_is_refused() -> None:
+    assert check_offered([7, 3], [2, 0], [0, 2]) == {7: 2, 3: 0}
+    for choice in (1, 3, -1):
+        with pytest.raises(FrameError, match=f"client 3 chose {choice}, which it was not offered"):
+            check_offered([7, 3], [2, choice], [0, 2])

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cases
@@ -21,9 +22,10 @@ from sklearn.metrics import adjusted_rand_score
 from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import LabelPermutation
-from securecluster.errors import SecureClusterWarning, UpdateError, UsageError
-from securecluster.messaging.messages import Call, Rows
+from securecluster.errors import FrameError, SecureClusterWarning, UpdateError, UsageError
+from securecluster.messaging.messages import Call, Picks, Rows, Shared
 from securecluster.protocols import SRFCA, Local, Settings
+from securecluster.protocols.srfca.client import RelayedModels, SRFCAClient
 from securecluster.runs.deployment import build_network
 from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
@@ -597,3 +599,26 @@ def test_a_node_with_one_client_does_the_same_behind_real_frames(
     torch.testing.assert_close(
         apart, made.fit(two, DOUBLE).client_models_.values, rtol=0, atol=1e-9
     )
+
+
+@pytest.mark.parametrize(
+    ("order", "owners", "words"),
+    [
+        ([2, 0, 1, 1], [0, 1], "order has a client twice"),
+        ([0, 1], [0, 1], "order has a client twice, or lacks the one that is asked"),
+        ([2, 0, 1], [0, 0], "owner has a client twice"),
+        ([2, 0, 1], [0, 3], "owner has a client twice, or one that is not in the order"),
+    ],
+)
+def test_a_client_evaluates_each_model_of_those_in_the_order_once(
+    order: list[int], owners: list[int], words: str
+) -> None:
+    def query(order: list[int], owners: list[int]) -> RelayedModels:
+        picks = Picks(torch.tensor(owners), (tuple(range(len(owners))),))
+        return RelayedModels(picks, picks, Shared(torch.tensor(order)), 4, 1)
+
+    asked: Any = SimpleNamespace(ids=(2,))
+    unused: Any = None
+    SRFCAClient._check_relay(unused, asked, query([2, 0, 1], [0, 1]))
+    with pytest.raises(FrameError, match=words):
+        SRFCAClient._check_relay(unused, asked, query(order, owners))
