@@ -67,6 +67,7 @@ from securecluster.protocols.hidden.client import HiddenClient, PublicMean
 from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient
 from securecluster.runs import privacy_section
+from securecluster.runs.deployment import build_network
 from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
