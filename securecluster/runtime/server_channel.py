@@ -233,8 +233,7 @@ class ServerChannel:
             query: message with one frame per recipient.
             to: ids of the recipients.
         """
-        self.state.post_step += 1
-        return self.gather(method, query, to, self.state.post_step)
+        return self.gather(method, query, to, self._next_post())
 
     def post_each(
         self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]
@@ -248,8 +247,7 @@ class ServerChannel:
         """
         calls = []
         for client in to:
-            self.state.post_step += 1
-            ready, step = self._open(method, query, [client], self.state.post_step)
+            ready, step = self._open(method, query, [client], self._next_post())
             members = [1] * len(ready)
             calls.append(self._call(method, GATHER, query, [client], ready, step, members))
         # a client that lacks the mask's key is not asked
@@ -263,6 +261,11 @@ class ServerChannel:
                 response = self._checked(method, call, response)
             replies.append(self._gathered_replies(method, [client], call, response))
         return replies
+
+    def _next_post(self) -> int:
+        """Return the number of the next posted call."""
+        self.state.post_step += 1
+        return self.state.post_step
 
     def sum(
         self,

@@ -69,6 +69,7 @@ from securecluster.protocols.nsim.client import NSIMClient
 from securecluster.runs import privacy_section
 from securecluster.runs.deployment import build_network
 from securecluster.runs.endpoints import build_client
+from securecluster.runtime import chunks
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
 from securecluster.runtime.server_channel import ServerChannel
@@ -510,7 +511,7 @@ def test_replies_of_another_length_are_refused_by_client(
 def test_rows_with_other_fields_are_refused(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sum_server, "FIRST_CHUNK", 3)
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 3)
     seen: list[Any] = []
 
     def without_size(reply: Any) -> Any:

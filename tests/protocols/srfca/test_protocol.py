@@ -23,7 +23,7 @@ from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import LabelPermutation
 from securecluster.errors import FrameError, SecureClusterWarning, UpdateError, UsageError
-from securecluster.messaging.messages import Call, Picks, Rows, Shared
+from securecluster.messaging.messages import Call, Picks, Response, Rows, Shared
 from securecluster.protocols import SRFCA, Local, Settings
 from securecluster.protocols.srfca.client import RelayedModels, SRFCAClient
 from securecluster.runs.deployment import build_network
@@ -523,11 +523,7 @@ def test_newcomers_that_cannot_be_placed_are_an_error(
     gather = ServerChannel.gather
 
     def silent(net: ServerChannel, method: Any, query: Any, to: Any, **rest: Any) -> Any:
-        monkeypatch.setattr(
-            net,
-            "_exchange",
-            lambda method, call, tries: type("Nobody", (), {"ids": (), "reply": None}),
-        )
+        monkeypatch.setattr(net, "_carried", lambda call: Response((), None))
         return gather(net, method, query, to, **rest)
 
     with monkeypatch.context() as patch:
