@@ -38,7 +38,7 @@ COSTS: Mapping[str, tuple[type, Mapping[str, Any]]] = {
     "cfl, masked, secure sums": (CFL, {"mask": "permutation", "sketch": 64, **SECURE}),
 }
 BATCH = 20
-LEARNING_RATE = 0.2  # of Flower's FedAvg, on the same network, samples and batches
+LEARNING_RATE = 0.2  # also of Flower's FedAvg, on the same network, samples and batches
 
 
 class SeededNode(Node):
@@ -82,7 +82,7 @@ def size(name: str) -> int:
 def clients_of_all() -> Federation:
     """Return the clients and their data."""
     clients = size("clients")
-    samples = 40 if clients < 80 else 20
+    samples = min(40, 1200 // clients)  # of 1,797
     return Federation.simulate(
         "digits", scenario=LabelSwap(2), clients=clients, samples=samples, seed=0
     )
@@ -175,7 +175,6 @@ for _kind in flower.KINDS:
     client_app.query(_kind)(_handler(_kind))
 
 
-@client_app.train()
 def train(message: Message, context: Context) -> Message:
     """Train an epoch, as clients of Flower's FedAvg do.
 
@@ -190,10 +189,14 @@ def train(message: Message, context: Context) -> Message:
     x = torch.as_tensor(shard.x)
     y = torch.as_tensor(shard.y)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for batch in torch.randperm(len(y)).split(BATCH):
+    for batch in torch.split(torch.randperm(len(y)), BATCH):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     weights = ArrayRecord(model.state_dict())
     metrics = MetricRecord({"num-examples": len(y)})
     return Message(RecordDict({"arrays": weights, "metrics": metrics}), reply_to=message)
+
+
+client_app.train()(train)

@@ -144,7 +144,8 @@ def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
         expected = in_process(case)
         if "refused" in expected:
             continue
-        row: Row = {"case": case}
+        variant, _, way = case.partition(", ")
+        row: Row = {"case": case, "variant": variant, "way": way}
         try:
             found, _, messages = over_flower(grid, context, case)
         except Exception as error:
@@ -227,13 +228,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ[FOLDER] = folder
         server_app = ServerApp()
 
-        @server_app.main()
         def run(grid: Any, context: Any) -> None:
             if options.what == "conformance":
                 rows.extend(conformance(grid, context, chosen(options.only)))
             else:
                 rows.extend(costs(grid, context, options.rounds, clients))
 
+        server_app.main()(run)
         run_simulation(server_app, client_app, clients, backend_config=RAY)
     if options.out is not None:
         names = list(dict.fromkeys(name for row in rows for name in row))
