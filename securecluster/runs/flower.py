@@ -43,7 +43,7 @@ from securecluster.runs.node import Node, hello_statement
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
-from securecluster.runtime.chunks import FIRST_CHUNK
+from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
 from securecluster.runtime.run import Line
 from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed
@@ -199,26 +199,21 @@ class FlowerTransport(Framed):
 
         Args:
             call: requests to clients.
-            chunk: clients of a part; None for `FIRST_CHUNK`.
+            chunk: clients of a part; None takes as many as memory allows.
         """
-        size = chunk or FIRST_CHUNK
-        parts = [
-            call.select(range(len(call.to))[k : k + size]) for k in range(0, len(call.to), size)
-        ]
         requests = (((0, client), client, data) for client, data in self.frames_of(call))
         arriving = self._arriving([call], requests)
         waiting: dict[int, bytes] = {}
-        ended = False
-        for part in parts:
-            while not ended and not waiting.keys() >= set(part.to):
-                arrived = next(arriving, None)
-                if arrived is None:
-                    ended = True
-                else:
-                    (_, client), data = arrived
-                    waiting[client] = data
-            answers = [(i, waiting.pop(i)) for i in part.to if i in waiting]
-            yield part, self.read(part, answers)
+
+        def replies_of(part: Call) -> Response:
+            missing = set(part.to) - waiting.keys()
+            while missing and (arrived := next(arriving, None)) is not None:
+                (_, client), data = arrived
+                waiting[client] = data
+                missing.discard(client)
+            return self.read(part, [(i, waiting.pop(i)) for i in part.to if i in waiting])
+
+        return in_chunks(replies_of, call, chunk)
 
     def _arriving(
         self, calls: Sequence[Call], requests: Iterable[tuple[Request, int, bytes]]

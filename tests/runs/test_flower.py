@@ -318,7 +318,7 @@ def test_a_sum_asks_all_clients_at_once_and_adds_replies_as_they_arrive() -> Non
     over = flower.FlowerTransport(grid, nodes, lambda name: Ack, lambda *_: None, patience)
     to = tuple(range(clients))
     call = Call("c" * 32, "receive", "sum", 1, 1, to, Empty(), (clients,) * clients)
-    parts = list(over.stream(call))
+    parts = list(over.stream(call, 32))
     assert len(grid.asked) == clients - 1
     assert [len(part.to) for part, _ in parts] == [32, 32, 6]
     assert [len(response.ids) for _, response in parts] == [32, 31, 5]
