@@ -60,6 +60,11 @@ class ModelSetState:
 class ModelSetObserver(Observer):
     """The experimenter's measurements where clients use the best of several models."""
 
+    @property
+    def needs_state(self) -> bool:
+        """Return True: a client's state has all models, and its choice is the server's to tell."""
+        return True
+
     def models_after_round(self, client: Any, state: Any) -> Rows:
         """Return each client's model, after the averages it has yet to receive.
 

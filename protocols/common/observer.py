@@ -67,6 +67,11 @@ class Observer:
         models: Rows = client.advanced(all_clients, state.outbox.message_for(all_clients))
         return models
 
+    @property
+    def needs_state(self) -> bool:
+        """Return whether the server's state decides which model a client has at the end."""
+        return False
+
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
         """Return each client's accuracy, or other metric of the objective, after a round, (m,).
 

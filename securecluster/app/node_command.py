@@ -28,6 +28,7 @@ TEMPLATE = """\
 # unit = "client"
 # most_epsilon = 8.0       # of all runs together
 # samples = false          # never tell how many samples there are
+# scores = true            # tell the score on test samples, also in runs with noise
 roster = true              # only runs whose clients are on roster.txt
 """
 

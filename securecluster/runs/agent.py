@@ -3,9 +3,9 @@
 Such a program, a ClientApp that somebody else's server ships for instance, hands bytes in and takes
 bytes out. It runs in a process of its own, and reads neither data nor keys nor state.
 
-A message is a kind (`facts`, `hello`, `agree` or `frame`) and its data, each with its length in
-eight bytes before it. The answer is a status (`ok`, or the code of a refusal) and data, in the same
-form.
+A message is a kind (`facts`, `hello`, `agree`, `frame` or `score`) and its data, each with its
+length in eight bytes before it. The answer is a status (`ok`, or the code of a refusal) and data,
+in the same form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from securecluster.errors import SecureClusterError, UsageError
 from securecluster.messaging import refusals
 from securecluster.runs.node import Node
 
-FACTS, HELLO, AGREE, FRAME = "facts", "hello", "agree", "frame"
+FACTS, HELLO, AGREE, FRAME, SCORE = "facts", "hello", "agree", "frame", "score"
 OK = "ok"
 MOST_BYTES = 1 << 32  # of a message: beyond the largest frame
 LONGEST_PATH = 100  # bytes that every system takes as the path of a socket
@@ -110,6 +110,7 @@ def answer(node_of: Callable[[], Node], kind: str, data: bytes) -> tuple[str, by
             HELLO: node.hello,
             AGREE: lambda data: node.agree(data).encode(),
             FRAME: node.answer,
+            SCORE: node.score,
         }
         if kind not in answers:
             raise UsageError(f"a node answers {', '.join(answers)}, and not {kind[:20]!r}")

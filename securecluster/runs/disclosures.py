@@ -615,7 +615,14 @@ def _uncovered_at_server(fitted: FittedRun) -> list[str]:
     key = []
     if fitted.kept_.key is not None:
         key = [f"{run_secret.FILE}: the server's key, from which its noise follows: for it alone"]
-    return [*_transcript(fitted), *_sample_counts(fitted.kept_.learned), *key]
+    told = []
+    if not np.isnan(fitted.scores_).all():
+        metric = fitted.metric_
+        told = [
+            f"result.json, {LEARNED}: {metric} that clients told of their own test samples when "
+            "the run had ended, without noise"
+        ]
+    return [*_transcript(fitted), *told, *_sample_counts(fitted.kept_.learned), *key]
 
 
 def _observed(fitted: FittedRun) -> list[str]:

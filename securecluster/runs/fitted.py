@@ -109,7 +109,7 @@ class FittedRun:
         self.bytes_ = learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
         self.refused_ = dict(sorted(learned.network.refused.items()))
-        # a server whose clients are nodes elsewhere has no scores
+        # a server whose clients are nodes elsewhere has the scores that they tell
         scores = learned.scores or [math.nan] * len(learned.names)
         self.scores_ = np.asarray(scores, dtype=np.float64)
         self.metric_ = self.network_.objective.metric

@@ -14,10 +14,11 @@ Needs the extra `flower`.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import refusals
 from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.masking.identities import Roster
-from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, answer
+from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, SCORE, answer
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
 from securecluster.runs.fitted import FittedRun
@@ -44,12 +45,13 @@ from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
 from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
+from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Line
 from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed
 
 CODE, DATA = "code", "data"
-KINDS = (HELLO, AGREE, FRAME)
+KINDS = (HELLO, AGREE, FRAME, SCORE)
 SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
 # seconds between two looks for replies, which grow while none arrives; Flower's own loop takes 3
 SHORTEST_PAUSE = 0.05
@@ -418,6 +420,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     names: Sequence[str] = (),
     dtype: str = "float32",
     patience: Patience | None = None,
+    scores: bool = False,
     report: Callable[[Line], None] = lambda line: None,
 ) -> FittedRun:
     """Return the result of a run, of which a ServerApp is the server.
@@ -436,6 +439,8 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         names: of the clients, in the order of their numbers; by default their numbers.
         dtype: of the models.
         patience: how long to wait.
+        scores: ask the clients for the scores of their models at the end, which no ε covers; their
+            policies decide.
         report: called with the history line of each round.
 
     Raises:
@@ -460,8 +465,42 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     transport = FlowerTransport(
         grid, nodes, lambda name: call_types(method, name)[1], check, patience
     )
+
+    def told_scores() -> list[float]:
+        return _scores(grid, nodes, config_hash(proposal.config), patience)
+
     run = ServerRun(method, proposal.config, transport, names, key, roster)
+    if scores:
+        run = replace(run, scores=told_scores)
     return run.carried_out(folder, report)
+
+
+def _scores(grid: Grid, nodes: Mapping[int, int], run: str, patience: Patience) -> list[float]:
+    """Return the score that each client tells, NaN for those who tell none.
+
+    Args:
+        grid: of the ServerApp.
+        nodes: Flower's node of each client.
+        run: fingerprint of the configuration.
+        patience: how long to wait.
+    """
+    sent = {node: record_of(run.encode()) for node in nodes.values()}
+    answers = asked(grid, SCORE, sent, patience.call)
+    scores = []
+    for client in sorted(nodes):
+        code, data = answers.get(nodes[client], (refusals.FAILED, b""))
+        scores.append(_number(data) if code == OK else math.nan)
+    return scores
+
+
+def _number(data: bytes) -> float:
+    """Return the number that a client tells, which may send anything; NaN for what is none."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return math.nan
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else math.nan
 
 
 def server_app(method: Method, **options: Any) -> ServerApp:
@@ -486,14 +525,15 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `serve` that an app's configuration gives.
 
     Args:
-        config: the `run_config` of Flower's context: clients, seed, out, classes, roster, key and
-            seconds, each of which may be left out.
+        config: the `run_config` of Flower's context: clients, seed, out, classes, roster, key,
+            scores and seconds, each of which may be left out.
 
     Raises:
         UsageError: a file that is not there, or a key of another length.
     """
     options: dict[str, Any] = {name: config[name] for name in ("clients", "seed") if name in config}
     options["classes"] = config.get("classes") or None
+    options["scores"] = bool(config.get("scores", False))
     options["patience"] = Patience(call=float(config.get("seconds", 3600.0)))
     if config.get("out"):
         options["folder"] = Path(str(config["out"]))

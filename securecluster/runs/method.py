@@ -31,6 +31,10 @@ class MethodObserver(Protocol):
     def server_knows_labels(self) -> bool:
         """Return whether the final state has the clients' clusters."""
 
+    @property
+    def needs_state(self) -> bool:
+        """Return whether the server's state decides which model a client has at the end."""
+
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
         """Return each client's score after a round."""
 

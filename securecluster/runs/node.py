@@ -24,14 +24,14 @@ from securecluster.core.devices import cpu_threads
 from securecluster.core.serialization import pack, unpack
 from securecluster.data.facts import ClientFacts
 from securecluster.data.federation import Federation
-from securecluster.errors import FrameError, RunFolderError, UsageError
+from securecluster.errors import FrameError, PolicyError, RunFolderError, UsageError
 from securecluster.messaging import refusals, wire
 from securecluster.privacy.dp.budget import UNITS, Budget
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.derived import needs_samples
+from securecluster.runs.derived import adds_noise, needs_samples
 from securecluster.runs.endpoints import KeySource, build_client
-from securecluster.runs.method import Method
+from securecluster.runs.method import Method, MethodObserver
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
 from securecluster.runtime.endpoint import Endpoint, config_hash
@@ -198,6 +198,44 @@ class Node:
                 del self._running[run]
                 raise
         return reply
+
+    def score(self, run: bytes) -> bytes:
+        """Return the score of the client's model on its own test samples, as JSON.
+
+        It is outside the protocol, and no ε covers it: the policy decides.
+
+        Args:
+            run: fingerprint of a run that the node agreed to.
+
+        Returns:
+            null where the client has no test samples.
+
+        Raises:
+            FrameError: no such run.
+            PolicyError: scores that the owner does not tell, or that need the server's state.
+        """
+        name = run.decode("ascii", "replace")
+        observer = self.method.observer
+        with self._alone(), cpu_threads(self._settings.threads):
+            self._check_scores(self._agreed(name), observer)
+            client = self._living(name).endpoint.client
+            (score,) = client.cohort.scores(observer.final_models(client, None)).tolist()
+        return json.dumps(None if math.isnan(score) else score).encode()
+
+    def _check_scores(self, config: Mapping[str, Any], observer: MethodObserver) -> None:
+        """Raise PolicyError for a score that is not told."""
+        allowed = self.policy.scores
+        if allowed is None:
+            allowed = not adds_noise(self.method, config)
+        if not allowed:
+            raise PolicyError(
+                "this client does not tell its score, which no noise covers (scores of its policy)"
+            )
+        if observer.needs_state:
+            raise PolicyError(
+                f"a client of {self.method.name} has several models, and the server knows which "
+                "one is its own: it tells no score"
+            )
 
     def spent(self, unit: str | None = None) -> dict[str, float]:
         """Return ε of all runs of this node so far, by its own ledger and without any server.

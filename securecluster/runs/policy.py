@@ -35,6 +35,8 @@ class Policy:
         placements: of the noise, such as local; None allows any.
         samples: whether the server may be told the number of samples.
         roster: whether runs need a roster.
+        scores: whether the server may be told the score on the client's test samples, which no ε
+            covers; None allows it where a run adds no noise.
 
     Raises:
         UsageError: a value out of range.
@@ -52,6 +54,7 @@ class Policy:
     unit: str | None = None
     samples: bool = True
     roster: bool = True
+    scores: bool | None = None
 
     def __post_init__(self) -> None:
         if self.unit is not None and self.unit not in UNITS:
@@ -140,7 +143,7 @@ class Policy:
 
 
 LISTS = ("protocols", "masks", "aggregations", "relevances", "placements")
-SWITCHES = ("samples", "roster")
+SWITCHES = ("samples", "roster", "scores")
 
 
 def _check_entry(name: str, value: Any) -> None:

@@ -130,7 +130,8 @@ def _metrics(target: float, subject: Subject, fitted: FittedRun, labels: list[in
     """
     at_target = None
     # a target is a score to reach; losses and errors have none
-    if subject.objective.higher and subject.observer:
+    told = not np.isnan(fitted.scores_).all()
+    if subject.objective.higher and (subject.observer or told):
         at_target = share_at(fitted.scores_, target)
     return {
         **(fitted.agreement_ or NO_AGREEMENT),

@@ -209,7 +209,7 @@ def read_kept(folder: Path) -> FittedState:
             "version that saved it"
         )
     clients = ClientState.none()
-    if learned.scores:  # clients of this process have scores, be they NaN, and a server has none
+    if CLIENTS in marks:  # a server whose clients are nodes elsewhere has none
         clients = unpack(manifest.checked(folder, CLIENTS, marks), ClientState)
     return FittedState(learned, server_data, clients, run_secret.read(folder))
 

@@ -52,6 +52,8 @@ class ServerRun:
             for replays.
         roster: public keys of the clients.
         settings: device, threads and transcript.
+        scores: returns what clients tell of their scores when the run has ended, NaN for those who
+            tell none; by default nobody is asked. No ε covers them.
     """
 
     method: Method
@@ -61,6 +63,7 @@ class ServerRun:
     key: bytes | None = None
     roster: Roster | None = None
     settings: Settings = field(default_factory=partial(Settings, transcript="full"))
+    scores: Callable[[], list[float]] = list
 
     def carried_out(
         self,
@@ -179,7 +182,7 @@ class ServerRun:
             local=[],
             history=run.history,
             bytes=half.transcript.totals(),
-            scores=[],
+            scores=self.scores(),
             agreement=None,
             network=half.net.state,
             seconds=run.seconds,

@@ -14,7 +14,7 @@ from securecluster.app.cli import main
 from securecluster.data import Federation
 from securecluster.protocols import ClusteringProtocol
 
-SERVE_OPTIONS = {"clients", "seed", "out", "classes", "roster", "key", "seconds"}
+SERVE_OPTIONS = {"clients", "seed", "out", "classes", "roster", "key", "scores", "seconds"}
 
 
 def module_of(folder: Path, name: str) -> dict[str, object]:

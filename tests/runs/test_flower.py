@@ -354,12 +354,13 @@ def test_an_app_takes_its_options_from_its_configuration(tmp_path: Path) -> None
         "clients": 3,
         "seed": 7,
         "classes": 10,
+        "scores": False,
         "patience": flower.Patience(call=5.0),
         "folder": tmp_path / "out",
         "key": bytes(32),
     }
     empty = flower.configured({"classes": 0, "roster": "", "key": "", "out": ""})
-    assert empty == {"classes": None, "patience": flower.Patience()}
+    assert empty == {"classes": None, "scores": False, "patience": flower.Patience()}
     for name in ("missing", "roster"):
         with pytest.raises(UsageError, match="32 secret bytes"):
             flower.configured({"key": str(tmp_path / name)})
@@ -419,3 +420,27 @@ def test_calls_that_do_not_wait_for_each_other_go_out_together() -> None:
     responses = over.exchange_all(calls)
     assert pulls[0] == 5
     assert [response.ids for response in responses] == [(1, 0), (1,), (3,)]
+
+
+# --- scores ---
+
+
+def test_clients_tell_their_scores_where_they_are_asked_and_their_owners_allow_it(
+    federation: Federation, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    whole = FEDAVG.fit(federation, Settings(threads=1))
+    grid = Grid(apps(FEDAVG, federation, tmp_path))
+    assert np.isnan(run(FEDAVG, grid).scores_).all()
+    assert "query.score" not in grid.asked
+
+    def junk(message: Message) -> Message | None:
+        if (message.metadata.src_node_id, message.metadata.message_type) == (101, "query.score"):
+            message.content = flower.record_of(b"[1]")
+        return message
+
+    second = Grid(apps(FEDAVG, federation, tmp_path / "second"), junk)
+    told = run(FEDAVG, second, scores=True)
+    expected = whole.scores_.copy()
+    expected[1] = np.nan
+    np.testing.assert_array_equal(told.scores_, expected)

@@ -628,3 +628,32 @@ def test_no_run_has_a_folder_elsewhere(
     for run in ("../other", "a/b", "", ".", "a\x00"):
         with pytest.raises(FrameError, match="agreed to no run"):
             node._folder_of(run)
+
+
+# --- scores ---
+
+
+@pytest.mark.parametrize(
+    ("made", "policy", "sentence"),
+    [
+        (FedAvg(**SMALL, clip=1.0, noise=1.0), Policy(roster=False), "which no noise covers"),
+        (FedAvg(**SMALL), Policy(roster=False, scores=False), "which no noise covers"),
+        (IFCA(**SMALL, k=2), Policy(roster=False), "several models"),
+        (FedAvg(**SMALL, clip=1.0, noise=1.0), Policy(roster=False, scores=True), None),
+        (FedAvg(**SMALL), Policy(roster=False), None),
+    ],
+)
+def test_a_node_tells_its_score_as_its_policy_says(
+    made: Any, policy: Policy, sentence: str | None, federation: Federation, tmp_path: Path
+) -> None:
+    node = Node(made, federation.select([0]), tmp_path / "node", number=0, policy=policy)
+    proposal = Proposal.of(made, federation.facts, "float32", None)
+    run = node.agree(proposal.packed()).encode()
+    if sentence is None:
+        assert 0 <= json.loads(node.score(run)) <= 1
+    else:
+        with pytest.raises(PolicyError, match=sentence):
+            node.score(run)
+    for other in (b"", b"../..", b"a" * 32, b"\xff"):
+        with pytest.raises(FrameError, match="agreed to no run"):
+            node.score(other)

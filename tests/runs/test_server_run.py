@@ -156,3 +156,23 @@ def test_an_audit_needs_the_clients_data_and_works_with_it(
     assert "securecluster.audit(" in capsys.readouterr().err
     results = securecluster.audit(folder, federation, attacks=["label-distributions", "linkage"])
     assert results
+
+
+def test_scores_that_clients_tell_are_in_the_result_and_marked(
+    federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = METHODS["fedavg, central noise"]
+    folder = tmp_path / "server"
+    told = [0.5, float("nan"), 1.0, 0.75]
+    nodes = nodes_of(made, federation, tmp_path)
+    server_of(made, nodes, key=KEY, scores=lambda: told).carried_out(folder)
+    content = run_folder.result_of(folder)
+    metrics: Any = content["metrics"]
+    assert (metrics["accuracy"]["after"], content["observer"]) == (0.75, False)
+    assert metrics["at_target"] == pytest.approx(1 / 3)
+    np.testing.assert_array_equal(load(folder).scores_, told)
+    assert main(["report", str(folder)]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "accuracy before clusters –, after 0.750" in out
+    assert "accuracy that clients told of their own test samples" in out
+    assert not (folder / "clients.safetensors").exists()
