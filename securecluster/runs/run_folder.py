@@ -637,6 +637,9 @@ def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, 
         RunFolderError: it contains another run.
     """
     # not "version": a run may be resumed by a later one
+    # fields that the settings of an earlier version lack have their defaults
+    settings = dataclasses.asdict(Settings(**recorded["settings"]))
+    recorded = {**recorded, "settings": settings}
     for name in ("protocol", "settings", "clients", "data_digest", "network"):
         if recorded[name] != planned[name]:
             difference = _difference(name, recorded[name], planned[name])
