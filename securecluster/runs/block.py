@@ -163,6 +163,20 @@ class Block:
 
         return self._done(end)
 
+    def entries(self, member: Parcel) -> Parcel:
+        """Return what a member of the clients' object has of each client.
+
+        Args:
+            member: its name, and the arguments of a method.
+        """
+
+        def entries() -> list[Any]:
+            name, arguments = opened(member)
+            value = getattr(self._made().client, name)
+            return list(value(*arguments) if callable(value) else value)
+
+        return self._done(entries)
+
     def scores(self, models: Parcel) -> Parcel:
         """Return each client's score on its test data under its model.
 

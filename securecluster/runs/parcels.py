@@ -67,8 +67,10 @@ def _pickler() -> Any:
         def reducer_override(self, value: Any) -> Any:
             # no subclass, such as the parameters of a module
             if type(value) is torch.Tensor and not value.requires_grad:
-                numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-                buffer = pickle.PickleBuffer(numbers)
+                flat = value.detach().cpu().reshape(-1)
+                if flat.stride(0) != 1:  # one number that all entries share
+                    flat = flat.clone(memory_format=torch.contiguous_format)
+                buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy())
                 return _tensor, (buffer, value.dtype, tuple(value.shape), value.device.type)
             if type(value) is np.ndarray and not value.dtype.hasobject:
                 numbers = np.ascontiguousarray(value).reshape(-1).view(np.uint8)

@@ -492,7 +492,7 @@ class BlockedClients:
             return BlockPlan(carried, own, placed, positions, config, secrets)
 
         self.blocks = RayBlocks(plan, len(federation), settings.workers, self.device)
-        self._elsewhere = _Elsewhere(method, federation)
+        self._elsewhere = _Elsewhere(method, federation, self._gathered)
         self._end: list[BlockEnd] = []
 
     def transport(self, lost: Callable[[Call], set[int]]) -> BlockTransport:
@@ -624,18 +624,29 @@ class BlockedClients:
 
 
 class _Elsewhere:
-    """Stands in for the clients' object where an observer reads none but the network.
+    """Stands in for the clients' object where an observer reads it.
+
+    It has the network, and what the clients' class lists in `by_client`.
 
     Args:
         method: whose observer it is.
         federation: the clients.
+        gathered: asks all blocks.
     """
 
-    def __init__(self, method: Method, federation: Federation) -> None:
+    def __init__(
+        self, method: Method, federation: Federation, gathered: Callable[[str, Any], list[Any]]
+    ) -> None:
         self._name = type(method).__name__
+        self._class = method.client
+        self._gathered = gathered
         self.cohort = SimpleNamespace(model=initial_model(method, federation))
 
     def __getattr__(self, name: str) -> Any:
+        if name in self._class.by_client:
+            if callable(getattr(self._class, name, None)):
+                return lambda *arguments: self._gathered("entries", (name, arguments))
+            return self._gathered("entries", (name, ()))
         raise UsageError(
             f"the observer of {self._name} reads {name} of its clients, which are in other "
             "processes: leave engine out"
@@ -644,11 +655,6 @@ class _Elsewhere:
 
 def _check(method: Method) -> None:
     """Raise UsageError for a run whose clients have to be in one process."""
-    if not method.observer.server_knows_labels:
-        raise UsageError(
-            f"clients of {type(method).__name__} keep their clusters to themselves here, and the "
-            "experimenter reads them in one process: leave engine out"
-        )
     if experiment_of(method).before_pipeline is not None:
         raise UsageError(
             "an experiment changes what clients reply in one process: leave engine out"
