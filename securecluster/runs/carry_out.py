@@ -212,14 +212,18 @@ def resolved(settings: Settings) -> Settings:
 
 
 def _with_recorded(settings: Settings, recorded: Settings) -> Settings:
-    """Return settings with the recorded device and threads, where the user leaves these open.
+    """Return settings with the recorded device, threads and workers, where the user leaves these
+    open.
 
     Args:
-        settings: the user's; `auto` and 0 leave the device and the threads open.
+        settings: the user's; `auto` and 0 leave the device, the threads and the workers open.
         recorded: those of the run that is resumed.
     """
     device = settings.device
     if device == "auto":
         device = recorded.device
     threads = settings.threads or recorded.threads
-    return replace(settings, device=device, threads=threads)
+    workers = settings.workers
+    if settings.engine == "ray":
+        workers = workers or recorded.workers
+    return replace(settings, device=device, threads=threads, workers=workers)

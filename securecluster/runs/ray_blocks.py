@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, share_at
+from securecluster.core.client_names import at
 from securecluster.core.devices import choose_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -46,7 +47,7 @@ from securecluster.runs.parcels import Parcel, opened, packed, size
 from securecluster.runs.serialization import SHARED
 from securecluster.runtime.chunks import in_chunks
 from securecluster.runtime.run import CheckpointPart, Line
-from securecluster.runtime.settings import Settings
+from securecluster.runtime.settings import Settings, check_engine
 from securecluster.training.chance_level import Chance, at_chance
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -142,7 +143,7 @@ class RayBlocks:
         self._plan = plan
         self._clients = clients
         self._resource = "GPU" if device.type == "cuda" else "CPU"
-        self._ray = _ray()
+        self._ray = importlib.import_module("ray")
         self._started = not self._ray.is_initialized()
         if self._started:
             _start(self._ray)
@@ -189,9 +190,14 @@ class RayBlocks:
         try:
             self._ray.get(ready, timeout=START_SECONDS)
         except self._ray.exceptions.GetTimeoutError:
-            raise UsageError(
-                f"Ray has no room for {workers} workers: stop its other jobs, or give fewer workers"
-            ) from None
+            raise self._no_room() from None
+
+    def _no_room(self) -> UsageError:
+        """Return the error for actors that do not start."""
+        return UsageError(
+            f"Ray has no room for {len(self._actors)} workers: stop its other jobs, or give fewer "
+            "workers"
+        )
 
     def _begin(self, actor: _Actor) -> None:
         """Start an actor, without any state of its clients."""
@@ -282,9 +288,11 @@ class RayBlocks:
             state = packed(Outcome(None, None, ()))
         try:
             restored = actor.handle.restore.remote(state, packed(self.events()))
-            _value(opened(self._ray.get(restored)))
+            _value(opened(self._ray.get(restored, timeout=START_SECONDS)))
         except self._ray.exceptions.RayActorError:
             return  # counts as the next death
+        except self._ray.exceptions.GetTimeoutError:
+            raise self._no_room() from None
         except self._ray.exceptions.RayError:
             raise RunFolderError(
                 "clients' states were lost with a machine of the cluster: resume the run from its "
@@ -472,6 +480,7 @@ class BlockedClients:
     def __init__(
         self, method: Method, federation: Federation, settings: Settings, secrets: Randomness
     ) -> None:
+        check_engine(settings)
         _check(method)
         self.method = method
         self.federation = federation
@@ -482,13 +491,7 @@ class BlockedClients:
         placed = replace(settings, device=self.device.type)
 
         def plan(positions: Sequence[int]) -> BlockPlan:
-            own = replace(
-                federation,
-                names=tuple(federation.names[k] for k in positions),
-                shards=tuple(federation.shards[k] for k in positions),
-                truth=None,
-                recipe=None,
-            )
+            own = replace(federation.select(map(at, positions)), truth=None)
             return BlockPlan(carried, own, placed, positions, config, secrets)
 
         self.blocks = RayBlocks(plan, len(federation), settings.workers, self.device)
@@ -667,18 +670,6 @@ def _without_result(method: Method) -> Method:
     for name in ("result_", ATTRIBUTE):
         vars(carried).pop(name, None)
     return carried
-
-
-def _ray() -> Any:
-    """Return Ray.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError:
-        raise UsageError("engine ray needs Ray: pip install 'securecluster[ray]'") from None
 
 
 def _start(ray: Any) -> None:

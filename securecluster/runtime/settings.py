@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from numbers import Integral, Real
 
 from securecluster.core.devices import DEVICES
@@ -76,12 +77,23 @@ def check_settings(settings: Settings, federation: Federation) -> None:
         federation: the clients' data.
     """
     check_values(settings)
+    check_engine(settings)
     # Identical data usually mean that one shard was given to all clients by mistake.
     if len({fingerprint(shard) for shard in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: "
             "check how the clients were made"
         )
+
+
+def check_engine(settings: Settings) -> None:
+    """Raise UsageError for an engine that is not installed.
+
+    Args:
+        settings: how the run is to be carried out.
+    """
+    if settings.engine == "ray" and find_spec("ray") is None:
+        raise UsageError("the engine ray needs Ray: pip install 'securecluster[ray]'")
 
 
 def check_values(settings: Settings) -> None:
