@@ -62,9 +62,10 @@ class Observer:
             client: the clients' object.
             state: the server's state after the round.
         """
-        all_clients = range(len(client.cohort.ids))
+        clients = client.cohort.ids
         # With the averages that are still in the queue.
-        models: Rows = client.advanced(all_clients, state.outbox.message_for(all_clients))
+        query = state.outbox.message_for(clients)
+        models: Rows = client.advanced(range(len(clients)), query)
         return models
 
     @property

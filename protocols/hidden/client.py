@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -125,6 +125,8 @@ class HiddenClient(TrainingClient):
         clusters: k, the number of blocks.
         weights: True to weight updates by |D_i|, and to send it to the sum of a cluster's.
     """
+
+    by_client: ClassVar[tuple[str, ...]] = ("labels",)
 
     _labels = ClientTensor(start=UNASSIGNED, dtype="int64")
     # digests of the centres to which clients have assigned themselves; zeros before

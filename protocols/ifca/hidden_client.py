@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -97,6 +97,8 @@ class HiddenChoiceClient(IFCAClient):
         hidden: True to hide choices.
         exact: True to weight hidden updates by |D_i|, and to send it to a sum by model.
     """
+
+    by_client: ClassVar[tuple[str, ...]] = ("choices", "trained_alone")
 
     _trained_in = ClientTensor(start=-1, dtype="int64")  # the last round of training alone
 

@@ -621,7 +621,7 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
     protocol = run.protocol
     if column == TWIN:
         protocol = twin_of(run.protocol)
-    settings = replace(Settings(**run.config["settings"]), transcript="full")
+    settings = _repeating(Settings(**run.config["settings"]))
     secret = run_secret.read(run.folder) if column == RUN else None
     with clock.limit():
         repeated, taps = experiments.tapped(protocol, target.federation, settings, secret)
@@ -632,6 +632,15 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
     else:
         _say_repeated(target, repeated)
     return repeated, taps
+
+
+def _repeating(settings: Settings) -> Settings:
+    """Return the settings of a run's repetition, whose frames and replies are read.
+
+    Args:
+        settings: of the run; its clients may have been in other processes.
+    """
+    return replace(settings, transcript="full", engine="process", workers=0)
 
 
 def _holds_the_view(target: _Target) -> bool:
@@ -773,7 +782,7 @@ def _bounded(
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
     if column == TWIN:
         protocol = noiseless(protocol)
-    settings = replace(Settings(**target.run.config["settings"]), transcript="full")
+    settings = _repeating(Settings(**target.run.config["settings"]))
     try:
         with clock.limit(), warnings.catch_warnings():
             # canaries are no data to learn from
@@ -832,7 +841,7 @@ def _runs_without_one(
     They stay with the run, since several attacks read them.
     """
     runs: dict[int, ClusteringProtocol] = vars(fitted).setdefault("runs_without_one_", {})
-    settings = replace(fitted.kept_.learned.settings, transcript="full")
+    settings = _repeating(fitted.kept_.learned.settings)
     for position in range(min(LEAVING, len(federation))):
         if position not in runs:
             left = at(position)

@@ -126,11 +126,13 @@ def check_names(protocols: Sequence[Any], options: Any) -> None:
     from securecluster.core.devices import DEVICES
     from securecluster.messaging.transcript import MODES
     from securecluster.privacy.masking.masks import check_known
+    from securecluster.runtime.settings import ENGINES
 
     options.simulation.check()
     for protocol in protocols:
         check_known(protocol.mask)
     _check_name("device", options.settings.device, DEVICES)
+    _check_name("engine", options.settings.engine, ENGINES)
     _check_name("transcript", options.settings.transcript, ("auto", *MODES))
 
 

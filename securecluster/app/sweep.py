@@ -351,6 +351,11 @@ def _planned(
     Parallel(levels.jobs, levels.together).check()
     if settings.transcript == "full":
         raise UsageError("a sweep keeps no frames: leave transcript out, or run one of its runs")
+    if settings.engine != "process":
+        raise UsageError(
+            "a sweep runs whole runs side by side in processes of its own (--jobs): leave engine "
+            "out, or run one of its runs"
+        )
     # one thread, so that a run's sums do not depend on the machine's cores
     settings = replace(settings, transcript="none", threads=settings.threads or 1)
     scenarios = [protocol_class(variant.protocol).scenario for variant in variants]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,8 +50,15 @@ def carry_out(
         atomic_files.remove_half_written(folder)
         atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
     device = choose_device(settings.device)
-    with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
-        simulated = SimulatedRun(method, federation, settings, folder)
+    # processes of several blocks share the cores
+    if settings.engine == "ray":
+        settings = replace(settings, threads=settings.threads or 1)
+    with (
+        torch.inference_mode(False),
+        cpu_threads(settings.threads),
+        reproducible(device),
+        closing(SimulatedRun(method, federation, settings, folder)) as simulated,
+    ):
         run = simulated.start(report)
         server = simulated.server
         with named_in_errors(federation.names):
@@ -199,19 +206,24 @@ def resolved(settings: Settings) -> Settings:
     """
     # a run is resumed with the same ones, since others round sums differently
     device = choose_device(settings.device).type
-    threads = settings.threads or torch.get_num_threads()
+    usual = 1 if settings.engine == "ray" else torch.get_num_threads()
+    threads = settings.threads or usual
     return replace(settings, device=device, threads=threads)
 
 
 def _with_recorded(settings: Settings, recorded: Settings) -> Settings:
-    """Return settings with the recorded device and threads, where the user leaves these open.
+    """Return settings with the recorded device, threads and workers, where the user leaves these
+    open.
 
     Args:
-        settings: the user's; `auto` and 0 leave the device and the threads open.
+        settings: the user's; `auto` and 0 leave the device, the threads and the workers open.
         recorded: those of the run that is resumed.
     """
     device = settings.device
     if device == "auto":
         device = recorded.device
     threads = settings.threads or recorded.threads
-    return replace(settings, device=device, threads=threads)
+    workers = settings.workers
+    if settings.engine == "ray":
+        workers = workers or recorded.workers
+    return replace(settings, device=device, threads=threads, workers=workers)

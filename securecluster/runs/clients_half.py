@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, share_at
+from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
-from securecluster.messaging.messages import Rows
+from securecluster.messaging.messages import Call, Rows
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.endpoints import KeySource, build_client, samples_of
 from securecluster.runs.method import Method
@@ -19,6 +21,8 @@ from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import CheckpointPart, Line
 from securecluster.runtime.settings import Settings
+from securecluster.runtime.transport import InProcess, Transport
+from securecluster.training.chance_level import Chance, at_chance
 
 
 class ClientsHalf:
@@ -62,6 +66,25 @@ class ClientsHalf:
         endpoint = build_client(method, federation, settings, key_source=KeySource(secrets=secrets))
         return cls(method, federation, settings, endpoint)
 
+    def transport(self, lost: Callable[[Call], set[int]]) -> Transport:
+        """Return the transport to the clients.
+
+        Clients of one process share a batch, and messages skip encoding.
+
+        Args:
+            lost: returns the clients that do not reply to a call.
+        """
+        return InProcess(self.endpoint.answer, lost)
+
+    def close(self) -> None:
+        """Do nothing, since clients end with this process."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the clients compute."""
+        device: torch.device = self.client.cohort.device
+        return device
+
     @property
     def samples(self) -> dict[int, int]:
         """Return the number of samples that each client trains on, where these are public."""
@@ -79,15 +102,15 @@ class ClientsHalf:
         self.client.restore(state)
         self.endpoint.keys.restore(state.secrets)
 
-    def learn(self, events: list[Any]) -> None:
-        """Hold the clients to a target that a resumed run has spent a part of.
+    def hold(self, events: Callable[[], list[Any]]) -> None:
+        """Hold the clients to a target ε, of which a resumed run has spent a part.
 
         Args:
-            events: of the ledger so far.
+            events: returns those of the ledger so far.
         """
         for reservation in self.endpoint.reservations:
             if isinstance(reservation, ReleaseTarget):
-                reservation.learn(events)
+                reservation.learn(events())
 
     def observe(self, state: Any) -> Line:
         """Return the observer's numbers after a round.
@@ -151,6 +174,15 @@ class ClientsHalf:
             extra[SHARED] = shared
         index = list(models.index)
         return ClientState(models.table, index, self.endpoint.keys.secrets, extra=extra)
+
+    def chance(self, models: Rows, scores: NDArray[np.float64]) -> Chance:
+        """Return a comparison of the models with chance.
+
+        Args:
+            models: (m, d) of the clients.
+            scores: (m,) on their test data.
+        """
+        return at_chance(self.client.cohort, models, scores)
 
     @property
     def unshared(self) -> list[int]:

@@ -77,6 +77,8 @@ SWEPT = {SWEEP_RUNS, FAILURES, *SWEEP_TABLES, *SWEEP_PICTURES}
 WRITTEN = {
     *READ_BACK, *PICTURES, *PAGES, RESULT, run_secret.FILE, manifest.NAME, MARKER, newcomers.NAME,
 }  # fmt: skip
+# settings that folders of earlier versions lack, as these versions carried runs out
+LATER_SETTINGS = {"engine": "process", "workers": 0}
 # files in a transcript's folder, and in a checkpoint's
 FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
 CHECKPOINT_FILES = re.compile(
@@ -593,6 +595,7 @@ def run_config(folder: Path) -> RunConfig:
         json_types.refuse(path, "network.delta is no probability")
     if config["simulation"] is not None:
         check_options(path, "simulation", config["simulation"], Simulation)
+    config["settings"] = {**LATER_SETTINGS, **config["settings"]}
     check_options(path, "settings", config["settings"], Settings)
     return config
 

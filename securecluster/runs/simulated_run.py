@@ -1,4 +1,5 @@
-"""A run in this process: clients, server and key authority, who share nothing but a transport."""
+"""A run that this process begins: clients, server and key authority, who share nothing but a
+transport. The clients may be in other processes (`ray_blocks`)."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from securecluster.runs.derived import call_types, params_as_json, program_of, s
 from securecluster.runs.endpoints import target_of
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.method import Method
+from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary
 from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime import run_secret
@@ -27,8 +29,8 @@ from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import CheckpointPart, Line, Run, checkpoints
 from securecluster.runtime.settings import Settings
-from securecluster.runtime.transport import InProcess, Transport, WithAuthority, random_dropouts
-from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance, at_chance
+from securecluster.runtime.transport import Transport, WithAuthority, random_dropouts
+from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance
 
 
 @dataclass
@@ -62,17 +64,20 @@ class SimulatedRun:
         self._secret = _secret_of(method, settings, folder)
         public = Randomness(federation.seed)
         secrets = public if self._secret is None else run_secret.randomness(self._secret)
-        self.clients = ClientsHalf.of(method, federation, settings, secrets)
         self._config = method.config(federation, settings.dtype)
+        self.clients: ClientsHalf | BlockedClients
+        if settings.engine == "ray":
+            self.clients = BlockedClients(method, federation, settings, secrets)
+        else:
+            self.clients = ClientsHalf.of(method, federation, settings, secrets)
         dropouts = random_dropouts(settings.dropout, public)
-        # Clients of one process share a batch, and messages skip encoding; the bytes are counted.
-        transport: Transport = InProcess(self.clients.endpoint.answer, dropouts)
+        transport: Transport = self.clients.transport(dropouts)
         self._authority = self._authority_of(secrets)
         if self._authority is not None:
             transport = WithAuthority(
                 transport, self._authority.answer_frame, lambda name: call_types(method, name)[1]
             )
-        device = self.clients.client.cohort.device
+        device = self.clients.device
         self.server = ServerHalf.over(
             transport, method, self._config, self._transcript(), device=device, secrets=secrets
         )
@@ -81,6 +86,10 @@ class SimulatedRun:
         # published, does not contain them.
         ledger.samples = self.clients.samples
         ledger.names = dict(enumerate(federation.names))
+
+    def close(self) -> None:
+        """End what the run has started."""
+        self.clients.close()
 
     def _authority_of(self, secrets: Randomness) -> Authority | None:
         """Return the key authority; None where nothing is encrypted.
@@ -128,7 +137,7 @@ class SimulatedRun:
         ledger = self.server.net.state.ledger
         target = target_of(self.method, self._config, ledger.samples, self._federation)
         target.learn(ledger.events)
-        self.clients.learn(ledger.events)
+        self.clients.hold(lambda: self.server.net.state.ledger.events)
         self.server.admit = target.admit
 
     def _origin(self) -> Origin:
@@ -173,13 +182,13 @@ class SimulatedRun:
             agreement=clients.agreement(labels),
             network=self.server.net.state,
             seconds=run.seconds,
-            device=clients.client.cohort.device.type,
+            device=clients.device.type,
             program=self._program,
         )
         result = FittedState(learned, pack(state), clients.final(models), self._secret)
         if method.rounds < ENOUGH_ROUNDS:
             return result, None
-        return result, at_chance(clients.client.cohort, models, scores)
+        return result, clients.chance(models, scores)
 
 
 def _secret_of(method: Method, settings: Settings, folder: Path | None) -> bytes | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from numbers import Integral, Real
 
 from securecluster.core.devices import DEVICES
@@ -19,6 +20,8 @@ from securecluster.messaging.transcript import MODES
 
 MOST_THREADS = 256  # also on machines with fewer cores
 DTYPES = ("float32", "float64")
+ENGINES = ("process", "ray")
+MOST_WORKERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class Settings:
     """what is kept of the frames: none, sizes or full; on the command line also auto, full where
     the run sends less than 256 MB
     """
+    engine: str = "process"
+    """where clients train: process (this one) or ray, in blocks of clients on Ray's actors; extra
+    ray
+    """
+    workers: int = 0
+    """blocks of clients of the engine ray; 0 is one per GPU, or per CPU core, that Ray has"""
     keys_from_seed: bool = False
     """derive keys, masks and noise from the seed, so that runs repeat bit for bit; whoever knows or
     guesses the seed can undo them, so for tests and for repeating published numbers only
@@ -68,12 +77,23 @@ def check_settings(settings: Settings, federation: Federation) -> None:
         federation: the clients' data.
     """
     check_values(settings)
+    check_engine(settings)
     # Identical data usually mean that one shard was given to all clients by mistake.
     if len({fingerprint(shard) for shard in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: "
             "check how the clients were made"
         )
+
+
+def check_engine(settings: Settings) -> None:
+    """Raise UsageError for an engine that is not installed.
+
+    Args:
+        settings: how the run is to be carried out.
+    """
+    if settings.engine == "ray" and find_spec("ray") is None:
+        raise UsageError("the engine ray needs Ray: pip install 'securecluster[ray]'")
 
 
 def check_values(settings: Settings) -> None:
@@ -85,7 +105,9 @@ def check_values(settings: Settings) -> None:
     _check_choice("device", settings.device, DEVICES)
     _check_choice("dtype", settings.dtype, DTYPES)
     _check_choice("transcript", settings.transcript, MODES)
+    _check_choice("engine", settings.engine, ENGINES)
     check_threads(settings.threads)
+    _check_workers(settings)
     _check_shares(settings)
     if not isinstance(settings.keys_from_seed, bool):
         raise UsageError(
@@ -98,6 +120,18 @@ def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
     if value not in options:
         listed = ", ".join(options)
         raise UsageError(f"unknown {name} {value!r}: choose one of {listed}")
+
+
+def _check_workers(settings: Settings) -> None:
+    """Raise UsageError for a number of blocks that no run has."""
+    workers = settings.workers
+    if not isinstance(workers, Integral) or not 0 <= workers <= MOST_WORKERS:
+        raise UsageError(
+            f"workers is a whole number from 0 to {MOST_WORKERS}, not {workers!r}: 0 is one per "
+            "GPU, or per CPU core, that Ray has"
+        )
+    if workers and settings.engine != "ray":
+        raise UsageError("workers are blocks of the engine ray: give it, or leave workers out")
 
 
 def _check_shares(settings: Settings) -> None:

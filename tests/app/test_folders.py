@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import cases
 import pytest
 from cases import exhaustive
 
@@ -507,3 +510,27 @@ def test_folders_that_are_none_are_not_locked(
         assert main([command, str(tmp_path)]) == 2
         assert "is not a run folder (it has no config.json)" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_folders_that_know_no_engine_are_of_runs_in_one_process(
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = run_folder.config_content
+
+    def earlier(*arguments: Any) -> dict[str, Any]:
+        written = content(*arguments)
+        for name in run_folder.LATER_SETTINGS:
+            del written["settings"][name]
+        return written
+
+    federation = cases.two_clusters(6, 24)
+    report = cases.interrupt_after(2) if stopped else lambda line: None
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(run_folder, "config_content", earlier)
+        cases.variant("fedavg", rounds=3, model="linear").fit(
+            federation, folder=tmp_path, report=report
+        )
+    assert "engine" not in json.loads((tmp_path / "config.json").read_text())["settings"]
+    fitted = cases.variant("fedavg", rounds=3, model="linear").fit(federation, folder=tmp_path)
+    assert len(fitted.history_) == 3

@@ -1,0 +1,231 @@
+"""A block of a run's clients, as one process of several holds it.
+
+A block is an endpoint of some clients, which draw what they would draw among all: keys, noise and
+batches depend on a client's number and not on its position.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from securecluster.core.devices import choose_device, cpu_threads, reproducible
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.errors import SecureClusterError, SecureClusterWarning
+from securecluster.messaging.messages import Call, Rows
+from securecluster.runs.client_state import ClientState
+from securecluster.runs.endpoints import KeySource, build_client
+from securecluster.runs.method import Method
+from securecluster.runs.parcels import Parcel, opened, packed
+from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.release_target import ReleaseTarget
+from securecluster.runtime.settings import Settings
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What a block is made of.
+
+    Args:
+        method: with the hyper-parameters of the run.
+        federation: the clients of the block and their data.
+        settings: of the run.
+        numbers: of the clients in the run.
+        config: what clients and server agreed on.
+        secrets: secret random streams of the run.
+    """
+
+    method: Method
+    federation: Federation
+    settings: Settings
+    numbers: Sequence[int]
+    config: Mapping[str, Any]
+    secrets: Randomness
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a block replies.
+
+    Args:
+        value: of the work; None where it failed.
+        error: by which the work failed.
+        warnings: sentences for the user.
+    """
+
+    value: Any
+    error: SecureClusterError | None
+    warnings: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockEnd:
+    """What clients of a block have at the end of a run.
+
+    Args:
+        models: of each client.
+        shared: the clusters' models where clients continued alone from them.
+        unshared: numbers of the clients whose model was trained alone.
+    """
+
+    models: Rows
+    shared: torch.Tensor | None
+    unshared: Sequence[int]
+
+
+class Block:
+    """The clients of one process, asked by parcels.
+
+    Args:
+        plan: a `BlockPlan`.
+    """
+
+    def __init__(self, plan: Parcel) -> None:
+        self._plan: BlockPlan = opened(plan)
+        self._device = choose_device(self._plan.settings.device)
+        self._endpoint: Endpoint[Any] | None = None
+
+    def answer(self, call: Parcel) -> tuple[Parcel, Parcel]:
+        """Answer a call, and return the response and the clients' state after it.
+
+        Args:
+            call: a `Call` to clients of the block.
+        """
+        outcome = self._done(lambda: self._made().answer(_call(call)))
+        state = self._done(self._state)
+        return outcome, state
+
+    def state(self, nothing: Parcel) -> Parcel:
+        """Return the clients' state.
+
+        Args:
+            nothing: is ignored.
+        """
+        return self._done(self._state)
+
+    def restore(self, state: Parcel, events: Parcel) -> Parcel:
+        """Set the clients' state, and hold them to what was released already.
+
+        Args:
+            state: an `Outcome` with a `ClientState`, or with None for the state before all calls.
+            events: of the ledger so far.
+        """
+
+        def restore() -> None:
+            endpoint = self._made()
+            kept: ClientState | None = opened(state).value
+            if kept is not None:
+                endpoint.client.restore(kept)
+                endpoint.keys.restore(kept.secrets)
+            for reservation in endpoint.reservations:
+                if isinstance(reservation, ReleaseTarget):
+                    reservation.learn(opened(events))
+
+        return self._done(restore)
+
+    def sizes(self, nothing: Parcel) -> Parcel:
+        """Return the number of samples that each client trains on.
+
+        Args:
+            nothing: is ignored.
+        """
+        return self._done(lambda: list(self._made().client.cohort.sizes))
+
+    def evaluate(self, state: Parcel) -> Parcel:
+        """Return each client's score after a round.
+
+        Args:
+            state: the server's state.
+        """
+        observer = self._plan.method.observer
+        return self._done(lambda: observer.evaluate(self._made().client, opened(state)))
+
+    def end(self, state: Parcel) -> Parcel:
+        """Return what the clients have at the end, a `BlockEnd`.
+
+        Args:
+            state: the server's final state.
+        """
+
+        def end() -> BlockEnd:
+            observer = self._plan.method.observer
+            client = self._made().client
+            return BlockEnd(
+                observer.final_models(client, opened(state)),
+                observer.shared_models(client),
+                [client.cohort.ids[k] for k in client.unshared],
+            )
+
+        return self._done(end)
+
+    def entries(self, member: Parcel) -> Parcel:
+        """Return what a member of the clients' object has of each client.
+
+        Args:
+            member: its name, and the arguments of a method.
+        """
+
+        def entries() -> list[Any]:
+            name, arguments = opened(member)
+            value = getattr(self._made().client, name)
+            return list(value(*arguments) if callable(value) else value)
+
+        return self._done(entries)
+
+    def scores(self, models: Parcel) -> Parcel:
+        """Return each client's score on its test data under its model.
+
+        Args:
+            models: `Rows` of the clients.
+        """
+        return self._done(lambda: self._made().client.cohort.scores(opened(models)))
+
+    def _state(self) -> ClientState:
+        endpoint = self._made()
+        state: ClientState = endpoint.client.state(endpoint.keys.secrets)
+        return state
+
+    def _made(self) -> Endpoint[Any]:
+        """Return the endpoint of the clients, which is made on first use."""
+        if self._endpoint is None:
+            plan = self._plan
+            self._endpoint = build_client(
+                plan.method,
+                plan.federation,
+                plan.settings,
+                key_source=KeySource(secrets=plan.secrets),
+                agreed=plan.config,
+                numbers=plan.numbers,
+            )
+        return self._endpoint
+
+    def _done(self, work: Callable[[], Any]) -> Parcel:
+        """Return the `Outcome` of some work, whose errors and warnings are for the user."""
+        with self._computing(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            value, error = None, None
+            try:
+                value = work()
+            except SecureClusterError as raised:
+                error = raised
+            notes = [
+                str(one.message) for one in caught if issubclass(one.category, SecureClusterWarning)
+            ]
+            return packed(Outcome(value, error, notes))
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Compute as a run in one process does: numbers round by these settings."""
+        threads = self._plan.settings.threads
+        with torch.inference_mode(False), cpu_threads(threads), reproducible(self._device):
+            yield
+
+
+def _call(parcel: Parcel) -> Call:
+    call: Call = opened(parcel)
+    return call

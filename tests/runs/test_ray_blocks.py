@@ -1,0 +1,267 @@
+"""Runs whose clients are in blocks on Ray's actors: equal to the bit to runs in one process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cases
+import numpy as np
+import pytest
+
+from securecluster import Federation, Settings
+from securecluster.app.cli import main
+from securecluster.attacks.experiments import tapped
+from securecluster.core.lazy_torch import torch
+from securecluster.core.serialization import pack
+from securecluster.errors import FrameError, RunFolderError, UsageError
+from securecluster.runs.ray_blocks import RayBlocks
+from securecluster.runs.serialization import FittedState
+
+ray = pytest.importorskip("ray")
+
+CORES = 2
+# Ray leaves sockets and processes to their end
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SMALL: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "linear"}
+NOISE: dict[str, Any] = {"clip": 1.0, "noise": 0.7}
+# a run's name, its hyper-parameters, and its settings
+RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "fedavg": ("fedavg", {}, {}),
+    "cfl, mask": ("cfl", {"mask": "permutation"}, {}),
+    "flhc, secagg": ("flhc", {"aggregation": "secagg"}, {}),
+    "oneshot, pads": ("oneshot", {"relevance": "pads"}, {}),
+    "srfca": ("srfca", {}, {}),
+    "ifca": ("ifca", {}, {}),
+    "signature, noise": ("signature noise", {}, {}),
+    "fedavg, DP-SGD": ("fedavg", {**NOISE, "dp_unit": "example"}, {}),
+    "mrmtl, dropout": ("mrmtl", {}, {"dropout": 0.2}),
+}
+MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ifca, hidden": ("ifca", {"aggregation": "secagg"}, {}),
+    "hidden": ("hidden", {}, {}),
+    "cfl, target": ("cfl", {"dp_unit": "client", "clip": 1.0, "target_epsilon": 5.0}, {}),
+    "finetune": ("finetune", {}, {}),
+    "clove": ("clove", {}, {}),
+    "oneshot, hierarchical": ("oneshot hierarchical", {}, {}),
+    "cfl, float64": ("cfl fallback", {}, {"dtype": "float64"}),
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return cases.two_clusters(6, 24)
+
+
+def start(**options: Any) -> None:
+    """Start Ray, or connect to a cluster."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(log_to_driver=False, **options)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[None]:
+    """Ray on this machine."""
+    start(num_cpus=CORES, include_dashboard=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run_of(name: str) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """Return what makes a protocol, and the settings of its run."""
+    variant, params, settings = {**RUNS, **MORE}[name]
+    return lambda: cases.variant(variant, **{**SMALL, **params}), {"threads": 1, **settings}
+
+
+def in_blocks(settings: dict[str, Any], workers: int = CORES) -> Settings:
+    return Settings(**settings, engine="ray", workers=workers)
+
+
+def assert_equal(one: FittedState, other: FittedState) -> None:
+    """Check that two runs have equal results."""
+    assert one.server == other.server
+    first, second = one.learned, other.learned
+    assert first.labels == second.labels
+    assert first.local == second.local
+    assert first.agreement == second.agreement
+    np.testing.assert_array_equal(first.scores, second.scores)
+    assert repr(first.history) == repr(second.history)  # NaN is not equal to itself
+    assert first.bytes == second.bytes
+    assert first.network.ledger.events == second.network.ledger.events
+    assert pack(first.network) == pack(second.network)
+    a, b = one.clients, other.clients
+    assert torch.equal(a.table[a.index], b.table[b.index])
+    assert a.secrets == b.secrets
+    assert a.extra.keys() == b.extra.keys()
+    assert all(torch.equal(a.extra[name], b.extra[name]) for name in a.extra)
+
+
+def check_equal(name: str, federation: Federation) -> None:
+    make, settings = run_of(name)
+    one = make().fit(federation, Settings(**settings)).kept_
+    assert_equal(one, make().fit(federation, in_blocks(settings)).kept_)
+
+
+@pytest.mark.parametrize("name", [*RUNS, *(cases.exhaustive(name) for name in MORE)])
+def test_a_run_in_blocks_equals_one_in_one_process(
+    name: str, local: None, federation: Federation
+) -> None:
+    check_equal(name, federation)
+
+
+def killing(patch: pytest.MonkeyPatch, method: str, times: Callable[[int], bool]) -> list[int]:
+    """Kill an actor during some requests of a method, and return which they were."""
+    send = RayBlocks.send
+    count = 0
+    killed: list[int] = []
+
+    def send_and_kill(blocks: RayBlocks, name: str, contents: Any) -> None:
+        nonlocal count
+        send(blocks, name, contents)
+        if name == method:
+            count += 1
+            if times(count):
+                killed.append(count)
+                ray.kill(blocks.handles[count % len(blocks)])
+
+    patch.setattr(RayBlocks, "send", send_and_kill)
+    return killed
+
+
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [("answer", 4), cases.exhaustive("answer", 1), cases.exhaustive("evaluate", 2)],
+)
+def test_an_actor_that_dies_loses_nothing(
+    method: str, number: int, local: None, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = killing(monkeypatch, method, lambda count: count == number)
+
+    def make() -> Any:
+        options = {**NOISE, "dp_unit": "client", "mask": "permutation", "keep_momentum": True}
+        return cases.variant("cfl", **SMALL, **options, momentum=0.5)
+
+    one = make().fit(federation, Settings(threads=1)).kept_
+    assert_equal(one, make().fit(federation, in_blocks({"threads": 1})).kept_)
+    assert killed == [number]
+
+
+@pytest.mark.exhaustive
+def test_actors_that_die_again_and_again_end_the_run(
+    local: None, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = RayBlocks._send
+
+    def send_and_kill(blocks: RayBlocks, actor: Any, *request: Any) -> None:
+        send(blocks, actor, *request)
+        ray.kill(actor.handle)
+
+    monkeypatch.setattr(RayBlocks, "_send", send_and_kill)
+    with pytest.raises(UsageError, match="died 3 times"):
+        cases.variant("fedavg", **SMALL).fit(federation, in_blocks({"threads": 1}))
+
+
+def test_a_run_goes_on_in_blocks(local: None, federation: Federation, tmp_path: Path) -> None:
+    def make() -> Any:
+        return cases.variant("cfl", **SMALL, mask="permutation")
+
+    alone = make().fit(federation, Settings(threads=1))
+    settings = in_blocks({"threads": 1})
+    with pytest.raises(KeyboardInterrupt):
+        make().fit(federation, settings, folder=tmp_path, report=cases.interrupt_after(2))
+    with pytest.raises(RunFolderError, match="engine was 'ray' there and is 'process' now"):
+        make().fit(federation, Settings(threads=1), folder=tmp_path)
+    with pytest.raises(RunFolderError, match="workers was 2 there and is 3 now"):
+        make().fit(federation, in_blocks({"threads": 1}, workers=3), folder=tmp_path)
+    # as many blocks as there were
+    resumed = make().fit(federation, in_blocks({"threads": 1}, workers=0), folder=tmp_path)
+    assert_equal(alone.kept_, resumed.kept_)
+    newcomers = cases.two_clusters(8, 24).select([6, 7])
+    assert list(resumed.predict(newcomers)) == list(alone.predict(newcomers))
+
+
+@pytest.mark.exhaustive
+def test_a_clients_refusal_ends_the_run_with_its_sentence(
+    local: None, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = RayBlocks.send
+
+    def send_of_another_run(blocks: RayBlocks, name: str, contents: Any) -> None:
+        if name == "answer":
+            contents = {b: replace(call, config="0" * 32) for b, call in contents.items()}
+        send(blocks, name, contents)
+
+    monkeypatch.setattr(RayBlocks, "send", send_of_another_run)
+    with pytest.raises(FrameError, match="the server runs another configuration"):
+        cases.variant("fedavg", **SMALL).fit(federation, in_blocks({"threads": 1}))
+
+
+@pytest.mark.exhaustive
+def test_messages_go_to_blocks_and_not_to_clients(
+    local: None, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[Any] = []
+    close = RayBlocks.close
+
+    def keep(blocks: RayBlocks) -> None:
+        counted.append(blocks.traffic)
+        close(blocks)
+
+    monkeypatch.setattr(RayBlocks, "close", keep)
+    fitted = cases.variant("fedavg", **SMALL).fit(federation, in_blocks({"threads": 1}))
+    (traffic,) = counted
+    calls = SMALL["rounds"] + 1  # the last one brings all clients the last average
+    # beside calls: scores after each round, and models and their scores at the end
+    assert traffic.messages == 2 * CORES * (calls + SMALL["rounds"] + 2)
+    assert traffic.bytes < 3 * (fitted.bytes_["up"] + fitted.bytes_["down"])
+
+
+def test_an_experiment_is_refused(federation: Federation) -> None:
+    with pytest.raises(UsageError, match="an experiment changes what clients reply"):
+        tapped(cases.variant("fedavg", **SMALL), federation, in_blocks({}))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["fedavg", "flhc, secagg"])
+def test_a_run_on_two_nodes_equals_one_in_one_process(name: str, federation: Federation) -> None:
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        start(address=cluster.address)
+        # each node has room for one block
+        assert len([node for node in ray.nodes() if node["Alive"]]) == 2
+        check_equal(name, federation)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_ray_is_asked_for_by_name(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = cases.variant("fedavg", **SMALL)
+    with pytest.raises(UsageError, match="unknown engine 'rya'"):
+        made.fit(federation, Settings(engine="rya"))
+    with pytest.raises(UsageError, match="workers are blocks of the engine ray"):
+        made.fit(federation, Settings(workers=2))
+    with pytest.raises(UsageError, match="workers is a whole number from 0"):
+        made.fit(federation, Settings(engine="ray", workers=-1))
+    assert main(["run", "fedavg", "--engine", "rya"]) == 2
+    assert "unknown engine 'rya': did you mean 'ray'?" in capsys.readouterr().err
+    assert main(["sweep", "fedavg", "--clip", "1", "--noise", "0", "--engine", "ray"]) == 2
+    assert "a sweep runs whole runs side by side" in capsys.readouterr().err
+    monkeypatch.setattr("securecluster.runtime.settings.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'securecluster\[ray\]'"):
+        made.fit(federation, Settings(engine="ray"))
