@@ -70,10 +70,11 @@ def _pickler() -> Any:
                 flat = value.detach().cpu().reshape(-1)
                 if flat.stride(0) != 1:  # one number that all entries share
                     flat = flat.clone(memory_format=torch.contiguous_format)
-                buffer = pickle.PickleBuffer(flat.view(torch.uint8).numpy())
+                octets: Any = flat.view(torch.uint8).numpy()
+                buffer = pickle.PickleBuffer(octets)
                 return _tensor, (buffer, value.dtype, tuple(value.shape), value.device.type)
             if type(value) is np.ndarray and not value.dtype.hasobject:
-                numbers = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+                numbers: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
                 return _array, (pickle.PickleBuffer(numbers), value.dtype, value.shape)
             return super().reducer_override(value)
 

@@ -102,6 +102,12 @@ class _Actor:
     state: Any = None
     request: _Request | None = None
 
+    @property
+    def pending(self) -> _Request:
+        """Return the call that it has not answered yet."""
+        assert self.request is not None, "this block was asked nothing"
+        return self.request
+
 
 @dataclass(frozen=True)
 class _Request:
@@ -249,8 +255,7 @@ class RayBlocks:
         actor = self._actors[b]
         errors = self._ray.exceptions
         for _ in range(MOST_DEATHS):
-            request = actor.request
-            assert request is not None
+            request = actor.pending
             try:
                 parcel = self._ray.get(request.reply)
             except errors.RayActorError:
@@ -368,6 +373,14 @@ class BlockTransport:
             call: requests to clients.
         """
         return _Replies(self._blocks, call, self._lost(call)).part(call)
+
+    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
+        """Answer several calls, one after another.
+
+        Args:
+            calls: requests to clients.
+        """
+        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Ask all blocks at once, and yield the replies in the parts of a run in one process.
