@@ -29,10 +29,10 @@ from combinations import (
 from securecluster import Federation
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Call, Response
+from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import CHOICE
 from securecluster.protocols import Settings
 from securecluster.protocols.conformance import check_frames
-from securecluster.runtime.transport import Recorded
 
 SMALL: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "linear"}
 LOSSY = Settings(transcript="full", dropout=0.2)
@@ -69,19 +69,18 @@ def killed_in(call: int) -> Iterator[None]:
     Args:
         call: number of the call, from 0.
     """
-    exchange = Recorded.exchange
+    record = Transcript.record
     made = 0
 
-    def counted(self: Recorded, request: Call) -> Response:
+    def counted(self: Transcript, request: Call, response: Response) -> None:
         nonlocal made
-        response = exchange(self, request)
+        record(self, request, response)
         if made == call:
             raise KeyboardInterrupt
         made += 1
-        return response
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recorded, "exchange", counted)
+        patch.setattr(Transcript, "record", counted)
         yield
 
 
