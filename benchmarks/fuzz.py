@@ -860,17 +860,15 @@ class _Liar:
 
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
-        exchange = net._exchange
-        exchange_hidden = net._exchange_hidden
+        calls_of = net._calls_of
+        hidden_calls_of = net._hidden_calls_of
         send = net._send
 
-        def exchanged(method: Any, call: Any, tries: int = 1) -> Any:
-            ask = partial(exchange, method, call, tries)
-            return self._tried(ask, call.to, method.__name__)
+        def tried_calls(method: Any, tries: int = 1) -> _TriedCalls:
+            return _TriedCalls(calls_of(method, tries), self._tried)
 
-        def exchanged_hidden(release: Any, call: Any) -> Any:
-            ask = partial(exchange_hidden, release, call)
-            return self._tried(ask, call.to, call.method)
+        def tried_hidden_calls(method: Any) -> _TriedCalls:
+            return _TriedCalls(hidden_calls_of(method), self._tried)
 
         def sent(name: str, to: Sequence[int], *rest: Any, **message: Any) -> Any:
             ask = partial(send, name, to, *rest, **message)
@@ -879,8 +877,8 @@ class _Liar:
                 liars = [AUTHORITY]
             return self._tried(ask, liars, name)
 
-        net._exchange = exchanged
-        net._exchange_hidden = exchanged_hidden
+        net._calls_of = tried_calls
+        net._hidden_calls_of = tried_hidden_calls
         net._send = sent
         # the channel's parts hold the function that they were given before
         net.connect()
@@ -903,6 +901,31 @@ class _Liar:
                 return answer
         # an honest reply, so that the loop goes on
         return ask()
+
+
+@dataclass
+class _TriedCalls:
+    """Calls of one client method, with forged replies before honest ones.
+
+    Args:
+        calls: sends them.
+        tried: asks with forged replies first.
+    """
+
+    calls: Any
+    tried: Callable[[Callable[[], Any], Sequence[int], str], Any]
+
+    def __call__(self, call: Any) -> Any:
+        """Return the replies that the network takes."""
+        return self.tried(partial(self.calls, call), call.to, call.method)
+
+    def stream(self, call: Any, chunk: int | None = None) -> Iterator[Any]:
+        """Yield the parts of the replies that the network takes."""
+
+        def ask() -> list[Any]:
+            return list(self.calls.stream(call, chunk))
+
+        yield from self.tried(ask, call.to, call.method)
 
 
 @contextmanager
