@@ -80,6 +80,13 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/privacy/masking/rotations.py",
     ),
     "memory": RUNS,
+    "over_flower_cost": (
+        "securecluster/runs/flower.py",
+        "securecluster/runs/node.py",
+        "securecluster/runs/server_run.py",
+        "securecluster/runtime/aggregators.py",
+        *SECURE_SUMS,
+    ),
     "papers/nsim_time": ("protocols/nsim/lcss.py", "protocols/nsim/similarity_model.py"),
     "peers_cnn": RUNS,
     "peers_cnn_1000": RUNS,
