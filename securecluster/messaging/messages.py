@@ -362,6 +362,8 @@ class Call:
         asker: local parameter server that calls each recipient; empty if the server itself does.
         group: clients of each recipient's secure sum, as in a header; empty without secure sums.
         attempt: number of the attempt at a secure sum, from 0.
+        adds: group of each recipient, where the server only adds the replies of each group: clients
+            of one process may then send these sums (`Added`). It is not in frames.
     """
 
     config: str
@@ -375,6 +377,7 @@ class Call:
     asker: tuple[int, ...] = ()
     group: tuple[str, ...] = ()
     attempt: int = 0
+    adds: tuple[int, ...] = ()
 
     def header(self, position: int) -> Header:
         """Return the header of the request to `to[position]`.
@@ -420,14 +423,31 @@ class Call:
         group: tuple[str, ...] = ()
         if self.group:
             group = tuple(self.group[k] for k in positions)
+        adds: tuple[int, ...] = ()
+        if self.adds:
+            adds = tuple(self.adds[k] for k in positions)
         return dataclasses.replace(
             self,
             to=tuple(self.to[k] for k in positions),
             members=tuple(self.members[k] for k in positions),
             asker=asker,
             group=group,
+            adds=adds,
             query=select(self.query, positions),
         )
+
+
+@dataclass(frozen=True)
+class Added:
+    """What stays known of replies whose rows arrived as sums.
+
+    Args:
+        groups: group of each row of the sums, ascending.
+        digests: of each client's own reply, in the order of the clients (`reply_digests`).
+    """
+
+    groups: tuple[int, ...]
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -439,12 +459,14 @@ class Response:
         reply: message with one frame per client of `ids`; None if nobody replied.
         receipts: what each client of `ids` released in its reply; empty where nobody has any.
         refused: by client that is alive and refused, the code of its refusal (`refusals`).
+        added: where the rows of `reply` are sums of those of the clients, one per group.
     """
 
     ids: tuple[int, ...]
     reply: Any
     receipts: tuple[Receipts, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
+    added: Added | None = None
 
     def receipts_at(self, position: int) -> Receipts:
         """Return the receipts of one client's reply.
@@ -453,6 +475,22 @@ class Response:
             position: of the client in `ids`.
         """
         return self.receipts[position] if self.receipts else ()
+
+    def of(self, clients: Sequence[int]) -> Response:
+        """Return the replies of some clients, of those that replied, and all refusals.
+
+        Args:
+            clients: in the order of the new response.
+        """
+        position_of = {client: position for position, client in enumerate(self.ids)}
+        positions = [position_of[client] for client in clients if client in position_of]
+        if not positions:
+            return Response((), None, (), self.refused)
+        receipts = self.receipts
+        if receipts:
+            receipts = tuple(receipts[k] for k in positions)
+        ids = tuple(self.ids[k] for k in positions)
+        return Response(ids, select(self.reply, positions), receipts, self.refused)
 
 
 def format_ids(ids: Sequence[int]) -> str:

@@ -241,7 +241,7 @@ class Transcript:
             self._contents.append(contents)
             return ""
         fields = dict(vars(call))
-        del fields["query"]
+        del fields["query"], fields["adds"]
         reply = None
         if response.reply is not None:
             reply = _fields_of(response.reply)
@@ -564,7 +564,10 @@ def entry_of(call: Call, answer: Response) -> Entry:
     reply_sizes: list[int] = []
     if reply_headers:  # without replies there is no message
         receipts = [answer.receipts_at(position) for position in positions]
-        reply_sizes = wire.sizes(reply_headers, answer.reply, positions, receipts)
+        rows = positions
+        if answer.added is not None:  # a sum is as long as each of its rows
+            rows = [0] * len(positions)
+        reply_sizes = wire.sizes(reply_headers, answer.reply, rows, receipts)
     size_of = dict(zip(positions, reply_sizes, strict=True))
     replies = []
     lost = []

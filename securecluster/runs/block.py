@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
@@ -17,11 +17,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning
-from securecluster.messaging.messages import Call, Rows
+from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.method import Method
 from securecluster.runs.parcels import Parcel, opened, packed
+from securecluster.runtime.aggregators import added
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
@@ -78,6 +79,19 @@ class BlockEnd:
     unshared: Sequence[int]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What the server wants of the replies to a call.
+
+    Args:
+        ids: of clients whose replies it wants.
+        group_of: group of each, where it wants sums; empty for single replies.
+    """
+
+    ids: Sequence[int]
+    group_of: Mapping[int, int] = field(default_factory=dict)
+
+
 class Block:
     """The clients of one process, asked by parcels.
 
@@ -89,6 +103,7 @@ class Block:
         self._plan: BlockPlan = opened(plan)
         self._device = choose_device(self._plan.settings.device)
         self._endpoint: Endpoint[Any] | None = None
+        self._held: Response | None = None
 
     def answer(self, call: Parcel) -> tuple[Parcel, Parcel]:
         """Answer a call, and return the response and the clients' state after it.
@@ -99,6 +114,42 @@ class Block:
         outcome = self._done(lambda: self._made().answer(_call(call)))
         state = self._done(self._state)
         return outcome, state
+
+    def hold(self, call: Parcel) -> tuple[Parcel, Parcel, Parcel]:
+        """Answer a call, and keep the response for `piece`.
+
+        Args:
+            call: a `Call` to clients of the block.
+
+        Returns:
+            An `Outcome` without a value, the response, and the clients' state after it.
+        """
+        self._held = None
+
+        def answer() -> None:
+            self._held = self._made().answer(_call(call))
+
+        outcome = self._done(answer)
+        return outcome, packed(self._held), self._done(self._state)
+
+    def piece(self, wanted: Parcel, held: Parcel) -> Parcel:
+        """Return some of the replies that are held, or their sums by group.
+
+        Args:
+            wanted: a `Piece`.
+            held: the response, for a process that was started since.
+        """
+
+        def piece() -> Response:
+            if self._held is None:
+                self._held = opened(held)
+            part: Piece = opened(wanted)
+            replies = self._held.of(part.ids)
+            if replies.reply is None or not part.group_of:
+                return replies
+            return added(replies, [part.group_of[client] for client in replies.ids])
+
+        return self._done(piece)
 
     def state(self, nothing: Parcel) -> Parcel:
         """Return the clients' state.

@@ -36,9 +36,9 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
-from securecluster.messaging.messages import Call, Response, Rows, select, stack
+from securecluster.messaging.messages import Call, Response, Rows, stack
 from securecluster.privacy.masking.key_agreement import AuthorityKeys, PairwiseKeys, Secrets
-from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome
+from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome, Piece
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import initial_model
 from securecluster.runs.experiment import ATTRIBUTE, experiment_of
@@ -94,12 +94,14 @@ class _Actor:
         plan: of its block.
         handle: of Ray.
         state: reference to the clients' state after their last call; None before the first.
+        held: reference to the replies to the last call that it keeps for sums; None before it.
         request: the call that it has not answered yet, with the references to its results.
     """
 
     plan: BlockPlan
     handle: Any = None
     state: Any = None
+    held: Any = None
     request: _Request | None = None
 
     @property
@@ -118,12 +120,14 @@ class _Request:
         parcel: its argument.
         reply: reference to the reply.
         state: reference to the state after it; None where it changes none.
+        held: reference to replies that stay there; None where none do.
     """
 
     method: str
     parcel: Parcel
     reply: Any
-    state: Any
+    state: Any = None
+    held: Any = None
 
 
 class RayBlocks:
@@ -267,6 +271,8 @@ class RayBlocks:
             actor.request = None
             if request.state is not None:
                 actor.state = request.state
+            if request.held is not None:
+                actor.held = request.held
             self.traffic.add(parcel)
             return _value(opened(parcel))
         raise UsageError(
@@ -278,12 +284,16 @@ class RayBlocks:
         """Send a request to an actor."""
         self.traffic.add(parcel)
         remote = getattr(actor.handle, method)
-        state = None
         if method == "answer":
             reply, state = remote.options(num_returns=2).remote(parcel)
+            actor.request = _Request(method, parcel, reply, state)
+        elif method == "hold":
+            reply, held, state = remote.options(num_returns=3).remote(parcel)
+            actor.request = _Request(method, parcel, reply, state, held)
+        elif method == "piece":
+            actor.request = _Request(method, parcel, remote.remote(parcel, actor.held))
         else:
-            reply = remote.remote(parcel)
-        actor.request = _Request(method, parcel, reply, state)
+            actor.request = _Request(method, parcel, remote.remote(parcel))
 
     def _replace(self, actor: _Actor) -> None:
         """Make an actor that has died again, with its clients as they were before the call."""
@@ -399,6 +409,9 @@ class BlockTransport:
 class _Replies:
     """Replies of all blocks to one call, taken block by block as parts of the call ask for them.
 
+    Replies that the server only adds stay in their blocks, which send the sums of each part. A part
+    with clients of several blocks comes as single replies.
+
     Args:
         blocks: the actors, which are asked at once.
         call: the call.
@@ -409,6 +422,8 @@ class _Replies:
         self._blocks = blocks
         self._lost = lost
         self._responses: dict[int, Response] = {}
+        self._group_of = dict(zip(call.to, call.adds, strict=False))  # empty where nothing is added
+        self._settled: set[int] = set()  # blocks that have answered
         parts: dict[int, list[int]] = {}
         for k, client in enumerate(call.to):
             if client not in lost:
@@ -416,7 +431,7 @@ class _Replies:
         # clients of each block whose replies were not taken yet
         self._left = {b: len(positions) for b, positions in parts.items()}
         requests = {b: call.select(positions) for b, positions in parts.items()}
-        blocks.send("answer", requests)
+        blocks.send("hold" if call.adds else "answer", requests)
 
     def part(self, part: Call) -> Response:
         """Return the replies of some clients of the call, in its order.
@@ -430,8 +445,23 @@ class _Replies:
         by_block: dict[int, list[int]] = {}
         for client in wanted:
             by_block.setdefault(self._blocks.block_of[client], []).append(client)
-        pieces = [self._piece(b, clients) for b, clients in by_block.items()]
+        if self._group_of:
+            pieces = self._held_pieces(by_block)
+        else:
+            pieces = [self._piece(b, clients) for b, clients in by_block.items()]
         return _joined(pieces, wanted)
+
+    def _held_pieces(self, by_block: Mapping[int, Sequence[int]]) -> list[Response]:
+        """Return replies that blocks hold: their sums, where one block has all of them."""
+        for b in by_block:
+            if b not in self._settled:
+                self._blocks.reply(b)
+                self._settled.add(b)
+        wanted = {b: Piece(clients) for b, clients in by_block.items()}
+        if len(by_block) == 1:
+            ((b, clients),) = by_block.items()
+            wanted = {b: Piece(clients, {client: self._group_of[client] for client in clients})}
+        return list(self._blocks.ask("piece", wanted).values())
 
     def _piece(self, b: int, clients: Sequence[int]) -> Response:
         """Return the replies of some clients of a block."""
@@ -441,17 +471,7 @@ class _Replies:
         self._left[b] -= len(clients)
         if not self._left[b]:  # no later part needs it
             del self._responses[b]
-        position_of = {client: k for k, client in enumerate(response.ids)}
-        return _selected(response, [position_of[client] for client in clients])
-
-
-def _selected(response: Response, positions: Sequence[int]) -> Response:
-    """Return some replies of a response."""
-    receipts = response.receipts
-    if receipts:
-        receipts = tuple(receipts[k] for k in positions)
-    ids = tuple(response.ids[k] for k in positions)
-    return Response(ids, select(response.reply, positions), receipts, response.refused)
+        return response.of(clients)
 
 
 def _joined(pieces: Sequence[Response], order: Sequence[int]) -> Response:
@@ -464,14 +484,15 @@ def _joined(pieces: Sequence[Response], order: Sequence[int]) -> Response:
     if len(pieces) == 1:
         return pieces[0]
     ids = [client for piece in pieces for client in piece.ids]
-    reply = stack([piece.reply for piece in pieces])
+    reply = None
+    if ids:
+        reply = stack([piece.reply for piece in pieces if piece.ids])
     receipts = [piece.receipts_at(k) for piece in pieces for k in range(len(piece.ids))]
     refused = {client: code for piece in pieces for client, code in piece.refused.items()}
     whole = Response(tuple(ids), reply, tuple(receipts) if any(receipts) else (), refused)
     if ids == list(order):
         return whole
-    position_of = {client: k for k, client in enumerate(ids)}
-    return _selected(whole, [position_of[client] for client in order])
+    return whole.of(order)
 
 
 class BlockedClients:

@@ -6,13 +6,14 @@ An aggregator defines its own rounds, parties and keys, and its rule for clients
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Call, Response, Rows
+from securecluster.messaging.digests import reply_digests
+from securecluster.messaging.messages import Added, Call, Response, Rows
 from securecluster.privacy.cohorts import Cohort
 from securecluster.runtime.port import Connected, Port
 
@@ -145,11 +146,17 @@ class Plain(Connected):
         counts = [0] * groups
         ids: list[int] = []
         group_of = dict(zip(call.to, by, strict=True))
+        if not self._wide:
+            call = dataclasses.replace(call, adds=tuple(by))
         for response in exchange.stream(call):
             if response.reply is None:  # all clients of the part dropped out
                 continue
             reply_groups = [group_of[client] for client in response.ids]
-            sums = _add(sums, response.reply, reply_groups, groups, self._wide)
+            if response.added is None:
+                part = part_sums(response.reply, reply_groups, self._wide)
+            else:
+                part = _rows_by_group(response.reply, response.added.groups)
+            sums = _add(sums, response.reply, part, groups)
             ids += response.ids
             for group in reply_groups:
                 counts[group] += 1
@@ -170,38 +177,92 @@ def members_by_group(clients: Iterable[int], by: Iterable[int], groups: int) -> 
     return members
 
 
-def _add(sums: Any, reply: Any, reply_groups: list[int], groups: int, wide: bool) -> Any:
-    """Add the replies of a part to the sums, in place, and return the sums.
+def part_sums(
+    reply: Any, reply_groups: Sequence[int], wide: bool = False
+) -> dict[str, dict[int, torch.Tensor]]:
+    """Return the sums of a part's rows, by field and group.
+
+    Args:
+        reply: the replies of a part, as a batch.
+        reply_groups: group of each reply.
+        wide: True to sum in float64.
+    """
+    # in ascending order, so that equal replies give equal bits
+    present = sorted(set(reply_groups))
+    sums: dict[str, dict[int, torch.Tensor]] = {}
+    for name, rows in _addends(reply, wide).items():
+        by_group = {}
+        for group in present:
+            members = _rows_of_group(rows, reply_groups, group)
+            by_group[group] = members.sum(0, dtype=rows.dtype)
+        sums[name] = by_group
+    return sums
+
+
+def added(response: Response, groups: Sequence[int]) -> Response:
+    """Return a response whose rows are sums by group.
+
+    It is returned as it is where the server needs single rows: where a number is not finite, since
+    the error names the client, and where fields are no rows of real numbers.
+
+    Args:
+        response: single replies.
+        groups: group of each.
+    """
+    values = [value for value in vars(response.reply).values() if value is not None]
+    rows = [value.table for value in values if isinstance(value, Rows)]
+    only_rows = len(rows) == len(values)
+    if not only_rows or not all(table.is_floating_point() for table in rows):
+        return response
+    if not all(bool(torch.isfinite(table).all()) for table in rows):
+        return response
+    sums = {}
+    for name, by_group in part_sums(response.reply, groups).items():
+        sums[name] = Rows(torch.stack(list(by_group.values())))
+    digests = reply_digests(response.reply, len(response.ids))
+    known = Added(tuple(sorted(set(groups))), digests)
+    reply = dataclasses.replace(response.reply, **sums)
+    return dataclasses.replace(response, reply=reply, added=known)
+
+
+def _rows_by_group(reply: Any, groups: Sequence[int]) -> dict[str, dict[int, torch.Tensor]]:
+    """Return rows that are sums already, by field and group.
+
+    Args:
+        reply: whose rows are sums.
+        groups: group of each row.
+    """
+    addends = _addends(reply, wide=False)
+    return {name: dict(zip(groups, rows, strict=True)) for name, rows in addends.items()}
+
+
+def _add(sums: Any, reply: Any, part: Mapping[str, dict[int, torch.Tensor]], groups: int) -> Any:
+    """Add the sums of a part to those of the parts before, in place, and return them.
 
     Args:
         sums: reply message with (groups, …) fields; None before the first part.
-        reply: the replies of a part, as a batch.
-        reply_groups: group of each reply.
+        reply: the replies of the part.
+        part: their sums, by field and group.
         groups: number of groups.
-        wide: True to sum in float64.
 
     Raises:
         FrameError: the replies of two parts do not have the same fields, shapes and types.
     """
-    addends = _addends(reply, wide)
     if sums is None:
-        sums = _zeros(reply, addends, groups)
+        sums = _zeros(reply, part, groups)
     for name, value in vars(reply).items():
         absent_so_far = getattr(sums, name) is None
         if (value is None) != absent_so_far:
             raise FrameError(f"{name}: present in some replies and absent in others")
-    for name, rows in addends.items():
+    for name, by_group in part.items():
         table = getattr(sums, name).table  # (groups, …)
-        row_shape = tuple(rows.shape[1:])
-        table_shape = tuple(table.shape[1:])
-        if row_shape != table_shape or rows.dtype != table.dtype:
-            raise FrameError(
-                f"{name}: the replies differ in shape or type: {table_shape} and {row_shape}"
-            )
-        # in ascending order, so that equal replies give equal bits
-        for group in sorted(set(reply_groups)):
-            members = _rows_of_group(rows, reply_groups, group)
-            table[group] += members.sum(0)
+        for group, row in by_group.items():
+            if row.shape != table[group].shape or row.dtype != table.dtype:
+                raise FrameError(
+                    f"{name}: the replies differ in shape or type: {tuple(table.shape[1:])} and "
+                    f"{tuple(row.shape)}"
+                )
+            table[group] += row
     return sums
 
 
@@ -218,17 +279,18 @@ def _addends(reply: Any, wide: bool) -> dict[str, torch.Tensor]:
     return addends
 
 
-def _zeros(reply: Any, addends: dict[str, torch.Tensor], groups: int) -> Any:
+def _zeros(reply: Any, part: Mapping[str, dict[int, torch.Tensor]], groups: int) -> Any:
     """Return a reply message whose rows are zero sums, one per group."""
     empty = {}
-    for name, rows in addends.items():
-        shape = (groups, *rows.shape[1:])
-        zeros = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
+    for name, by_group in part.items():
+        row = next(iter(by_group.values()))
+        shape = (groups, *row.shape)
+        zeros = torch.zeros(shape, dtype=row.dtype, device=row.device)
         empty[name] = Rows(zeros)
     return dataclasses.replace(reply, **empty)
 
 
-def _rows_of_group(rows: torch.Tensor, reply_groups: list[int], group: int) -> torch.Tensor:
+def _rows_of_group(rows: torch.Tensor, reply_groups: Sequence[int], group: int) -> torch.Tensor:
     """Return the rows of one group; all rows, without a copy, if they are of this group."""
     positions = [k for k, other in enumerate(reply_groups) if other == group]
     if len(positions) == len(rows):

@@ -603,9 +603,11 @@ class ServerChannel:
         reply = placed(response.reply, release.through, self._device)
         response = dataclasses.replace(response, reply=reply)
         if self._recorded_at_once(method):
-            self._record(method, call.verb, response.ids, reply, call.step)
+            digests = None if response.added is None else response.added.digests
+            self._record(method, call.verb, response.ids, reply, call.step, digests)
         # After the ledger: a reply that is not finite has left its client all the same.
-        check_finite(call, response)
+        if response.added is None:  # or else rows were finite before they were added
+            check_finite(call, response)
         return response
 
     def _checked_hidden(self, call: Call, response: Response) -> Response:

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from securecluster.core.randomness import Part, Randomness
@@ -449,6 +450,8 @@ class Recorded:
             call: requests to clients.
             chunk: clients of a part; None takes as many as memory allows.
         """
+        if self._transcript.mode == "full":  # single replies are recorded
+            call = replace(call, adds=())
         for part, response in self._inner.stream(call, chunk):
             self._transcript.record(part, response)
             yield part, response

@@ -20,6 +20,7 @@ from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RunFolderError, UsageError
 from securecluster.runs.ray_blocks import RayBlocks
 from securecluster.runs.serialization import FittedState
+from securecluster.runtime import chunks
 
 ray = pytest.importorskip("ray")
 
@@ -118,6 +119,27 @@ def test_a_run_in_blocks_equals_one_in_one_process(
     check_equal(name, federation)
 
 
+@pytest.mark.parametrize("name", ["fedavg", cases.exhaustive("ifca"), cases.exhaustive("srfca")])
+def test_blocks_send_the_sums_of_parts_that_are_theirs(
+    name: str, local: None, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # parts of two clients, of which the second has one of each block
+    monkeypatch.setattr(chunks, "chunk_size", lambda reply: 2)
+    monkeypatch.setattr(chunks, "FIRST_CHUNK", 2)
+    came: list[bool] = []
+    ask = RayBlocks.ask
+
+    def keep(blocks: RayBlocks, method: str, contents: Any) -> Any:
+        replies = ask(blocks, method, contents)
+        if method == "piece":
+            came.extend(reply.added is not None for reply in replies.values())
+        return replies
+
+    monkeypatch.setattr(RayBlocks, "ask", keep)
+    check_equal(name, federation)
+    assert came[:4] == [True, False, False, True]
+
+
 def killing(patch: pytest.MonkeyPatch, method: str, times: Callable[[int], bool]) -> list[int]:
     """Kill an actor during some requests of a method, and return which they were."""
     send = RayBlocks.send
@@ -139,7 +161,13 @@ def killing(patch: pytest.MonkeyPatch, method: str, times: Callable[[int], bool]
 
 @pytest.mark.parametrize(
     ("method", "number"),
-    [("answer", 4), cases.exhaustive("answer", 1), cases.exhaustive("evaluate", 2)],
+    [
+        ("answer", 4),
+        cases.exhaustive("answer", 1),
+        cases.exhaustive("hold", 2),
+        ("piece", 2),
+        cases.exhaustive("evaluate", 2),
+    ],
 )
 def test_an_actor_that_dies_loses_nothing(
     method: str, number: int, local: None, federation: Federation, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +176,8 @@ def test_an_actor_that_dies_loses_nothing(
 
     def make() -> Any:
         options = {**NOISE, "dp_unit": "client", "mask": "permutation", "keep_momentum": True}
-        return cases.variant("cfl", **SMALL, **options, momentum=0.5)
+        name = "fedavg" if method in ("hold", "piece") else "cfl"
+        return cases.variant(name, **SMALL, **options, momentum=0.5)
 
     one = make().fit(federation, Settings(threads=1)).kept_
     assert_equal(one, make().fit(federation, in_blocks({"threads": 1})).kept_)
@@ -196,7 +225,7 @@ def test_a_clients_refusal_ends_the_run_with_its_sentence(
     send = RayBlocks.send
 
     def send_of_another_run(blocks: RayBlocks, name: str, contents: Any) -> None:
-        if name == "answer":
+        if name in ("answer", "hold"):
             contents = {b: replace(call, config="0" * 32) for b, call in contents.items()}
         send(blocks, name, contents)
 
@@ -219,9 +248,10 @@ def test_messages_go_to_blocks_and_not_to_clients(
     monkeypatch.setattr(RayBlocks, "close", keep)
     fitted = cases.variant("fedavg", **SMALL).fit(federation, in_blocks({"threads": 1}))
     (traffic,) = counted
-    calls = SMALL["rounds"] + 1  # the last one brings all clients the last average
-    # beside calls: scores after each round, and models and their scores at the end
-    assert traffic.messages == 2 * CORES * (calls + SMALL["rounds"] + 2)
+    rounds = SMALL["rounds"]
+    calls = rounds + 1  # the last one brings all clients the last average
+    # beside calls: replies of each sum, scores after each round, and models and their scores
+    assert traffic.messages == 2 * CORES * (calls + 2 * rounds + 2)
     assert traffic.bytes < 3 * (fitted.bytes_["up"] + fitted.bytes_["down"])
 
 
