@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import cache, partial
 from typing import Any
 
 from benchmarks.grid import counts
@@ -26,8 +27,23 @@ from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runs.serialization import FittedState
 from securecluster.runs.simulated_run import SimulatedRun
 
+WIDTH = 13_333
 SAMPLES = 6  # of each client, as many as 200 clients can have
-CASES: dict[str, Callable[..., ClusteringProtocol]] = {"fedavg": FedAvg, "cfl": CFL, "mrmtl": MRMTL}
+
+
+@cache
+def wide() -> torch.nn.Module:
+    """Return a network of 10^6 parameters, of which few clients make a part of a sum."""
+    layers = (torch.nn.Linear(64, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 10))
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+
+CASES: dict[str, Callable[..., ClusteringProtocol]] = {
+    "fedavg": partial(FedAvg, model="mlp"),
+    "fedavg, wide": lambda **options: FedAvg(model=wide(), **options),
+    "cfl": partial(CFL, model="mlp"),
+    "mrmtl": partial(MRMTL, model="mlp"),
+}
 
 
 def timed(
@@ -90,7 +106,7 @@ def measure(case: str, clients: int, rounds: int, workers: int) -> dict[str, Any
     options: dict[str, Any] = {"threads": 1, "keys_from_seed": True, "transcript": "none"}
 
     def run(**more: Any) -> tuple[FittedState, dict[str, Any]]:
-        made = CASES[case](rounds=rounds, model="mlp")
+        made = CASES[case](rounds=rounds)
         return timed(made, federation, Settings(**options, **more))
 
     run()  # the first run loads what later ones have
@@ -123,6 +139,7 @@ def main() -> None:
             measure(case, clients, options.rounds, options.workers)
             for case in CASES
             for clients in (options.small, options.large)
+            if clients == options.large or case != "fedavg, wide"
         ]
     finally:
         ray.shutdown()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.metrics import agreement, share_at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
@@ -16,20 +15,20 @@ from securecluster.messaging.messages import Call, Rows
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.endpoints import KeySource, build_client, samples_of
 from securecluster.runs.method import Method
+from securecluster.runs.observed_clients import ObservedClients
 from securecluster.runs.serialization import SHARED
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget
-from securecluster.runtime.run import CheckpointPart, Line
+from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Transport
 from securecluster.training.chance_level import Chance, at_chance
 
 
-class ClientsHalf:
+class ClientsHalf(ObservedClients):
     """The clients' half of a run: of one client, of some, or of all.
 
-    It shares nothing with the server but a transport. The observer's measurements lie outside the
-    protocol, and need the server's state beside the clients' data.
+    It shares nothing with the server but a transport.
 
     Args:
         method: with the hyper-parameters of the run.
@@ -41,9 +40,7 @@ class ClientsHalf:
     def __init__(
         self, method: Method, federation: Federation, settings: Settings, endpoint: Endpoint[Any]
     ) -> None:
-        self.method = method
-        self.federation = federation
-        self.settings = settings
+        super().__init__(method, federation, settings)
         self.endpoint = endpoint
         self.client = endpoint.client
 
@@ -112,37 +109,18 @@ class ClientsHalf:
             if isinstance(reservation, ReleaseTarget):
                 reservation.learn(events())
 
-    def observe(self, state: Any) -> Line:
-        """Return the observer's numbers after a round.
+    @property
+    def observed(self) -> Any:
+        """Return the clients' object."""
+        return self.client
+
+    def evaluate(self, state: Any) -> NDArray[np.float64]:
+        """Return each client's score after a round, (m,).
 
         Args:
             state: the server's state.
         """
-        scores = self.method.observer.evaluate(self.client, state)
-        line = dict(self.method.observer.observe(self.federation, self.client, state, scores))
-        line["at_target"] = None
-        if self.federation.objective.higher:
-            line["at_target"] = share_at(scores, self.settings.target)
-        return line
-
-    def labels(self, state: Any) -> list[int]:
-        """Return each client's cluster, (m,), as the experimenter knows it.
-
-        Args:
-            state: the server's final state.
-        """
-        return self.method.observer.known_labels(self.client, state)
-
-    def agreement(self, labels: list[int]) -> dict[str, Any] | None:
-        """Return scores against the true clusters; None where nobody knows these.
-
-        Args:
-            labels: each client's cluster, (m,).
-        """
-        # Files of one's own data have no true clusters to be compared with.
-        if self.federation.truth is None:
-            return None
-        return dict(agreement(labels, self.federation.truth))
+        return self.method.observer.evaluate(self.client, state)
 
     def models(self, state: Any) -> Rows:
         """Return the model that each client has at the end, (m, d).

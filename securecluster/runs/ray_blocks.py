@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.metrics import agreement, share_at
 from securecluster.core.client_names import at
 from securecluster.core.devices import choose_device
 from securecluster.core.lazy_torch import torch
@@ -43,10 +42,11 @@ from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import initial_model
 from securecluster.runs.experiment import ATTRIBUTE, experiment_of
 from securecluster.runs.method import Method
+from securecluster.runs.observed_clients import ObservedClients
 from securecluster.runs.parcels import Parcel, opened, packed, size
 from securecluster.runs.serialization import SHARED
-from securecluster.runtime.chunks import in_chunks
-from securecluster.runtime.run import CheckpointPart, Line
+from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
+from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
 from securecluster.training.chance_level import Chance, at_chance
 from securecluster.training.local_trainer import LocalTrainer
@@ -55,6 +55,8 @@ from securecluster.training.local_trainer import LocalTrainer
 MOST_DEATHS = 3
 # until all actors have started
 START_SECONDS = 600
+# how much larger than equal blocks the largest may be
+UNEVEN = 1.1
 
 
 @dataclass
@@ -189,8 +191,7 @@ class RayBlocks:
         workers = min(workers, self._clients)
         # several blocks share a GPU or a core where there are more blocks
         self._share = 1 / math.ceil(workers / int(total))
-        parts = np.array_split(np.arange(self._clients), workers)
-        positions = [[int(k) for k in part] for part in parts]
+        positions = blocks_of(self._clients, workers)
         self.block_of = {k: b for b, part in enumerate(positions) for k in part}
         self.positions = positions
         self._actors = [_Actor(self._plan(part)) for part in positions]
@@ -364,6 +365,24 @@ class RayBlocks:
             self._ray.shutdown()
 
 
+def blocks_of(clients: int, workers: int) -> list[list[int]]:
+    """Return the positions of the clients of each block.
+
+    Blocks begin where parts of sums over large updates begin, so that few parts have clients of two
+    blocks, unless a block would be more than a tenth larger than equal ones are.
+
+    Args:
+        clients: number of clients.
+        workers: number of blocks, at most as many.
+    """
+    even = np.array_split(np.arange(clients), workers)
+    firsts = [FIRST_CHUNK * round(part[0] / FIRST_CHUNK) for part in even[1:]]
+    blocks = np.split(np.arange(clients), firsts)
+    if max(map(len, blocks)) > UNEVEN * len(even[0]):
+        blocks = even
+    return [[int(position) for position in block] for block in blocks]
+
+
 class BlockTransport:
     """Transport to clients in blocks.
 
@@ -495,7 +514,7 @@ def _joined(pieces: Sequence[Response], order: Sequence[int]) -> Response:
     return whole.of(order)
 
 
-class BlockedClients:
+class BlockedClients(ObservedClients):
     """The clients' half of a run whose clients are in blocks.
 
     The experimenter's scores are computed in the blocks, from the server's state. At the end the
@@ -516,9 +535,7 @@ class BlockedClients:
     ) -> None:
         check_engine(settings)
         _check(method)
-        self.method = method
-        self.federation = federation
-        self.settings = settings
+        super().__init__(method, federation, settings)
         self.device = choose_device(settings.device)
         config = method.config(federation, settings.dtype)
         carried = _without_result(method)
@@ -568,37 +585,18 @@ class BlockedClients:
         self.blocks.events = events
         self.blocks.learn()
 
-    def observe(self, state: Any) -> Line:
-        """Return the observer's numbers after a round.
+    @property
+    def observed(self) -> Any:
+        """Return what stands in for the clients' object."""
+        return self._elsewhere
+
+    def evaluate(self, state: Any) -> NDArray[np.float64]:
+        """Return each client's score after a round, (m,).
 
         Args:
             state: the server's state.
         """
-        observer = self.method.observer
-        scores = np.asarray(self._gathered("evaluate", state))
-        line = dict(observer.observe(self.federation, self._elsewhere, state, scores))
-        line["at_target"] = None
-        if self.federation.objective.higher:
-            line["at_target"] = share_at(scores, self.settings.target)
-        return line
-
-    def labels(self, state: Any) -> list[int]:
-        """Return each client's cluster, (m,), as the experimenter knows it.
-
-        Args:
-            state: the server's final state.
-        """
-        return self.method.observer.known_labels(self._elsewhere, state)
-
-    def agreement(self, labels: list[int]) -> dict[str, Any] | None:
-        """Return scores against the true clusters; None where nobody knows these.
-
-        Args:
-            labels: each client's cluster, (m,).
-        """
-        if self.federation.truth is None:
-            return None
-        return dict(agreement(labels, self.federation.truth))
+        return np.asarray(self._gathered("evaluate", state))
 
     def models(self, state: Any) -> Rows:
         """Return the model that each client has at the end, (m, d).

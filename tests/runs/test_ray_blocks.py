@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from securecluster.attacks.experiments import tapped
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RunFolderError, UsageError
-from securecluster.runs.ray_blocks import RayBlocks
+from securecluster.runs.ray_blocks import RayBlocks, blocks_of
 from securecluster.runs.serialization import FittedState
 from securecluster.runtime import chunks
 
@@ -138,6 +139,21 @@ def test_blocks_send_the_sums_of_parts_that_are_theirs(
     monkeypatch.setattr(RayBlocks, "ask", keep)
     check_equal(name, federation)
     assert came[:4] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("clients", [1, 6, 64, 100, 200, 1000])
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_blocks_are_of_nearly_equal_numbers_of_consecutive_clients(
+    clients: int, workers: int
+) -> None:
+    workers = min(workers, clients)
+    blocks = blocks_of(clients, workers)
+    assert [position for block in blocks for position in block] == list(range(clients))
+    assert len(blocks) == workers
+    assert all(blocks)
+    assert max(map(len, blocks)) <= 1.1 * math.ceil(clients / workers)
+    if clients / workers >= 16 / 0.1:  # the nearest part of a sum begins at most 16 clients away
+        assert all(block[0] % 32 == 0 for block in blocks)
 
 
 def killing(patch: pytest.MonkeyPatch, method: str, times: Callable[[int], bool]) -> list[int]:
