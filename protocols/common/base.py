@@ -34,7 +34,12 @@ from securecluster.protocols.common.sum_options import SumOptions
 from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.runs.carry_out import carry_out, fit_in
 from securecluster.runs.config import check_kind, known, numbers
-from securecluster.runs.derived import initial_model, params_as_json, resolved_defaults
+from securecluster.runs.derived import (
+    initial_model,
+    module_doubts,
+    params_as_json,
+    resolved_defaults,
+)
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.serialization import saved_protocol
@@ -185,8 +190,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
     def fit(
         self,
         federation: Federation,
-        settings: Settings | None = None,
+        settings: Settings | Any | None = None,
         *,
+        groups: Any = None,
         folder: Path | str | None = None,
         force: bool = False,
         report: Callable[[Line], None] = lambda line: None,
@@ -194,8 +200,11 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         """Run the protocol on a federation, in this process.
 
         Args:
-            federation: the clients and their data.
-            settings: device, precision, threads, dropouts and transcript of the run.
+            federation: the clients and their data; with groups the samples X (n, …).
+            settings: device, precision, threads, dropouts and transcript of the run; with groups
+                the labels y (n,).
+            groups: name of the client of each sample (n,), as scikit-learn passes it:
+                `fit(X, y, groups=groups)` is `fit(Federation.from_groups(X, y, groups, seed=0))`.
             folder: a run folder to write to; None stores everything in memory. The folder may be
                 new or empty. A stopped run of the same configuration, settings and data resumes,
                 and a finished one is loaded. The command line writes the same folders, with
@@ -207,10 +216,15 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             SecureClusterError: the message says what is wrong and what to do; a run in a folder can
                 still be resumed.
         """
-        settings = settings or Settings()
+        if groups is not None:
+            federation = Federation.from_groups(federation, settings, groups, seed=0)
+            settings = None
         check_kind(federation)
+        settings = settings or Settings()
         self.check(len(federation))
         check_settings(settings, federation)
+        for doubt in module_doubts(self, federation):
+            warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         if force and folder is None:
             raise UsageError("force replaces the run in a folder: give folder, or leave force out")
         # A run in memory leaves no file, not even of keys.

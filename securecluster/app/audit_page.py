@@ -227,8 +227,10 @@ def _label_counts(finding: Finding, column: str) -> Iterator[str]:
     assert finding.guess is not None and finding.truth is not None
     for client, counts in list(finding.guess.values.items())[:MOST_CLIENTS]:
         true = finding.truth.label_counts(client)
-        labels = [str(label) for label in range(min(len(true), MOST_CLASSES))]
-        name = printable(finding.truth.federation.names[client])
+        federation = finding.truth.federation
+        classes = federation.class_names or range(len(true))
+        labels = [printable(str(label)) for label in classes[:MOST_CLASSES]]
+        name = printable(federation.names[client])
         series = [
             ("true", (true / true.sum())[:MOST_CLASSES].tolist()),
             ("guessed", (counts / counts.sum())[:MOST_CLASSES].tolist()),

@@ -17,6 +17,7 @@ from securecluster.app.finished_run import (
 )
 from securecluster.app.privacy_report import Statements
 from securecluster.app.report import bytes_table, megabytes
+from securecluster.data.feature_columns import listed
 from securecluster.runs.contents import Privacy, scores_of
 from securecluster.runs.derived import call_types
 from securecluster.runs.disclosures import READERS, Disclosure, protections
@@ -24,6 +25,7 @@ from securecluster.runs.number_format import number, printable, shown
 from securecluster.runtime import run_secret
 
 PAGE = "report.html"
+MOST_NAMES = 12  # classes or features
 MOST_CLIENTS = 40  # rows of the table of ε by client
 SERVER_IS = (
     "The server follows the protocol, and tries to learn from everything that it receives. It sees "
@@ -95,6 +97,7 @@ def summary(run: FinishedRun) -> str:
         ("protocol", result["protocol"]),
         ("data", f"{printable(result['data'].rpartition('/')[2])} ({result['scenario']})"),
         ("clients", str(result["clients"])),
+        *_names(run),
         ("ε", epsilon_text(result["privacy"])),
         ("bytes sent by clients", megabytes(result["bytes"]["up"])),
         ("bytes sent to clients", megabytes(result["bytes"]["down"])),
@@ -103,6 +106,15 @@ def summary(run: FinishedRun) -> str:
     return html.section(
         "The run", html.uncovered(html.table(("", ""), observed)), html.table(("", ""), rows)
     )
+
+
+def _names(run: FinishedRun) -> Iterator[tuple[str, str]]:
+    """Yield the names of classes and features, where the data came with some."""
+    names = {"classes": "class_names", "features": "feature_names"}
+    for heading, entry in names.items():
+        if entry in run.result:
+            values = [printable(str(name)) for name in run.result[entry]]
+            yield heading, listed(values, MOST_NAMES)
 
 
 def epsilon_text(privacy: Privacy) -> str:

@@ -20,6 +20,7 @@ from securecluster.app import comparison_options, execution, sweep_runner
 from securecluster.app.failures import Row
 from securecluster.app.stops import output
 from securecluster.app.sweep_runner import FAILED, Parallel
+from securecluster.core.optional_packages import need
 from securecluster.data.simulation import Simulation
 from securecluster.errors import (
     RunFolderError,
@@ -192,10 +193,7 @@ def sweep(
         UsageError: a mistake that can be found before anything runs, or pandas is not installed.
         RunFolderError: the folder contains another sweep, or cannot be written.
     """
-    try:
-        import pandas
-    except ImportError:
-        raise UsageError("a DataFrame needs pandas: pip install 'securecluster[sweep]'") from None
+    pandas = need("pandas")
     from securecluster.app import sweep_tables
 
     simulation, settings, shared = _split(options)

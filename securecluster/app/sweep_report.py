@@ -12,6 +12,7 @@ from securecluster.app import failures, sweep_costs, sweep_tables, terminal
 from securecluster.app.failures import Row
 from securecluster.app.plots import sweep as plots
 from securecluster.core import atomic_files
+from securecluster.core.optional_packages import INSTALL
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
 from securecluster.runs import run_folder
@@ -156,7 +157,7 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     for line in [*sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
         console.print(line)
     if find_spec("pyarrow") is None:
-        console.print("no Parquet without pyarrow: pip install 'securecluster[sweep]'")
+        console.print(f"no Parquet without pyarrow: {INSTALL}")
     console.print(
         f"everything is in {folder}: runs.csv, summary.csv, thresholds.csv, privacy.txt, pictures"
     )

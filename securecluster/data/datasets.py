@@ -12,9 +12,10 @@ from functools import cache, partial
 
 import numpy as np
 
+from securecluster.core.optional_packages import need
 from securecluster.data.dataset import Source, Task
 from securecluster.data.locations import FOLDER, folder, hub_rows, parquet_files
-from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool, need
+from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool
 from securecluster.data.text import ag_news, shakespeare
 from securecluster.data.trajectories import mobility
 from securecluster.errors import UsageError, unknown

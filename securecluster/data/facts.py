@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.data.class_names import ClassNames
+from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import CLASSIFICATION, Objective, objective
 
@@ -50,6 +52,8 @@ class ClientFacts:
         classes: number of outputs that its data need, at least; None where it is known without.
         objective: of training, as JSON has it.
         feature_names: names of the features, if they have any.
+        class_names: names of the classes, if they have any.
+        scaling: how features are scaled, as JSON has it; None where they are not.
         bright: whether images are so bright that training needs a lower learning rate.
         samples: number of training samples; None where the protocol needs none.
     """
@@ -59,6 +63,8 @@ class ClientFacts:
     objective: Mapping[str, Any]
     classes: int | None = None
     feature_names: tuple[str, ...] | None = None
+    class_names: ClassNames | None = None
+    scaling: Mapping[str, Any] | None = None
     bright: bool = False
     samples: int | None = None
 
@@ -78,12 +84,15 @@ class ClientFacts:
         """
         try:
             names = told["feature_names"]
+            scaling = Scaling.read(told["scaling"])
             facts = cls(
                 _form(told["x"]),
                 _form(told["y"]),
                 objective(told["objective"]).as_json(),
                 _whole_or_none(told["classes"]),
                 None if names is None else tuple(str(name) for name in names),
+                _class_names(told["class_names"]),
+                None if scaling is None else scaling.as_json(),
                 bool(told["bright"]),
                 _whole_or_none(told["samples"]),
             )
@@ -107,6 +116,8 @@ class Facts:
         seed: of the run.
         objective: of training.
         feature_names: names of the features, or of the one column of images or lists, if any.
+        class_names: the labels in the order of the class numbers, if these have names.
+        scaling: how features are scaled, as JSON has it; None where they are not.
         bright: whether images are so bright that training needs a lower learning rate.
         samples: number of training samples of each client; None where nobody told it.
     """
@@ -118,6 +129,8 @@ class Facts:
     seed: int
     objective: Objective = CLASSIFICATION
     feature_names: tuple[str, ...] | None = None
+    class_names: ClassNames | None = None
+    scaling: Mapping[str, Any] | None = None
     bright: bool = False
     samples: tuple[int, ...] | None = None
 
@@ -168,9 +181,12 @@ def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) ->
         alike = replace(facts, classes=first.classes, samples=first.samples)
         if alike != first:
             differing = [name for name, value in vars(first).items() if vars(alike)[name] != value]
+            wanted = "samples of one shape, type and objective"
+            if differing == ["class_names"]:
+                wanted = "the same classes in the same order (classes=[...])"
             raise UsageError(
                 f"client {number} has data of another kind than client 0 ({', '.join(differing)}): "
-                "all clients of a run need samples of one shape, type and objective"
+                f"all clients of a run need {wanted}"
             )
     needed = max((facts.classes for facts in told if facts.classes is not None), default=0)
     if classes is None and any(facts.classes is None for facts in told):
@@ -189,6 +205,8 @@ def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) ->
         seed=seed,
         objective=objective(first.objective),
         feature_names=first.feature_names,
+        class_names=first.class_names,
+        scaling=first.scaling,
         bright=first.bright,
         samples=tuple(samples) if len(samples) == len(told) else None,
     )
@@ -197,6 +215,14 @@ def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) ->
 def _form(told: Any) -> Form:
     shape = tuple(_whole(size) for size in told["shape"])
     return Form(shape, np.dtype(str(told["dtype"])).name)
+
+
+def _class_names(told: Any) -> ClassNames | None:
+    if told is None:
+        return None
+    if not all(isinstance(name, str | int | float) for name in told):
+        raise ValueError("no names")
+    return tuple(told)
 
 
 def _whole(value: Any) -> int:

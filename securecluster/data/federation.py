@@ -21,16 +21,34 @@ from numpy.typing import NDArray
 
 from securecluster.core.client_names import Client, ClientNames, names_of
 from securecluster.core.randomness import Randomness
-from securecluster.data import plausibility
+from securecluster.data import class_names, plausibility
+from securecluster.data.class_names import ClassName
 from securecluster.data.datasets import Source, is_bright, source
 from securecluster.data.facts import ClientFacts, Facts, Form
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
+from securecluster.data.scaling import Scale, Scaling
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
-from securecluster.data.user_arrays import Pair, by_name, outputs, own_samples, read_pair, stream
-from securecluster.data.user_parquet import read_clients
+from securecluster.data.user_arrays import (
+    Pair,
+    by_group,
+    by_name,
+    keyed,
+    outputs,
+    own_samples,
+    read_pair,
+    stream,
+)
+from securecluster.data.user_tables import (
+    ClientColumns,
+    Roles,
+    file_parts,
+    frame_part,
+    grouped,
+    read_clients,
+)
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
 
@@ -49,12 +67,15 @@ class Shard:
         y: targets to train on (n, …).
         x_test: held-out samples (n_test, …), of which there may be none.
         y_test: held-out targets (n_test, …).
+        scale: that the samples were brought to, which may tell of this client's data; None for the
+            scale that they came in.
     """
 
     x: NDArray[Any]
     y: NDArray[Any]
     x_test: NDArray[Any]
     y_test: NDArray[Any]
+    scale: Scale | None = None
 
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
@@ -67,7 +88,7 @@ class Shard:
 class Federation:
     """Clients and their data.
 
-    Build one with `simulate`, `from_arrays` or `from_parquet`.
+    Build one with `simulate`, `from_arrays`, `from_frame`, `from_csv` or `from_parquet`.
 
     Args:
         names: of the clients, which differ in more than blanks.
@@ -80,7 +101,11 @@ class Federation:
         objective: of training.
         feature_names: names of the features, or of the one column of images or lists; None if the
             columns have no names.
-        recipe: arguments of `simulate` or `from_parquet` that make this federation again, or None.
+        class_names: the labels as they came, in the order of the class numbers; None where they
+            were class numbers.
+        classes_given: True if the user named the classes, False if the data did.
+        scaling: how the features were scaled; None for the scale that they came in.
+        recipe: options of `Simulation` that make this federation again, or None.
     """
 
     names: tuple[str, ...]
@@ -92,12 +117,15 @@ class Federation:
     scenario: str = OWN
     objective: Objective = CLASSIFICATION
     feature_names: tuple[str, ...] | None = None
+    class_names: tuple[ClassName, ...] | None = None
     # not compared: the same data are equal, however they were made
+    classes_given: bool = field(default=False, compare=False)
+    scaling: Scaling | None = None
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", names_of(self.names))
-        _check(self.names, self.shards, self.classes, self.objective)
+        _check(self)
         if self.feature_names is None:
             return
         count = len(self.feature_names)
@@ -121,6 +149,8 @@ class Federation:
             f"{self.classes} {unit}",
             f"seed {self.seed}",
         ]
+        if self.class_names is not None:
+            facts[2] += f" ({listed([str(name) for name in self.class_names], 12)})"
         if self.feature_names is not None:
             facts.append(f"features {listed(self.feature_names, 12)}")
         summary = ", ".join(facts)
@@ -146,6 +176,8 @@ class Federation:
             seed=self.seed,
             objective=self.objective,
             feature_names=self.feature_names,
+            class_names=self.class_names,
+            scaling=None if self.scaling is None else self.scaling.as_json(),
             bright=self.bright,
             samples=tuple(len(shard.y) for shard in self.shards),
         )
@@ -157,7 +189,18 @@ class Federation:
             client: its position.
             samples: tell its number of training samples.
             classes: tell how many outputs its data need.
+
+        Raises:
+            UsageError: classes that were named by the data, so that their names would tell which
+                labels the client has.
         """
+        if self.class_names is not None and not self.classes_given:
+            shown = listed([repr(name) for name in self.class_names])
+            raise UsageError(
+                f"the classes have the names that occur in the data ({shown}), and to tell them "
+                "would say which labels this client has: give the names of all classes, as every "
+                "client does (classes=[...])"
+            )
         shard = self.shards[client]
         pairs = [(shard.x, shard.y), (shard.x_test, shard.y_test)]
         return ClientFacts(
@@ -166,6 +209,8 @@ class Federation:
             objective=self.objective.as_json(),
             classes=outputs(pairs, self.objective) if classes else None,
             feature_names=self.feature_names,
+            class_names=self.class_names,
+            scaling=None if self.scaling is None else self.scaling.as_json(),
             bright=self.bright,
             samples=len(shard.y) if samples else None,
         )
@@ -249,38 +294,50 @@ class Federation:
         )
 
     @classmethod
-    def from_arrays(
+    def from_arrays(  # noqa: PLR0913 (all but the clients and the seed may be left out)
         cls,
-        clients: Mapping[Any, tuple[Any, Any]],
+        clients: Mapping[Any, Any] | list[Any],
         *,
-        test: Mapping[Any, tuple[Any, Any]] | None = None,
-        truth: Mapping[Any, int] | None = None,
+        test: Mapping[Any, Any] | list[Any] | None = None,
+        truth: Any = None,
         objective: Objective = CLASSIFICATION,
-        classes: int | None = None,
+        classes: int | Sequence[Any] | None = None,
+        scaling: Any = "none",
+        channels: str = "first",
         seed: int,
     ) -> Federation:
         """Return a federation of your own arrays.
 
-        X (n, …) contains numbers and y (n,) class numbers from 0. Columns of tables (pandas,
-        polars, pyarrow) are matched by name, in the order of the first client's; all clients' X
-        must then be tables, held-out ones too. Labels may also be booleans, whole floats or one
-        column (n, 1). Where X and y both have an index (pandas), rows belong together by it, else
-        by position. A SecureClusterWarning reports inputs that work but are probably not intended:
-        columns on a large or tiny scale, ids among the features, or labels that do not start at 0.
+        X (n, …) contains numbers, and may be sparse (scipy); y (n,) contains class numbers from 0,
+        or else text or booleans, which become class numbers in ascending order. y may also be one
+        column (n, 1), or one-hot (n, k). Columns of tables (pandas, polars, pyarrow) are matched by
+        name, in the order of the first client's; all clients' X must then be tables, held-out ones
+        too. Where X and y both have an index (pandas), rows belong together by it, else by
+        position. A SecureClusterWarning reports inputs that work but are probably not intended:
+        columns on a large or tiny scale, ids among the features, labels that do not start at 0, or
+        clients without test samples.
 
         Args:
             clients: samples (X, y) of each client by its name, which is text or a number; 3 and "3"
-                are one name.
+                are one name. A list of pairs calls clients by their positions. A torch Dataset,
+                Subset or DataLoader of pairs (x, y) does in place of a pair.
             test: held-out samples by the same names; None holds out a random fifth of each client's
                 samples, or the last fifth of sequences.
-            truth: true cluster of each client by its name, a Series will do, or None if it is
-                unknown.
+            truth: true cluster of each client by its name, a Series will do, or a list; None if it
+                is unknown.
             objective: of training. For `Language()`, X and y (n, L) are tokens, y the next one at
                 each position; for `Trajectory(metres)`, X (n, T, k) are past positions and y (n, k)
                 the next one.
-            classes: outputs of the network, such as the size of the vocabulary, which is not
-                checked. None is one more than the largest label or token, and is refused if the
-                largest label is far beyond the number of distinct labels.
+            classes: names of the classes, in the order of their class numbers; or the number of
+                outputs of the network, such as the size of the vocabulary, which is not checked.
+                None is all labels that occur, or one more than the largest label or token, and is
+                refused if the largest label is far beyond the number of distinct labels.
+            scaling: "none"; "client": each client standardises its features by the mean and the
+                standard deviation of its own training samples, which stay with it, and shifts
+                between clients are lost; or public bounds that become −1 and 1, a pair (low, high)
+                for all features or for each column by its name, with values beyond them cut off.
+            channels: "first" for images (channels, height, width), or "last" for (height, width,
+                channels), which become the former.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
@@ -288,14 +345,95 @@ class Federation:
             UsageError: no client, two of one name, a client without samples, mismatched shapes,
                 columns or indices, values that are not finite, or labels below zero.
         """
-        arrays = _UserArrays(clients, test, truth, objective, classes, advice="leave it out of X")
-        federation, doubts = _from_user_arrays(arrays, seed)
-        for doubt in doubts:
-            warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
-        return federation
+        arrays = _UserArrays(
+            clients,
+            test,
+            truth,
+            objective,
+            classes,
+            advice="leave it out of X",
+            scaling=scaling,
+            channels=channels,
+        )
+        return _warned(*_from_user_arrays(arrays, seed))
 
     @classmethod
-    def from_parquet(
+    def from_groups(
+        cls,
+        X: Any,  # noqa: N803
+        y: Any,
+        groups: Any,
+        *,
+        classes: int | Sequence[Any] | None = None,
+        scaling: Any = "none",
+        seed: int,
+    ) -> Federation:
+        """Return a federation of samples of which each is said to be a client's.
+
+        These are scikit-learn's arguments, and `fit(X, y, groups=groups)` of a protocol takes them
+        with seed 0.
+
+        Args:
+            X: samples (n, …), as `from_arrays` takes them.
+            y: their labels (n,).
+            groups: name of the client of each sample (n,).
+            classes: as in `from_arrays`.
+            scaling: as in `from_arrays`.
+            seed: as in `from_arrays`.
+
+        Raises:
+            UsageError: as `from_arrays`; or other numbers of samples, labels and groups.
+        """
+        arrays = _UserArrays(
+            by_group(X, y, groups), classes=classes, advice="leave it out of X", scaling=scaling
+        )
+        return _warned(*_from_user_arrays(arrays, seed))
+
+    @classmethod
+    def from_frame(  # noqa: PLR0913 (roles of columns, of which two are given)
+        cls,
+        table: Any,
+        *,
+        client: str | None = None,
+        label: str,
+        truth: str | None = None,
+        feature_columns: Sequence[str] | None = None,
+        drop_columns: Sequence[str] = (),
+        classes: Sequence[Any] | None = None,
+        scaling: Any = "none",
+        seed: int,
+    ) -> Federation:
+        """Return a federation of one table of your own, whose rows name their clients.
+
+        Columns are read as in `from_parquet`.
+
+        Args:
+            table: a DataFrame (pandas, polars), a table of pyarrow, or a pandas DataFrame that is
+                grouped by one column, `frame.groupby("hospital")`.
+            client: column with the name of each row's client; None is the one that the table is
+                grouped by.
+            label: column with the labels.
+            truth: column with each client's true cluster, one value per client, or None.
+            feature_columns: columns that are features, in this order; None is all other columns.
+            drop_columns: columns that are no features, such as row numbers.
+            classes: names of the classes, in the order of their class numbers; None is all labels
+                that occur, in ascending order.
+            scaling: as in `from_arrays`.
+            seed: of every public draw, here and in the runs on this federation; keys, masks and
+                noise follow from a secret of each run.
+
+        Raises:
+            UsageError: no table, a column or value that cannot be used, or a client with a single
+                row.
+        """
+        table, client = grouped(table, client)
+        roles = Roles(client, label, truth, feature_columns, drop_columns)
+        names = class_names.given_names(classes)
+        read = read_clients([frame_part(table)], roles, names)
+        return _warned(*_from_columns(read, classes is not None, scaling, seed))
+
+    @classmethod
+    def from_parquet(  # noqa: PLR0913 (roles of columns, of which two are given)
         cls,
         path: str | Path,
         *,
@@ -304,6 +442,8 @@ class Federation:
         truth_column: str | None = None,
         feature_columns: Sequence[str] | None = None,
         drop_columns: Sequence[str] = (),
+        classes: Sequence[Any] | None = None,
+        scaling: Any = "none",
         seed: int,
     ) -> Federation:
         """Return a federation of your own parquet file, or of all parquet files of a folder.
@@ -321,37 +461,55 @@ class Federation:
             truth_column: column with each client's true cluster, one value per client, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
+            classes: names of the classes, in the order of their class numbers; None is all labels
+                that occur, in ascending order.
+            scaling: as in `from_arrays`.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
         Raises:
             UsageError: a file, column or value that cannot be used, or a client with a single row.
         """
-        table = read_clients(
-            Path(path), client_column, label_column, truth_column, feature_columns, drop_columns
-        )
-        arrays = _UserArrays(
-            table.clients,
-            truth=table.truth,
-            columns=table.columns,
-            advice="leave it out (drop_columns)",
-        )
-        federation, doubts = _from_user_arrays(arrays, seed)
-        for doubt in doubts:
-            warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
-        # absolute, so that the recipe holds in any working folder
-        resolved = Path(path).resolve()
-        recipe = {
-            "path": str(resolved),
-            "client_column": client_column,
-            "label_column": label_column,
-            "truth_column": truth_column,
-            "feature_columns": feature_columns,
-            "drop_columns": drop_columns,
-            "seed": seed,
-        }
-        # named after the file or the folder
-        return replace(federation, data=resolved.stem, recipe=recipe)
+        roles = Roles(client_column, label_column, truth_column, feature_columns, drop_columns)
+        return _warned(*_from_files(Path(path), "parquet", roles, classes, scaling, seed))
+
+    @classmethod
+    def from_csv(  # noqa: PLR0913 (roles of columns, of which two are given)
+        cls,
+        path: str | Path,
+        *,
+        client_column: str,
+        label_column: str,
+        truth_column: str | None = None,
+        feature_columns: Sequence[str] | None = None,
+        drop_columns: Sequence[str] = (),
+        classes: Sequence[Any] | None = None,
+        scaling: Any = "none",
+        seed: int,
+    ) -> Federation:
+        """Return a federation of your own CSV file, or of all CSV files of a folder.
+
+        The first line names the columns; commas, semicolons or tabs separate them. A column whose
+        cells are all numbers is one of numbers, unless one begins with a zero as 007 does. Else it
+        is as `from_parquet`.
+
+        Args:
+            path: of the file or the folder.
+            client_column: column with the name of each row's client.
+            label_column: column with the labels.
+            truth_column: column with each client's true cluster, one value per client, or None.
+            feature_columns: columns that are features, in this order; None is all other columns.
+            drop_columns: columns that are no features, such as row numbers.
+            classes: as in `from_parquet`.
+            scaling: as in `from_arrays`.
+            seed: of every public draw, here and in the runs on this federation; keys, masks and
+                noise follow from a secret of each run.
+
+        Raises:
+            UsageError: a file, column or value that cannot be used, or a client with a single row.
+        """
+        roles = Roles(client_column, label_column, truth_column, feature_columns, drop_columns)
+        return _warned(*_from_files(Path(path), "csv", roles, classes, scaling, seed))
 
     def with_features(self, names: Sequence[str]) -> Federation:
         """Return the federation with its features in another order.
@@ -375,9 +533,40 @@ class Federation:
         for shard in self.shards:
             x = reordered(shard.x, positions)
             x_test = reordered(shard.x_test, positions)
-            shards.append(replace(shard, x=x, x_test=x_test))
+            scale = shard.scale and shard.scale.reordered(positions)
+            shards.append(replace(shard, x=x, x_test=x_test, scale=scale))
+        scaling = self.scaling and self.scaling.reordered(positions)
         # the recipe would make the federation in its first order
-        return replace(self, shards=tuple(shards), feature_names=tuple(names), recipe=None)
+        return replace(
+            self, shards=tuple(shards), feature_names=tuple(names), scaling=scaling, recipe=None
+        )
+
+    def with_classes(self, names: Sequence[ClassName]) -> Federation:
+        """Return the federation with its labels numbered as in another one.
+
+        Args:
+            names: of all classes, in the order of their new class numbers.
+
+        Raises:
+            UsageError: the classes have no names, or a client has a label of another name.
+        """
+        if self.class_names is None:
+            raise UsageError(
+                "the classes of this federation have no names: give its labels as "
+                f"{listed([repr(name) for name in names])}"
+            )
+        new_names = tuple(names)
+        old_names = np.asarray(self.class_names)
+        shards = []
+        for client, shard in zip(self.names, self.shards, strict=True):
+            numbers = []
+            for labels in (shard.y, shard.y_test):
+                subject = f"client {client!r}"
+                numbers.append(class_names.numbers_of(new_names, old_names[labels], subject))
+            shards.append(replace(shard, y=numbers[0], y_test=numbers[1]))
+        return replace(
+            self, shards=tuple(shards), classes=len(new_names), class_names=new_names, recipe=None
+        )
 
     def select(self, clients: Iterable[Client]) -> Federation:
         """Return the federation of some of the clients, in this order.
@@ -425,15 +614,86 @@ class _UserArrays:
         classes: as in `Federation.from_arrays`.
         columns: names of the columns, if they are not those of the arrays.
         advice: how a user leaves a column out, for warnings.
+        scaling: as in `Federation.from_arrays`.
+        channels: as in `Federation.from_arrays`.
     """
 
     clients: Any
     test: Any = None
     truth: Any = None
     objective: Objective = CLASSIFICATION
-    classes: int | None = None
+    classes: int | Sequence[Any] | None = None
     columns: tuple[str, ...] | None = None
     advice: str = ""
+    scaling: Any = "none"
+    channels: str = "first"
+
+
+def _warned(federation: Federation, doubts: Sequence[str]) -> Federation:
+    """Return a federation after warnings of what may be a mistake of the user's."""
+    for doubt in doubts:
+        # at the line that calls the constructor
+        warnings.warn(doubt, SecureClusterWarning, stacklevel=3)
+    return federation
+
+
+def _from_files(
+    path: Path, kind: str, roles: Roles, classes: Any, scaling: Any, seed: int
+) -> tuple[Federation, list[str]]:
+    """Return a federation of a user's own files, named after them, and doubts about it.
+
+    Args:
+        path: of the file or the folder.
+        kind: "parquet" or "csv".
+        roles: of the columns.
+        classes: as in `Federation.from_parquet`.
+        scaling: as in `Federation.from_arrays`.
+        seed: of the federation.
+    """
+    names = class_names.given_names(classes)
+    read = read_clients(file_parts(path, kind), roles, names)
+    federation, doubts = _from_columns(read, classes is not None, scaling, seed)
+    # absolute, so that the recipe holds in any working folder
+    resolved = path.resolve()
+    recipe = None
+    # the options of the command line do not name classes
+    if classes is None:
+        recipe = {
+            "path": str(resolved),
+            "client_column": roles.client,
+            "label_column": roles.label,
+            "truth_column": roles.truth,
+            "feature_columns": roles.features,
+            "drop_columns": roles.drop,
+            "scaling": scaling,
+            "seed": seed,
+        }
+    return replace(federation, data=resolved.stem, recipe=recipe), doubts
+
+
+def _from_columns(
+    read: ClientColumns, given: bool, scaling: Any, seed: int
+) -> tuple[Federation, list[str]]:
+    """Return a federation of a table's columns, and doubts about it.
+
+    Args:
+        read: from the table.
+        given: True if the user named the classes.
+        scaling: as in `Federation.from_arrays`.
+        seed: of the federation.
+    """
+    arrays = _UserArrays(
+        read.clients,
+        truth=read.truth,
+        columns=read.columns,
+        # class numbers, which the reader of the table gave
+        classes=len(read.classes) if given else None,
+        advice="leave it out (drop_columns)",
+        scaling=scaling,
+    )
+    federation, doubts = _from_user_arrays(arrays, seed)
+    names = class_names.unless_plain(read.classes)
+    return replace(federation, class_names=names, classes_given=given), doubts
 
 
 def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[str]]:
@@ -450,12 +710,19 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
         )
     clients, test, clusters = _by_client_name(arrays)
     columns = Columns()
-    pairs = {name: read_pair(name, pair, columns) for name, pair in clients.items()}
-    test_pairs = {name: read_pair(name, pair, columns) for name, pair in test.items()}
+    classified = objective.kind == Classification.kind
+    pairs = {name: read_pair(name, pair, columns, classified) for name, pair in clients.items()}
+    test_pairs = {name: read_pair(name, pair, columns, classified) for name, pair in test.items()}
+    names = None
+    if classified:
+        pairs = _channels_first(pairs, arrays.channels)
+        test_pairs = _channels_first(test_pairs, arrays.channels)
+        names = _number_labels(pairs, test_pairs, arrays.classes)
     randomness = Randomness(seed)
     splits = []
     # integer keys draw a client's random split as integers, not as the text of its name
-    for (name, pair), key in zip(pairs.items(), arrays.clients, strict=True):
+    keys = [key for key, _ in keyed("clients", arrays.clients, isinstance(arrays.clients, list))]
+    for (name, pair), key in zip(pairs.items(), keys, strict=True):
         test_pair = test_pairs.get(name)
         split = own_samples(name, pair, test_pair, objective, randomness, stream(key))
         splits.append(split)
@@ -466,20 +733,142 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
     truth = None
     if arrays.truth is not None:
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
+    scaling = _scaling(arrays, feature_names, splits[0][0][0].shape[1:])
+    shards = tuple(_shard(train_pair, test_pair, scaling) for train_pair, test_pair in splits)
     federation = Federation(
         names=tuple(clients),
-        shards=tuple(Shard(*train_pair, *test_pair) for train_pair, test_pair in splits),
+        shards=shards,
         classes=classes,
         seed=seed,
         truth=truth,
         objective=objective,
         feature_names=feature_names,
+        class_names=names,
+        classes_given=arrays.classes is not None,
+        scaling=scaling,
     )
-    if objective.kind == Classification.kind:
-        # before the cast to single precision, in which large ids become equal
-        samples = [x for x, _ in pairs.values()]
-        doubts += plausibility.feature_doubts(samples, feature_names, arrays.advice)
-    return federation, doubts
+    samples = [x for x, _ in pairs.values()]
+    return federation, [*doubts, *_doubts(federation, arrays, samples)]
+
+
+def _scaling(
+    arrays: _UserArrays, names: Sequence[str] | None, shape: tuple[int, ...]
+) -> Scaling | None:
+    """Return the scaling of a user's choice.
+
+    Args:
+        arrays: as the user gave them.
+        names: of the features, or None.
+        shape: of a sample.
+    """
+    scaling = Scaling.chosen(arrays.scaling, names, shape)
+    if scaling is not None and arrays.objective.kind != Classification.kind:
+        raise UsageError("sequences have scales of their own: leave scaling out")
+    return scaling
+
+
+def _doubts(
+    federation: Federation, arrays: _UserArrays, samples: Sequence[NDArray[Any]]
+) -> list[str]:
+    """Return doubts about features and test samples.
+
+    Args:
+        federation: made of the arrays.
+        arrays: as the user gave them.
+        samples: of each client, before the cast to single precision, in which large ids become
+            equal.
+    """
+    doubts = []
+    names, scaling = federation.feature_names, federation.scaling
+    if federation.objective.kind == Classification.kind:
+        scaled = None if scaling is None else [shard.x for shard in federation.shards]
+        doubts += plausibility.feature_doubts(samples, names, arrays.advice, scaled)
+        doubts += plausibility.bounds_doubts(samples, scaling, names)
+    # who gives none on purpose knows
+    if arrays.test is None:
+        clients = zip(federation.names, federation.shards, strict=True)
+        untested = [name for name, shard in clients if not len(shard.y_test)]
+        doubts += plausibility.test_doubts(untested)
+    return doubts
+
+
+def _channels_first(pairs: Mapping[str, Pair], channels: str) -> dict[str, Pair]:
+    """Return clients' samples with the axis of images' channels before height and width.
+
+    Args:
+        pairs: samples (X, y) by the client's name.
+        channels: "first" or "last", where the axis is.
+
+    Raises:
+        UsageError: another word, or "last" for samples that are no images.
+    """
+    if channels == "first":
+        return dict(pairs)
+    if channels != "last":
+        raise UsageError(f"channels = {channels!r}: give 'first' or 'last'")
+    moved = {}
+    for name, (x, y) in pairs.items():
+        if x.size and x.ndim != 4:
+            raise UsageError(
+                f"client {name!r}: channels='last' is for images (height, width, channels), and "
+                f"its samples have shape {x.shape[1:]}: leave channels out"
+            )
+        moved[name] = (np.moveaxis(x, -1, 1) if x.size else x, y)
+    return moved
+
+
+def _number_labels(
+    pairs: dict[str, Pair], test_pairs: dict[str, Pair], classes: int | Sequence[Any] | None
+) -> tuple[ClassName, ...] | None:
+    """Put class numbers in the place of labels, and return the classes' names.
+
+    Args:
+        pairs: samples (X, y) by the client's name, which are changed.
+        test_pairs: likewise, held-out samples.
+        classes: names that the user gives, or the number of outputs, or None.
+
+    Returns:
+        None for labels that are class numbers.
+
+    Raises:
+        UsageError: labels that are neither numbers, text nor booleans, or none of the classes.
+    """
+    labels: dict[str, list[NDArray[Any]]] = {}
+    for samples in (pairs, test_pairs):
+        for name, (_, y) in samples.items():
+            labels.setdefault(name, []).append(y)
+    kind = class_names.shared_kind(labels)
+    names = class_names.given_names(classes)
+    if names is None and kind == class_names.NUMBER:
+        return None
+    if names is None and classes is not None:
+        raise UsageError(
+            f"labels are {kind}, and classes = {classes!r}: give the names of the classes, or "
+            "leave classes out"
+        )
+    if names is None:
+        names = class_names.names_in(kind, [y for arrays in labels.values() for y in arrays])
+    for samples in (pairs, test_pairs):
+        for name, (x, y) in samples.items():
+            samples[name] = (x, class_names.numbers_of(names, y, f"client {name!r}"))
+    return class_names.unless_plain(names)
+
+
+def _shard(train_pair: Pair, test_pair: Pair, scaling: Scaling | None) -> Shard:
+    """Return a client's samples, on another scale where one is chosen.
+
+    Args:
+        train_pair: samples (x, y) to train on.
+        test_pair: held-out samples.
+        scaling: of all clients.
+    """
+    # a client without samples is refused later
+    if scaling is None or not train_pair[0].size:
+        return Shard(*train_pair, *test_pair)
+    scale = scaling.scale_of(train_pair[0])
+    (x, y), (x_test, y_test) = train_pair, test_pair
+    x, x_test = (scale.applied(scaling.bounded(samples)) for samples in (x, x_test))
+    return Shard(x, y, x_test, y_test, scale)
 
 
 def _by_client_name(arrays: _UserArrays) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -488,15 +877,17 @@ def _by_client_name(arrays: _UserArrays) -> tuple[dict[str, Any], dict[str, Any]
     Raises:
         UsageError: no client, or mappings with different clients.
     """
-    clients = by_name("clients", arrays.clients)
+    # clients of a list have positions for names
+    numbered = isinstance(arrays.clients, list)
+    clients = by_name("clients", arrays.clients, numbered)
     if not clients:
         raise UsageError("a federation needs clients: pass {name: (X, y)}")
     test: dict[str, Any] = {}
     if arrays.test is not None:
-        test = by_name("test", arrays.test)
+        test = by_name("test", arrays.test, numbered)
     clusters: dict[str, Any] = {}
     if arrays.truth is not None:
-        clusters = by_name("truth", arrays.truth)
+        clusters = by_name("truth", arrays.truth, numbered)
     if arrays.test is not None:
         _check_same_clients("test", test, clients)
     if arrays.truth is not None:
@@ -531,8 +922,12 @@ def _count_outputs(
         arrays: as the user gave them, with the number of outputs or without.
         splits: each client's training and held-out samples, to count from.
     """
+    given = class_names.given_names(arrays.classes)
+    if given is not None:
+        return len(given), []
     if arrays.classes is not None:
-        return arrays.classes, []
+        number: Any = arrays.classes
+        return number, []
     pairs = []
     # held-out samples count as well, so that each of their labels has an output
     for train_pair, test_pair in splits:
@@ -674,10 +1069,10 @@ def _cluster(name: str, cluster: Any) -> int:
         ) from None
 
 
-def _check(
-    names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective
-) -> None:
+def _check(federation: Federation) -> None:
     """Raise UsageError, with the client's name, for samples that cannot be trained on."""
+    names, shards, classes = federation.names, federation.shards, federation.classes
+    objective = federation.objective
     is_integer = isinstance(classes, Integral) and not isinstance(classes, bool)
     if not is_integer or classes < 1:
         raise UsageError(
@@ -695,17 +1090,31 @@ def _check(
         labels = len(shard.y_test)
         if samples != labels:
             raise UsageError(f"client {name!r}: {samples} test samples have {labels} labels")
-        _check_finite(name, shard.x)
-        _check_finite(name, shard.x_test)
+        _check_finite(name, shard.x, federation.feature_names)
+        _check_finite(name, shard.x_test, federation.feature_names)
         objective.check(name, shard.x, shard.y, classes)
         if len(shard.y_test):
             objective.check(name, shard.x_test, shard.y_test, classes)
 
 
-def _check_finite(name: str, samples: NDArray[Any]) -> None:
-    """Raise UsageError if a client's samples have values that are not finite."""
-    if not np.isfinite(samples).all():
-        raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
+def _check_finite(name: str, samples: NDArray[Any], feature_names: Sequence[str] | None) -> None:
+    """Raise UsageError if a client's samples have values that are not finite.
+
+    Args:
+        name: of the client.
+        samples: (n, …).
+        feature_names: of the columns, if they have some.
+    """
+    finite = np.isfinite(samples)
+    if finite.all():
+        return
+    subject = "a feature"
+    if samples.ndim == 2 and feature_names is not None:
+        columns = np.flatnonzero(~finite.all(axis=0)).tolist()
+        subject = f"a value of {listed([repr(feature_names[k]) for k in columns])}"
+    raise UsageError(
+        f"client {name!r}: {subject} is NaN or infinite: fill or drop these rows first"
+    )
 
 
 def _check_shape(

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.data.pools import column, need
+from securecluster.core.optional_packages import need
+from securecluster.data.pools import column
 from securecluster.errors import UsageError, unknown
 
 FOLDER = "SECURECLUSTER_DATA"

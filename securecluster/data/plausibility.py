@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.data.feature_columns import listed
+from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 
 Array = NDArray[Any]
@@ -27,7 +28,9 @@ SMALL = 0.2  # root mean square of the norms of samples
 SURE_CLASSES = 1000  # up to so many classes are never refused
 SPARSE = 10  # beyond them, the largest number of classes per label that occurs
 ROWS = 100  # values of fewer rows may be distinct by chance
+FEW_ROWS = 10  # labels of fewer rows may all be different by chance
 DISTINCT = 0.95  # share of distinct values from which a column is probably an id
+CHANNELS = (1, 3, 4)  # grey, colours, and colours with opacity
 SITES = 3  # values of fewer clients may be distinct by chance
 SAMPLE = 1000  # rows in which a column is examined before all rows are
 
@@ -66,7 +69,8 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
         doubts.append(
             f"{classes} classes are learned, and only {occurring} of them occur: {remedy}"
         )
-    if occurring >= ROWS and 2 * occurring > len(all_labels):
+    nearly_unique = occurring >= ROWS and 2 * occurring > len(all_labels)
+    if nearly_unique or FEW_ROWS <= occurring == len(all_labels):
         doubts.append(
             f"{len(all_labels)} samples have {occurring} different labels: labels are classes, not "
             "numbers to predict, so group them"
@@ -74,16 +78,23 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
     return classes, doubts
 
 
-def feature_doubts(samples: Sequence[Array], names: Sequence[str] | None, advice: str) -> list[str]:
+def feature_doubts(
+    samples: Sequence[Array],
+    names: Sequence[str] | None,
+    advice: str,
+    scaled: Sequence[Array] | None = None,
+) -> list[str]:
     """Return doubts about clients' features as sentences.
 
     Args:
         samples: of each client (n, …), before any cast to single precision.
         names: of the columns of samples (n, k), or None.
         advice: how a user leaves a column out.
+        scaled: the samples on the scale that they are trained on, if that is another one.
     """
+    scaled = samples if scaled is None else scaled
     if samples[0].ndim != 2:
-        return _image_doubts(samples)
+        return _axis_doubts(samples[0]) + _image_doubts(scaled)
     column_names = _column_names(samples[0].shape[1], names)
     client_ids = _client_ids(samples)
     row_ids = [k for k in _row_ids(samples) if k not in client_ids]
@@ -97,7 +108,70 @@ def feature_doubts(samples: Sequence[Array], names: Sequence[str] | None, advice
         reason = "one whole number for each client"
         doubts.append(f"{subject} like an id ({reason}): {advice}")
     # ids are large numbers, whose scale needs no doubt of its own
-    return doubts + _scale_doubts(samples, column_names, {*row_ids, *client_ids})
+    return doubts + _scale_doubts(scaled, column_names, {*row_ids, *client_ids})
+
+
+def bounds_doubts(
+    samples: Sequence[Array], scaling: Scaling | None, names: Sequence[str] | None
+) -> list[str]:
+    """Return a doubt about values beyond the bounds that features are scaled by.
+
+    Args:
+        samples: of each client (n, …).
+        scaling: of all clients; None for none.
+        names: of the columns, or None.
+    """
+    if scaling is None or not scaling.low:
+        return []
+    beyond = 0
+    columns: set[int] = set()
+    for x in samples:
+        outside = (x < scaling.low) | (x > scaling.high)
+        beyond += int(outside.sum())
+        if x.ndim == 2:
+            columns.update(np.flatnonzero(outside.any(axis=0)).tolist())
+    if not beyond:
+        return []
+    place = ""
+    if columns:
+        column_names = _column_names(samples[0].shape[1], names)
+        noun = "column" if len(columns) == 1 else "columns"
+        place = f" in {noun} {listed([column_names[k] for k in sorted(columns)])}"
+    return [f"values{place} lie beyond the bounds, and are cut off there: {beyond} of them"]
+
+
+def test_doubts(clients: Sequence[str]) -> list[str]:
+    """Return a doubt about clients without test samples.
+
+    Args:
+        clients: their names.
+    """
+    if not clients:
+        return []
+    subject = f"client {clients[0]!r} has"
+    whose = "its"
+    if len(clients) > 1:
+        subject = f"clients {listed(clients)} have"
+        whose = "their"
+    return [
+        f"{subject} no test samples, so {whose} score is NaN: give five samples or more, of which "
+        "one is held out, or give test"
+    ]
+
+
+def _axis_doubts(samples: Array) -> list[str]:
+    """Return a doubt about images whose channels are probably their last axis.
+
+    Args:
+        samples: of a client (n, …).
+    """
+    shape = samples.shape[1:]
+    if len(shape) != 3 or shape[2] not in CHANNELS or shape[0] in CHANNELS:
+        return []
+    return [
+        f"samples of shape {shape} look like images with the channels last, and networks take "
+        "them first: give channels='last'"
+    ]
 
 
 def _column_names(width: int, names: Sequence[str] | None) -> list[str]:

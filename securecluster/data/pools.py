@@ -18,19 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.optional_packages import need
 from securecluster.errors import UsageError, unknown
 
 Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
-# package to install for each optional module
-_PACKAGES = {
-    "pyarrow": "pyarrow",
-    "pyarrow.parquet": "pyarrow",
-    "PIL.Image": "Pillow",
-    "datasets": "datasets",
-}
 _BATCH = 1000  # rows whose bytes or floats are in memory at once besides the result
 
 
@@ -237,25 +231,8 @@ class HubPool(_Images):
         return self.dataset.select_columns([name])[:][name]
 
 
-def need(module: str) -> Any:
-    """Return a module of an optional dependency.
-
-    Args:
-        module: its name, one of `_PACKAGES`.
-
-    Raises:
-        UsageError: the package is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UsageError(
-            f"this data needs {_PACKAGES[module]}: pip install 'securecluster[data]'"
-        ) from None
-
-
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: object) -> Iterator[None]:
     """Turn errors of pyarrow within the context into a UsageError.
 
     Args:
@@ -310,9 +287,23 @@ def column(path: Path, name: str) -> Any:
     file = open_parquet(path, (name,))
     with reading(path):
         cells = file.read(columns=[name]).column(name)
+    return without_nulls(cells, name, path)
+
+
+def without_nulls(cells: Any, name: str, table: object) -> Any:
+    """Return a column (`pyarrow.ChunkedArray`), after a check that it has no empty cells.
+
+    Args:
+        cells: of the column.
+        name: of the column.
+        table: what errors call its file or table.
+
+    Raises:
+        UsageError: empty cells.
+    """
     if cells.null_count:
         raise UsageError(
-            f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop "
+            f"column {name!r} of {table} has {cells.null_count} empty cells (null): fill or drop "
             "these rows"
         )
     return cells
@@ -337,7 +328,7 @@ def _integers(cells: Any, path: Path, name: str) -> Labels:
     return np.asarray(cells.to_numpy(), dtype=np.int64)
 
 
-def encoded(cells: Any, path: Path) -> list[bytes | None]:
+def encoded(cells: Any, path: object) -> list[bytes | None]:
     """Return the encoded images of a column.
 
     Args:

@@ -10,7 +10,9 @@ from typing import Any
 from securecluster.core.noted_warnings import noted
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
+from securecluster.data.scaling import chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
+from securecluster.data.user_tables import kind_of_files
 from securecluster.errors import UsageError, unknown
 
 DEFAULT_CLIENTS = 20
@@ -19,7 +21,8 @@ CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
-    "client_column", "label_column", "truth_column", "feature_columns", "drop_columns",
+    "client_column", "label_column", "truth_column", "feature_columns", "drop_columns", "scaling",
+    "bounds",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -33,7 +36,7 @@ class Simulation:
 
     data: str = "digits"
     """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or
-    trajectories (mobility); or your own parquet file, or a folder of them
+    trajectories (mobility); or your own CSV or parquet file, or a folder of them
     """
     client_column: str | None = None
     """your own file: the column that names each row's client"""
@@ -45,6 +48,12 @@ class Simulation:
     """your own file: the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
     """your own file: columns that are no features, such as row numbers"""
+    scaling: str | None = None
+    """your own file: none, client (each client standardises its features by its own mean and
+    deviation, and shifts between clients are lost) or bounds (--bounds become -1 and 1)
+    """
+    bounds: tuple[str, ...] | None = None
+    """your own file: public bounds of the features, COLUMN=LOW:HIGH for each, or one LOW:HIGH"""
     scenario: str | None = None
     """how clients differ: a name from `securecluster list`, or several (rotation+dirichlet); None
     is the one that the protocol is designed for (in a comparison, if all have the same), else
@@ -92,7 +101,7 @@ class Simulation:
         if self.data in SOURCES:
             return False
         # what only looks like a path is refused as one, and not as a misspelt data set
-        looks_like_path = "/" in self.data or self.data.endswith(".parquet")
+        looks_like_path = "/" in self.data or self.data.endswith((".parquet", ".csv"))
         return looks_like_path or Path(self.data).exists()
 
     def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
@@ -153,7 +162,8 @@ class Simulation:
         if "path" in recipe:
             for name in ("feature_columns", "drop_columns"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
-            return cls(data=recipe.pop("path"), **recipe)
+            scaling = scaling_options(recipe.pop("scaling"))
+            return cls(data=recipe.pop("path"), **recipe, **scaling)
         dealt = recipe.pop("scenario")
         try:
             options = cls(**recipe, scenario=str(dealt), **_scenario_options(dealt))
@@ -172,13 +182,17 @@ class Simulation:
             UsageError: data that cannot be read, or dealt out like this.
         """
         if self.own and self.client_column and self.label_column:
-            return Federation.from_parquet(
+            read = Federation.from_parquet
+            if kind_of_files(Path(self.data)) == "csv":
+                read = Federation.from_csv
+            return read(
                 self.data,
                 client_column=self.client_column,
                 label_column=self.label_column,
                 truth_column=self.truth_column,
                 feature_columns=self.feature_columns,
                 drop_columns=self.drop_columns or (),
+                scaling=chosen_scaling(self.scaling, self.bounds),
                 seed=self.seed,
             )
         clients = self.clients
@@ -254,7 +268,7 @@ class Simulation:
         for name in FILE_OPTIONS:
             if getattr(self, name) is not None:
                 raise UsageError(
-                    f"{option_name(name)} belongs to a parquet file of your own (--data FILE), not "
+                    f"{option_name(name)} belongs to a file of your own (--data FILE), not "
                     f"to {self.data}: leave it out"
                 )
         self._scenario()  # refuses options that do not go together
@@ -263,14 +277,15 @@ class Simulation:
         """Raise UsageError for a missing file, missing columns, or options of known data sets."""
         if not Path(self.data).exists():
             raise UsageError(
-                f"{self.data} does not exist: give a parquet file or a folder of them, or one of "
-                f"{', '.join(SOURCES)}"
+                f"{self.data} does not exist: give a CSV or parquet file, or a folder of them, or "
+                f"one of {', '.join(SOURCES)}"
             )
         if self.client_column is None or self.label_column is None:
             raise UsageError(
                 f"{self.data} is a file of your own: say which columns name the client and the "
                 "label (--client-column, --label-column)"
             )
+        chosen_scaling(self.scaling, self.bounds)  # refuses options that do not go together
         default = Simulation()
         for name in DEALING_OPTIONS:
             if getattr(self, name) != getattr(default, name):

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from securecluster.core.client_names import name_of
 from securecluster.core.randomness import Randomness
-from securecluster.data.feature_columns import Columns
+from securecluster.data.class_names import EMPTY, class_labels
+from securecluster.data.feature_columns import Columns, names_of
+from securecluster.data.torch_samples import pair_in
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification, Language, Objective, Trajectory
 
@@ -23,23 +25,20 @@ Labels = NDArray[np.int64]
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
-def by_name(argument: str, value: Any) -> dict[str, Any]:
+def by_name(argument: str, value: Any, numbered: bool) -> dict[str, Any]:
     """Return a mapping with strings as the clients' names.
 
     Args:
         argument: "clients", "test" or "truth", for errors.
-        value: of the argument, a mapping from a client's name, of any type; for "truth" also a
-            Series (pandas).
+        value: of the argument, as `keyed` takes it.
+        numbered: as for `keyed`.
 
     Raises:
         UsageError: no mapping, a key that is no name, or two clients of the same name.
     """
-    is_series = argument == "truth" and _index(value) is not None and hasattr(value, "items")
-    if not (isinstance(value, Mapping) or is_series):
-        raise _no_mapping(argument, type(value).__name__)
     by_text: dict[str, Any] = {}
     keys: dict[str, Any] = {}
-    for key, item in value.items():
+    for key, item in keyed(argument, value, numbered):
         name = name_of(key)
         # such as 1 and "1"
         if name in keys:
@@ -52,15 +51,29 @@ def by_name(argument: str, value: Any) -> dict[str, Any]:
     return by_text
 
 
-def _no_mapping(argument: str, type_name: str) -> UsageError:
-    """Return the error for an argument that is no mapping."""
-    example = "{name: (X, y)}"
-    advice = "with an entry for every client"
+def keyed(argument: str, value: Any, numbered: bool) -> list[tuple[Any, Any]]:
+    """Return what a user gives of each client, with what the client is called.
+
+    Args:
+        argument: "clients", "test" or "truth", for errors.
+        value: of the argument: a mapping from a client's name, of any type, or a Series (pandas),
+            or a list.
+        numbered: True if clients are called by their positions, as those of a list are.
+
+    Raises:
+        UsageError: none of these.
+    """
+    is_series = _index(value) is not None and getattr(value, "ndim", 1) == 1
+    if isinstance(value, Mapping) or is_series:
+        return list(value.items())
+    if numbered and isinstance(value, list | tuple | np.ndarray):
+        return list(enumerate(value))
+    example, advice = "{name: (X, y)}", "with an entry for every client"
     if argument == "truth":
         example = "{name: cluster}"
     if argument == "clients":
-        advice = "dict(enumerate(…)) makes one of a list"
-    return UsageError(f"{argument} is a mapping {example}, not {type_name}: {advice}")
+        advice = "or a list of pairs; Federation.from_frame takes one table of all clients"
+    raise UsageError(f"{argument} is a mapping {example}, not {type(value).__name__}: {advice}")
 
 
 def stream(key: Any) -> str | int:
@@ -74,30 +87,135 @@ def stream(key: Any) -> str | int:
     return str(key)
 
 
-def read_pair(name: str, pair: Any, columns: Columns) -> Pair:
+def read_pair(name: str, samples: Any, columns: Columns, classified: bool = True) -> Pair:
     """Return X and y of a client as arrays, X with its columns in the shared order.
 
     Where both have an index, y is put in the order of X by it.
 
     Args:
         name: of the client.
-        pair: as the user has it; tables and tensors become arrays.
+        samples: a pair (X, y), of which tables, sparse matrices and tensors become arrays; or a
+            torch Dataset or DataLoader.
         columns: of all clients.
+        classified: True if y contains labels, which become one for each sample.
 
     Raises:
         UsageError: no pair, no arrays, columns that differ from other clients', or indices of X
             and y that do not go together.
     """
-    is_sequence = isinstance(pair, tuple | list)
-    if not is_sequence or len(pair) != 2:
-        raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
+    pair = pair_in(name, samples) or samples
+    if not isinstance(pair, tuple | list):
+        raise UsageError(
+            f"client {name!r}: its samples are a pair (X, y), or a torch Dataset, not "
+            f"{type(pair).__name__}: give the features and the labels apart"
+        )
+    if len(pair) != 2:
+        raise UsageError(
+            f"client {name!r}: its samples are a pair (X, y), and {len(pair)} things came: give "
+            "the features and the labels"
+        )
     table, targets = pair
     x = _array(name, table)
     y = _array(name, targets)
-    order = _row_order(name, table, targets)
+    if classified:
+        _check_columns(name, table, x)
+        y = class_labels(name, targets, y)
+    order = _row_order(f"client {name!r}", table, targets)
     if order is not None:
         y = y[order]
     return columns.arranged(name, table, x), y
+
+
+def _check_columns(name: str, table: Any, x: NDArray[Any]) -> None:
+    """Raise UsageError for a column of a table that holds no numbers.
+
+    Args:
+        name: of the client.
+        table: as the user has it, with the columns' names if it has any.
+        x: the same as an array.
+    """
+    # an array of numbers holds nothing else
+    if x.ndim != 2 or x.dtype.kind not in "OUS":
+        return
+    columns = names_of(table) or range(x.shape[1])
+    for column, values in zip(columns, x.T, strict=True):
+        try:
+            values.astype(np.float64)
+        except (ValueError, TypeError):
+            raise UsageError(
+                f"client {name!r}: column {column!r} holds {_content(values)}, not numbers: leave "
+                "it out of X, or encode it as numbers"
+            ) from None
+
+
+def _content(values: NDArray[Any]) -> str:
+    """Return what a column that is not of numbers holds, in words."""
+    words = {"str": "text", "str_": "text", "Timestamp": "dates", "date": "dates"}
+    words |= dict.fromkeys(EMPTY, "empty cells")
+    for value in values.tolist():
+        kind = type(value).__name__
+        try:
+            float(value)
+        except (ValueError, TypeError):
+            return words.get(kind, kind)
+    return str(values.dtype)
+
+
+def by_group(table: Any, targets: Any, groups: Any) -> dict[Any, tuple[Any, Any]]:
+    """Return the rows of X and y of each group, by what the group is called.
+
+    Args:
+        table: X as the user has it, n rows.
+        targets: y as the user has it, n labels.
+        groups: (n,), what each row's client is called.
+
+    Raises:
+        UsageError: other numbers of rows, indices that do not go together, or groups without an
+            order.
+    """
+    sizes = {}
+    for name, rows in (("X", table), ("y", targets), ("groups", groups)):
+        shape = getattr(rows, "shape", None)
+        sizes[name] = len(rows) if shape is None else shape[0]
+    if len(set(sizes.values())) > 1:
+        counted = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise UsageError(f"X, y and groups have a row for each sample, and not {counted}")
+    rows, group_rows = _index(table), _index(groups)
+    if rows is not None and group_rows is not None and not rows.equals(group_rows):
+        raise UsageError(
+            "the index of groups is another one than that of X: give groups.to_numpy() if its rows "
+            "are in the order of X"
+        )
+    order = _row_order("fit", table, targets)
+    try:
+        names, positions = np.unique(np.asarray(groups), return_inverse=True)
+    except TypeError:
+        raise UsageError(
+            "groups hold values of several types, or empty ones: give text or whole numbers"
+        ) from None
+    pairs: dict[Any, tuple[Any, Any]] = {}
+    for k, name in enumerate(names.tolist()):
+        of_group = np.flatnonzero(positions.reshape(-1) == k)
+        of_targets = of_group if order is None else order[of_group]
+        pairs[name] = (_rows(table, of_group), _rows(targets, of_targets))
+    return pairs
+
+
+def _rows(values: Any, positions: Labels) -> Any:
+    """Return some rows of samples or labels as the user has them.
+
+    Args:
+        values: a table, an array, a sparse matrix, a tensor or a list.
+        positions: of the rows.
+    """
+    if hasattr(values, "iloc"):
+        return values.iloc[positions]
+    if isinstance(values, list | tuple):
+        values = np.asarray(values)
+    # such as one in coordinates (scipy), which has no rows
+    if hasattr(values, "tocsr"):
+        values = values.tocsr()
+    return values[positions]
 
 
 def _index(values: Any) -> Any:
@@ -107,11 +225,11 @@ def _index(values: Any) -> Any:
     return index if hasattr(index, "get_indexer") else None
 
 
-def _row_order(name: str, table: Any, targets: Any) -> Labels | None:
+def _row_order(subject: str, table: Any, targets: Any) -> Labels | None:
     """Return the positions in y of the rows of X; None where rows go by position.
 
     Args:
-        name: of the client.
+        subject: of the errors.
         table: X as the user has it.
         targets: y as the user has it.
 
@@ -125,12 +243,12 @@ def _row_order(name: str, table: Any, targets: Any) -> Labels | None:
     advice = "give them the same index, or y.to_numpy() if its rows are in the order of X"
     if not (rows.is_unique and target_rows.is_unique):
         raise UsageError(
-            f"client {name!r}: X and y have rows of other labels or in another order, and some "
+            f"{subject}: X and y have rows of other labels or in another order, and some "
             f"labels repeat, so nothing says which belong together: {advice}"
         )
     positions: Labels = target_rows.get_indexer(rows)
     if len(rows) != len(target_rows) or (positions < 0).any():
-        raise UsageError(f"client {name!r}: the index of X has other rows than that of y: {advice}")
+        raise UsageError(f"{subject}: the index of X has other rows than that of y: {advice}")
     return positions
 
 
@@ -205,19 +323,22 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         # tensors, which may have gradients or lie on a GPU
         if hasattr(values, "detach"):
             return np.asarray(values.detach().cpu())
+        # sparse matrices (scipy); networks take dense samples
+        if hasattr(values, "toarray"):
+            values = values.toarray()
         return np.asarray(values)
     except (ValueError, TypeError):
         raise _no_numbers(name) from None
 
 
 def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
-    """Return X (n, …) as float32 and y (n,) as int64.
+    """Return X (n, …) as float32 and y (n,), class numbers, as int64.
 
     Raises:
         UsageError: samples without a feature, not one label per sample, or invalid values.
     """
     features = _single(name, pair[0])
-    labels = _class_numbers(name, pair[1])
+    labels = pair[1]
     has_features = features.ndim >= 2 and features.shape[1]
     if not has_features or labels.shape != features.shape[:1]:
         raise UsageError(
@@ -225,38 +346,6 @@ def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
             "sample of at least one feature"
         )
     return features, labels.astype(np.int64)
-
-
-def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
-    """Return labels as integers (n,).
-
-    Args:
-        name: of the client.
-        labels: integers, booleans or whole floats, (n,) or (n, 1).
-
-    Raises:
-        UsageError: labels of another type.
-    """
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    # an empty array may have any type
-    if not labels.size or labels.dtype.kind in "iu":
-        return labels
-    is_boolean = labels.dtype.kind == "b"
-    is_float = labels.dtype.kind == "f"
-    if is_boolean or (is_float and _whole(labels)):
-        return labels.astype(np.int64)
-    raise UsageError(
-        f"client {name!r}: labels are class numbers (integers from 0), not {labels.dtype}"
-    )
-
-
-def _whole(values: NDArray[Any]) -> bool:
-    """Return True if all floats are whole numbers that an integer represents exactly."""
-    in_range = np.abs(values) < 2**53
-    is_exact = np.isfinite(values) & in_range
-    is_whole = is_exact & (values == np.floor(values))
-    return bool(is_whole.all())
 
 
 def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
@@ -302,4 +391,4 @@ def _no_numbers(name: str) -> UsageError:
     return UsageError(f"client {name!r}: its samples are not a rectangular array of numbers")
 
 
-__all__ = ["Pair", "by_name", "outputs", "own_samples", "read_pair", "stream"]
+__all__ = ["Pair", "by_group", "by_name", "keyed", "outputs", "own_samples", "read_pair", "stream"]

@@ -23,7 +23,7 @@ from securecluster.errors import UsageError
 from securecluster.models.architectures import Shape, network
 from securecluster.models.dropout import with_seeded_dropout
 from securecluster.models.flat_model import FlatModel, reason
-from securecluster.models.objectives import CLASSIFICATION, Objective
+from securecluster.models.objectives import CLASSIFICATION, Classification, Objective, Trajectory
 
 # tolerance between outputs that differ by rounding only
 RTOL = 1e-3
@@ -128,6 +128,43 @@ def prepare_module(
         _check_gradients(name, flat, x, y)
         together = _supports_vmap(flat, x, y)
     return FlatModel(prepared, together, objective)
+
+
+def output_doubts(
+    module: nn.Module, shape: Shape, classes: int, objective: Objective = CLASSIFICATION
+) -> list[str]:
+    """Return doubts about the outputs of a user's own module as sentences.
+
+    Args:
+        module: the module.
+        shape: shape of a sample.
+        classes: number of labels, tokens or coordinates.
+        objective: the learning objective.
+
+    Raises:
+        UsageError: as `prepare_module`.
+    """
+    # positions may be any numbers
+    if objective.kind == Trajectory.kind:
+        return []
+    flat = prepare_module(module, shape, classes, objective=objective)
+    x, _, _ = objective.example(shape, classes)
+    with torch.no_grad(), global_generator():
+        outputs = flat.call(flat.views(flat.initial()), x)
+    name = type(module).__name__
+    doubts = []
+    sums = outputs.sum(-1)
+    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums)):
+        doubts.append(
+            f"{name} gives probabilities, as with a softmax at its end, and the loss has a softmax "
+            "of its own, so it learns slowly: leave the module's out"
+        )
+    if objective.kind == Classification.kind and outputs.shape[-1] > classes:
+        doubts.append(
+            f"{name} has {outputs.shape[-1]} outputs, and the data have {classes} classes: make "
+            f"its last layer as wide, or pass classes={outputs.shape[-1]} with the data"
+        )
+    return doubts
 
 
 def describe(model: str | nn.Module) -> Any:
@@ -311,4 +348,4 @@ def _octets(value: Any) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-__all__ = ["FlatModel", "build", "describe", "prepare_module"]
+__all__ = ["FlatModel", "build", "describe", "output_doubts", "prepare_module"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.data import Federation
 from securecluster.data.facts import Facts
@@ -15,7 +16,8 @@ from securecluster.errors import UsageError
 def known(facts: Facts) -> dict[str, Any]:
     """Return the facts about the data that are public in every run.
 
-    These are shapes, classes, objective, number of clients, seed, and names of features if any.
+    These are shapes, classes, objective, number of clients, seed, and names of features and
+    classes and a scaling if there are any.
 
     Args:
         facts: of the clients and their data.
@@ -27,9 +29,28 @@ def known(facts: Facts) -> dict[str, Any]:
     }
     if facts.feature_names is not None:
         public["feature_names"] = list(facts.feature_names)
+    if facts.class_names is not None:
+        public["class_names"] = list(facts.class_names)
+    if facts.scaling is not None:
+        public["scaling"] = dict(facts.scaling)
     public["clients"] = facts.clients
     public["seed"] = facts.seed
     return public
+
+
+def classes_of(config: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the labels in the order of the network's outputs, (classes,).
+
+    Args:
+        config: what clients and server agreed on.
+
+    Returns:
+        The classes' names, or the numbers from 0 where they have none.
+    """
+    names = config.get("class_names")
+    if names is None:
+        return np.arange(config["classes"])
+    return np.asarray(names)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,5 +66,5 @@ def check_kind(federation: Any) -> None:
     if not isinstance(federation, Federation):
         raise UsageError(
             f"clients and their data are a Federation, not {type(federation).__name__}: make one "
-            "with Federation.from_arrays"
+            "with Federation.from_arrays, or say whose each sample is, fit(X, y, groups=...)"
         )

@@ -176,6 +176,8 @@ class Result(TypedDict):
     version: str
     clients: int
     names: list[str]
+    class_names: NotRequired[list[Any]]
+    feature_names: NotRequired[list[str]]
     clusters: int
     labels: list[int]
     truth: list[int] | list[str] | None

@@ -104,6 +104,21 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
     return build(method.model, tuple(config["shape"]), config["classes"], randomness, task)
 
 
+def module_doubts(method: Method, federation: Federation) -> list[str]:
+    """Return doubts about the outputs of a module of the user's own as sentences.
+
+    Args:
+        method: with the module, or the name of a network, of which there are none.
+        federation: the clients and their data.
+    """
+    if isinstance(method.model, str):
+        return []
+    from securecluster.models.validation import output_doubts
+
+    shape, classes = federation.shape, federation.classes
+    return output_doubts(method.model, shape, classes, federation.objective)
+
+
 def adds_noise(method: Method, config: Mapping[str, Any]) -> bool:
     """Return whether anything that clients release in a run has noise.
 

@@ -26,6 +26,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.data.facts import Facts, Form
 from securecluster.data.federation import Shard
+from securecluster.data.scaling import Scaling
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.transcript import Transcript
@@ -334,6 +335,8 @@ def _stand_ins(facts: Facts, clients: int) -> Federation:
         seed=0,
         objective=facts.objective,
         feature_names=facts.feature_names,
+        class_names=facts.class_names,
+        scaling=Scaling.read(facts.scaling),
     )
 
 

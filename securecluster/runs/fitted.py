@@ -26,9 +26,10 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, describe
-from securecluster.runs.config import check_kind
+from securecluster.runs.config import check_kind, classes_of
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import adds_noise, call_types, state_class
+from securecluster.runs.frames import frame_of
 from securecluster.runs.joining import Joined, join
 from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
@@ -50,6 +51,8 @@ class FittedRun:
 
     Attributes:
         labels_: each client's cluster, (m,) ints from 0.
+        classes_: the labels as they came, in the order of the network's outputs, (classes,): whole
+            numbers from 0 where labels were class numbers.
         models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a
             client's own. Under noise it is None for a cluster all of whose clients trained alone:
             their models have no noise and stay with the clients.
@@ -113,6 +116,7 @@ class FittedRun:
         scores = learned.scores or [math.nan] * len(learned.names)
         self.scores_ = np.asarray(scores, dtype=np.float64)
         self.metric_ = self.network_.objective.metric
+        self.classes_ = classes_of(learned.config)
         setattr(self, f"{self.metric_}_", self.scores_)
         self.seconds_ = learned.seconds
         self.device_ = learned.device
@@ -251,6 +255,19 @@ class FittedRun:
                 "this is a server's result, whose clients are nodes elsewhere: they have their "
                 "models and keys themselves"
             )
+
+    def to_frame(self, what: str) -> Any:
+        """Return a part of the result as an object of pandas.
+
+        Args:
+            what: "labels", each client's cluster as a Series by the client's name; or a DataFrame:
+                "history", a row for each round; "bytes", a row for each message; "ledger", a row
+                for each field that each client released, newcomers included.
+
+        Raises:
+            UsageError: another word, or pandas is not installed.
+        """
+        return frame_of(self, what)
 
     def mask_info(self) -> MaskInfo:
         """Return the description of this run's mask for the result."""

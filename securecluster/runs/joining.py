@@ -13,6 +13,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.data import Federation
+from securecluster.data.feature_columns import listed
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.bounds import Limits
 from securecluster.messaging.messages import Call, Response
@@ -173,6 +174,20 @@ def _check_kind_of_data(newcomers: Federation, config: Mapping[str, Any]) -> Fed
                 "with these columns"
             )
         newcomers = newcomers.with_features(config["feature_names"])
+    names = config.get("class_names")
+    if names is None and newcomers.class_names is not None:
+        raise UsageError(
+            f"the newcomers' labels have names ({listed([str(n) for n in newcomers.class_names])}) "
+            "and the run's are class numbers: give class numbers"
+        )
+    if names is not None:
+        newcomers = newcomers.with_classes(names)
+    own_scaling = newcomers.facts.scaling
+    if own_scaling != config.get("scaling"):
+        raise UsageError(
+            f"the newcomers' features are scaled by {own_scaling}, the run's by "
+            f"{config.get('scaling')}: give the same scaling"
+        )
     same_shape = list(newcomers.shape) == config["shape"]
     if not same_shape or newcomers.classes > config["classes"]:
         shape = tuple(config["shape"])

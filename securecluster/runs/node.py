@@ -79,7 +79,8 @@ class Node:
         settings: device and threads.
 
     Raises:
-        UsageError: several clients, a roster without this client, or no number.
+        UsageError: several clients, a roster without this client, or no number; or classes that
+            only these data name.
     """
 
     def __init__(  # noqa: PLR0913 (what a node is made of)
@@ -98,6 +99,7 @@ class Node:
             raise UsageError(
                 f"a node is one client, and these data are of {len(data)}: give one node to each"
             )
+        data.facts_of(0)  # refuses classes whose names would tell of this client's labels
         self.method = method
         self.policy = policy or Policy()
         self.folder = Path(folder)

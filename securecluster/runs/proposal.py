@@ -142,6 +142,8 @@ def accepted(
         seed=int(proposed["seed"]),
         objective=objective(own.objective),
         feature_names=own.feature_names,
+        class_names=own.class_names,
+        scaling=own.scaling,
         bright=own.bright,
         samples=proposal.samples,
     )

@@ -112,6 +112,10 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
         "privacy": section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
+    # names that the data came with, if any
+    for name in ("class_names", "feature_names"):
+        if name in learned.config:
+            content[name] = learned.config[name]
     if fitted.refused_:
         content["refused"] = {
             subject.names[client]: codes for client, codes in fitted.refused_.items()

@@ -20,6 +20,7 @@ from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types, params_as_json, program_of, server_copy
 from securecluster.runs.endpoints import target_of
 from securecluster.runs.experiment import experiment_of
+from securecluster.runs.feature_scales import kept_scales
 from securecluster.runs.method import Method
 from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary
@@ -185,7 +186,9 @@ class SimulatedRun:
             device=clients.device.type,
             program=self._program,
         )
-        result = FittedState(learned, pack(state), clients.final(models), self._secret)
+        final = clients.final(models)
+        final.extra |= kept_scales(self._federation)
+        result = FittedState(learned, pack(state), final, self._secret)
         if method.rounds < ENOUGH_ROUNDS:
             return result, None
         return result, clients.chance(models, scores)

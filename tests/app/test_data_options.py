@@ -134,7 +134,7 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
         (["--data", "own.parquet", *OWN, "--task-sizes", "1"], "--task-sizes deals out"),
         (["--data", "other.parquet", *OWN], "other.parquet does not exist"),
         (["--data", "./here", *OWN], "does not exist"),
-        (["--data", "mnist", *OWN], "--client-column belongs to a parquet file of your own"),
+        (["--data", "mnist", *OWN], "--client-column belongs to a file of your own"),
         (["--data", "mnits"], "did you mean 'mnist'"),
         (
             ["--scenario", "rotation", "--alpha", "1"],
@@ -256,7 +256,7 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
             ["--data", "patients.parquet", *OWN, "--drop-columns", "a", "--feature-columns", "b"],
             "--feature-columns and --drop-columns say",
         ),
-        (["--drop-columns", "a"], "--drop-columns belongs to a parquet file of your own"),
+        (["--drop-columns", "a"], "--drop-columns belongs to a file of your own"),
         (["--feature-columns", "a"], "--feature-columns belongs to a parquet file"),
     ],
 )

@@ -16,7 +16,7 @@ from securecluster import Federation, Iid, LabelSwap
 from securecluster.data import Shard
 from securecluster.data.datasets import digits
 from securecluster.data.federation import fingerprint
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 
 POOL = 1797
 BUNCH = load_digits()
@@ -161,19 +161,19 @@ NAN = np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 0.0)
         ((NAN / 0.5 + np.inf, Y[:4]), "NaN or infinite"),
         ((X * 1e300, Y), "NaN or infinite"),
         ((X, Y[:9]), r"X \(10, 3\) and y \(9,\)"),
-        ((X, np.eye(2, dtype=int)[Y]), "one label per sample"),
+        ((X, np.ones((10, 2), int)), "one-hot, with a single 1 in each row"),
         ((X, 3), "one label per sample"),
         ((Y, Y), "at least one feature"),
         ((X[:, :0], Y), "at least one feature"),
-        ((X, Y / 2), "class numbers.*float64"),
-        ((X, Y.astype(str)), "class numbers"),
-        ((X, None), "class numbers"),
+        ((X, Y / 2), "class numbers.*floats that are not whole numbers"),
+        ((X, Y.astype(str)), "labels are numbers of client 'ann' and text of client 'bob'"),
+        ((X, None), "some labels are empty"),
         ((X, Y - 1), "outside 0"),
         ((X[:, :2], Y), r"shape \(2,\), those of 'ann' have \(3,\)"),
         ((X[:, :, None], Y), r"shape \(3, 1\)"),
         (([[1, 2], [3]], [0, 1]), "rectangular"),
         ((X[:2], [[0], [1, 2]]), "rectangular"),
-        (([["a", "b"]], [0]), "rectangular"),
+        (([["a", "b"]], [0]), "column 0 holds text, not numbers: leave it out of X"),
         (X, "client 'bob'"),
         ((X,), "client 'bob'"),
     ],
@@ -189,11 +189,11 @@ def test_a_client_that_cannot_take_part_is_refused_by_name(bob: Any, sentence: s
 @pytest.mark.parametrize(
     "held",
     [
-        (NAN, Y[:4]), (X, Y[:9]), (X, np.eye(2, dtype=int)[Y]), (X, Y / 2), (X, Y - 1),
+        (NAN, Y[:4]), (X, Y[:9]), (X, np.ones((10, 2), int)), (X, Y / 2), (X, Y - 1),
         (X[:, :2], Y), ([[1, 2], [3]], [0, 1]), (X,),
     ],
     ids=[
-        "nan", "fewer labels", "one-hot labels", "float labels", "negative labels",
+        "nan", "fewer labels", "several labels", "float labels", "negative labels",
         "another shape", "ragged", "no pair",
     ],
 )  # fmt: skip
@@ -250,7 +250,8 @@ def test_held_out_samples_are_kept_and_may_be_none() -> None:
     )
     assert [(len(s.y), len(s.y_test)) for s in federation.shards] == [(10, 3), (10, 0)]
     assert np.array_equal(federation.shards[0].x, X.astype(np.float32)) and federation.classes == 6
-    (few,) = Federation.from_arrays({"ann": (X[:4], Y[:4])}, seed=0).shards
+    with pytest.warns(SecureClusterWarning, match="client 'ann' has no test samples, so its score"):
+        (few,) = Federation.from_arrays({"ann": (X[:4], Y[:4])}, seed=0).shards
     assert len(few.y_test) == 0
 
 
@@ -336,7 +337,7 @@ def test_numbers_are_names_too_however_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("clients", "more", "sentence"),
     [
-        ([(X, Y), (X, Y)], {}, r"clients is a mapping {name: \(X, y\)}, not list: dict\(enumerate"),
+        ((X, Y), {}, r"clients is a mapping {name: \(X, y\)}, not tuple: or a list of pairs"),
         (X, {}, "clients is a mapping"),
         (
             {"ann": (X, Y)},
@@ -371,6 +372,6 @@ def test_a_repr_is_one_short_line() -> None:
         "<Federation digits (label-swap): 4 clients, 80 training and 20 test samples of shape (1, "
         "8, 8), 10 classes, seed 0>"
     )
-    wide = Federation.from_arrays({"ann": (np.ones((4, 500)), [0, 1, 0, 1])}, seed=0)
+    wide = Federation.from_arrays({"ann": (np.ones((5, 500)), [0, 1, 0, 1, 0])}, seed=0)
     named = replace(wide, feature_names=tuple(f"pixel{k}" for k in range(500)))
     assert len(repr(named)) < 400 and "pixel11 and 488 more" in repr(named)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Language, Objective, Trajectory
 
 STREAM = np.arange(61) % 7
@@ -27,7 +27,8 @@ def own(ann: Any, kind: Any, bob: Any = None, **more: Any) -> Federation:
 
 
 def test_of_text_the_last_fifth_is_held_out() -> None:
-    federation = own((X, Y), Language(), bob=(X[:4].astype(np.uint8), Y[:4].tolist()))
+    with pytest.warns(SecureClusterWarning, match="client 'bob' has no test samples"):
+        federation = own((X, Y), Language(), bob=(X[:4].astype(np.uint8), Y[:4].tolist()))
     ann, bob = federation.shards
     assert np.array_equal(ann.x, X[:10]) and np.array_equal(ann.y, Y[:10])
     assert np.array_equal(ann.x_test, X[10:]) and np.array_equal(ann.y_test, Y[10:])
@@ -256,5 +257,6 @@ def test_true_clusters_may_be_a_series_by_name() -> None:
     ):
         with pytest.raises(UsageError, match=sentence):
             Federation.from_arrays(clients, truth=wrong, seed=0)
-    with pytest.raises(UsageError, match="clients is a mapping"):
-        Federation.from_arrays(pandas.Series([(ROWS, CLASSES)]), seed=0)  # type: ignore[arg-type]
+    series = pandas.Series([(ROWS, CLASSES), (ROWS + 1, CLASSES)], index=[1, 2])
+    same = Federation.from_arrays(series, seed=0)
+    assert same.digest() == Federation.from_arrays(clients, seed=0).digest()

@@ -184,7 +184,7 @@ def spoiled(**columns: Any) -> dict[str, Any]:
         (spoiled(site=pa.array(["a", None] * (N // 2))), {}, "'site' of .* has 15 empty cells"),
         (spoiled(label=pa.array([1, 2, None] * (N // 3))), {}, "'label' of .* has 10 empty cells"),
         (spoiled(f1=pa.array([1.0, None] * (N // 2))), {}, "'f1' of .* has 15 empty cells"),
-        (spoiled(f1=np.where(np.arange(N) == 4, np.nan, 0)), {}, "a feature is NaN"),
+        (spoiled(f1=np.where(np.arange(N) == 4, np.nan, 0)), {}, "a value of 'f1' is NaN"),
         (spoiled(f1=np.where(np.arange(N) == 4, 1e300, 0)), {}, "NaN or infinite"),
         (spoiled(city=pa.array(["here"] * N).dictionary_encode()), {}, "'city' of .* not numbers"),
         (
@@ -192,7 +192,7 @@ def spoiled(**columns: Any) -> dict[str, Any]:
             {},
             r"'label' of .* empty cells \(NaN\)",
         ),
-        (spoiled(city=["here"] * N), {}, "'city' of .* holds .*string, not numbers"),
+        (spoiled(city=["here"] * N), {}, "'city' of .* holds text, not numbers: drop it"),
         (spoiled(day=np.array(["2024-01-01"] * N, "datetime64[D]")), {}, "'day' of .* not numbers"),
         (spoiled(f0=None, f1=None, f2=None, f3=None), {}, "no feature column besides label, site"),
         (spoiled(site=["a"] * (N - 1) + ["b"]), {}, "client 'b' of .* has a single row"),

@@ -1,0 +1,36 @@
+"""Packages that only some uses need, all of which one extra installs (`data` in pyproject.toml)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from securecluster.errors import UsageError
+
+INSTALL = "pip install 'securecluster[data]'"
+
+# package to install for each module
+_PACKAGES = {
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "pyarrow.compute": "pyarrow",
+    "pyarrow.csv": "pyarrow",
+    "pyarrow.parquet": "pyarrow",
+    "PIL.Image": "Pillow",
+    "datasets": "datasets",
+}
+
+
+def need(module: str) -> Any:
+    """Return a module of an optional package.
+
+    Args:
+        module: its name, one of `_PACKAGES`.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(f"this needs {_PACKAGES[module]}: {INSTALL}") from None

@@ -1,0 +1,203 @@
+"""Classes as users call them, and the class numbers from 0 that networks are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.data.feature_columns import listed, names_of
+from securecluster.errors import UsageError
+
+ClassName: TypeAlias = str | int | float | bool
+ClassNames: TypeAlias = tuple[ClassName, ...]
+Array: TypeAlias = NDArray[Any]
+
+TEXT, BOOLEAN, NUMBER = "text", "booleans", "numbers"
+EMPTY = {"NoneType", "NAType", "NaTType"}  # types of empty cells, pandas' among them
+
+
+def class_labels(client: str, targets: Any, labels: Array) -> Array:
+    """Return a client's labels, one for each sample.
+
+    Args:
+        client: its name.
+        targets: the labels as the user has them, of whose columns one-hot labels take the names.
+        labels: the same as an array: text, booleans or numbers, (n,) or (n, 1), or one-hot (n, k).
+
+    Returns:
+        Text, booleans or numbers (n,). Arrays of another shape are returned as they are.
+
+    Raises:
+        UsageError: rows (n, k) that do not mark one class each, or values of several types.
+    """
+    if labels.dtype.kind == "O":
+        labels = _typed(client, labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return labels[:, 0]
+    if labels.ndim != 2 or not labels.size:
+        return labels
+    return _of_one_hot(client, targets, labels)
+
+
+def _typed(client: str, labels: Array) -> Array:
+    """Return an array of Python objects as one of text, booleans or numbers."""
+    values = labels.ravel().tolist()
+    kinds = {type(value).__name__ for value in values}
+    is_nan = any(isinstance(value, float) and value != value for value in values)
+    if is_nan or kinds & EMPTY:
+        raise UsageError(
+            f"client {client!r}: some labels are empty: fill them, or drop these samples"
+        )
+    # NumPy would make text of numbers beside text
+    if len(kinds) > 1 and not kinds <= {"int", "float"}:
+        raise UsageError(
+            f"client {client!r}: labels are of several types ({', '.join(sorted(kinds))}): use one"
+        )
+    return np.asarray(values).reshape(labels.shape)
+
+
+def _of_one_hot(client: str, targets: Any, labels: Array) -> Array:
+    """Return the labels (n,) that one-hot rows (n, k) mark: names of columns, or their numbers."""
+    is_number = labels.dtype.kind in "biuf"
+    if not is_number or not (np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all()):
+        raise UsageError(
+            f"client {client!r}: y {labels.shape} has {labels.shape[1]} columns, which must be "
+            "one-hot, with a single 1 in each row: give one label per sample"
+        )
+    marked: Array = labels.argmax(axis=1)
+    names = names_of(targets)
+    if names is None:
+        return marked
+    return np.asarray(names)[marked]
+
+
+def kind_of(client: str, labels: Array) -> str | None:
+    """Return whether a client's labels are text, booleans or numbers; None where there are none.
+
+    Args:
+        client: its name.
+        labels: (n,).
+
+    Raises:
+        UsageError: other labels, or numbers that are not whole.
+    """
+    if not labels.size:
+        return None
+    kind = labels.dtype.kind
+    if kind == "U":
+        return TEXT
+    if kind == "b":
+        return BOOLEAN
+    if kind in "iu" or (kind == "f" and _whole(labels)):
+        return NUMBER
+    what = str(labels.dtype)
+    if kind == "f":
+        what = "floats that are not whole numbers"
+    raise UsageError(
+        f"client {client!r}: labels are class numbers (integers from 0), text or booleans, not "
+        f"{what}"
+    )
+
+
+def shared_kind(labels: Mapping[str, Sequence[Array]]) -> str:
+    """Return whether all clients' labels are text, booleans or numbers.
+
+    Booleans beside numbers count as numbers.
+
+    Args:
+        labels: arrays (n,) of each client by its name.
+
+    Raises:
+        UsageError: text beside other labels.
+    """
+    client_of_kind: dict[str, str] = {}
+    for client, arrays in labels.items():
+        for array in arrays:
+            kind = kind_of(client, array)
+            if kind is not None:
+                client_of_kind.setdefault(kind, client)
+    if TEXT in client_of_kind and len(client_of_kind) > 1:
+        found = [f"{kind} of client {client!r}" for kind, client in client_of_kind.items()]
+        raise UsageError(f"labels are {' and '.join(found)}: use one kind for all clients")
+    if len(client_of_kind) == 1:
+        return next(iter(client_of_kind))
+    return NUMBER
+
+
+def names_in(kind: str, labels: Sequence[Array]) -> ClassNames:
+    """Return the different labels in ascending order; both booleans, whichever occur.
+
+    Args:
+        kind: of the labels.
+        labels: of all clients, (n,) each.
+    """
+    if kind == BOOLEAN:
+        return (False, True)
+    distinct = np.unique(np.concatenate([array for array in labels if array.size]))
+    return tuple(distinct.tolist())
+
+
+def given_names(classes: Any) -> ClassNames | None:
+    """Return the names of classes that a user gives; None for no list of names.
+
+    Args:
+        classes: names in the order of the class numbers, or anything else.
+
+    Raises:
+        UsageError: a single name, a name twice, or one that is neither text nor a number.
+    """
+    if isinstance(classes, str) or not hasattr(classes, "__len__"):
+        return None
+    names = tuple(np.asarray(classes, dtype=object).tolist())
+    for name in names:
+        if not isinstance(name, str | int | float):
+            raise UsageError(f"classes: {name!r} is no label: give text, numbers or booleans")
+    if len(set(names)) < max(2, len(names)):
+        raise UsageError(
+            f"classes are at least two different labels, in the order of their numbers, not "
+            f"{list(names)}"
+        )
+    return names
+
+
+def numbers_of(names: ClassNames, labels: Array, subject: str) -> NDArray[np.int64]:
+    """Return the class numbers of labels.
+
+    Args:
+        names: of the classes.
+        labels: (n,).
+        subject: whose labels they are, for the error.
+
+    Raises:
+        UsageError: a label that is none of the classes.
+    """
+    if not labels.size:
+        return np.zeros(0, np.int64)
+    distinct, positions = np.unique(labels, return_inverse=True)
+    number_of = {name: number for number, name in enumerate(names)}
+    numbers = []
+    for label in distinct.tolist():
+        if label not in number_of:
+            shown = listed([repr(name) for name in names])
+            raise UsageError(f"{subject}: the label {label!r} is none of the classes {shown}")
+        numbers.append(number_of[label])
+    return np.asarray(numbers, np.int64)[positions.reshape(-1)]
+
+
+def unless_plain(names: ClassNames) -> ClassNames | None:
+    """Return the names, or None where they are the class numbers themselves."""
+    is_boolean = any(isinstance(name, bool) for name in names)
+    if names == tuple(range(len(names))) and not is_boolean:
+        return None
+    return names
+
+
+def _whole(values: Array) -> bool:
+    """Return True if all floats are whole numbers that an integer represents exactly."""
+    in_range = np.abs(values) < 2**53
+    is_exact = np.isfinite(values) & in_range
+    is_whole = is_exact & (values == np.floor(values))
+    return bool(is_whole.all())

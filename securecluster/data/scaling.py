@@ -1,0 +1,245 @@
+"""Scales of users' own features, chosen before a run.
+
+No statistic leaves a client: bounds are public, and a client's mean and standard deviation stay
+with it. Scaling each client by its own statistics makes all clients' features have the same means
+and deviations, so a shift between clients, which may be what tells clusters apart, is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.data.feature_columns import listed
+from securecluster.errors import UsageError
+
+Array: TypeAlias = NDArray[Any]
+NONE, CLIENT, BOUNDS = "none", "client", "bounds"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Map of a client's features, x to (x − centre) / width.
+
+    Args:
+        centre: of each feature (k,), or of all values (1,).
+        width: likewise, above 0.
+    """
+
+    centre: tuple[float, ...]
+    width: tuple[float, ...]
+
+    @classmethod
+    def of(cls, samples: Array) -> Scale:
+        """Return the scale that standardises samples: by column for tables, else over all values.
+
+        Args:
+            samples: (n, …), at least one.
+        """
+        values = samples.astype(np.float64)
+        if values.ndim != 2:
+            values = values.reshape(-1, 1)
+        deviations = values.std(axis=0)
+        # a constant feature has no scale
+        widths = np.where(deviations > 0, deviations, 1.0)
+        return cls(tuple(values.mean(axis=0).tolist()), tuple(widths.tolist()))
+
+    def applied(self, samples: Array) -> Array:
+        """Return samples (n, …) on this scale, as float32."""
+        # an empty array may have any shape
+        if not samples.size:
+            return samples.astype(np.float32)
+        centred = samples.astype(np.float64) - np.asarray(self.centre)
+        scaled: Array = (centred / np.asarray(self.width)).astype(np.float32)
+        return scaled
+
+    def reordered(self, positions: Sequence[int]) -> Scale:
+        """Return the scale of features in another order.
+
+        Args:
+            positions: of the features, in the new order.
+        """
+        if len(self.centre) == 1:
+            return self
+        centre = tuple(self.centre[k] for k in positions)
+        return Scale(centre, tuple(self.width[k] for k in positions))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How all clients' features are scaled, which is public.
+
+    Args:
+        kind: "client": each client by its own mean and standard deviation; "bounds": from public
+            bounds to −1 … 1, with values beyond them cut off.
+        low: lower bound of each feature, or one of all of them; empty for "client".
+        high: upper bounds.
+    """
+
+    kind: str
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @classmethod
+    def chosen(
+        cls, choice: Any, names: Sequence[str] | None, shape: Sequence[int]
+    ) -> Scaling | None:
+        """Return the scaling of a user's choice, or None for no scaling.
+
+        Args:
+            choice: "none", "client", or bounds: one pair (low, high), or a pair for each column by
+                its name, or by its number where columns have no names.
+            names: of the columns, or None.
+            shape: of a sample.
+
+        Raises:
+            UsageError: another choice, or bounds that are no bounds of these columns.
+        """
+        if choice is None or (isinstance(choice, str) and choice == NONE):
+            return None
+        if isinstance(choice, str) and choice == CLIENT:
+            return cls(CLIENT)
+        if isinstance(choice, Mapping):
+            pairs = _of_columns(choice, names, shape)
+        elif isinstance(choice, str):
+            raise UsageError(
+                f"scaling = {choice!r}: give 'none', 'client', or bounds such as "
+                "{'age': (0, 120)}"
+            )
+        else:
+            pairs = [_pair("all features", choice)]
+        low, high = zip(*pairs, strict=True)
+        return cls(BOUNDS, tuple(low), tuple(high))
+
+    def scale_of(self, samples: Array) -> Scale:
+        """Return a client's scale.
+
+        Args:
+            samples: that it trains on (n, …).
+        """
+        if self.kind == CLIENT:
+            return Scale.of(samples)
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        return Scale(tuple(((low + high) / 2).tolist()), tuple(((high - low) / 2).tolist()))
+
+    def bounded(self, samples: Array) -> Array:
+        """Return samples (n, …) with values beyond the bounds cut off; all of them for "client"."""
+        if self.kind == CLIENT or not samples.size:
+            return samples
+        bounded: Array = np.clip(samples, self.low, self.high)
+        return bounded
+
+    def reordered(self, positions: Sequence[int]) -> Scaling:
+        """Return the scaling of features in another order.
+
+        Args:
+            positions: of the features, in the new order.
+        """
+        if len(self.low) < 2:
+            return self
+        low = tuple(self.low[k] for k in positions)
+        return Scaling(self.kind, low, tuple(self.high[k] for k in positions))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the scaling as JSON has it."""
+        if self.kind == CLIENT:
+            return {"kind": CLIENT}
+        return {"kind": BOUNDS, "low": list(self.low), "high": list(self.high)}
+
+    @classmethod
+    def read(cls, value: Any) -> Scaling | None:
+        """Return the scaling that `as_json` returned; None for None.
+
+        Raises:
+            ValueError: no scaling.
+        """
+        if value is None:
+            return None
+        low, high = (tuple(map(float, value.get(name, ()))) for name in ("low", "high"))
+        if value["kind"] not in (CLIENT, BOUNDS) or len(low) != len(high):
+            raise ValueError("no scaling")
+        return cls(value["kind"], low, high)
+
+
+def _of_columns(
+    choice: Mapping[Any, Any], names: Sequence[str] | None, shape: Sequence[int]
+) -> list[tuple[float, float]]:
+    """Return the bounds of all columns in order."""
+    if len(shape) != 1:
+        raise UsageError(
+            f"bounds by column are for tables, and samples have shape {tuple(shape)}: give one "
+            "pair (low, high)"
+        )
+    columns: list[Any] = list(range(shape[0]))
+    if names is not None and len(names) == shape[0]:
+        columns = list(names)
+    missing = [str(column) for column in columns if column not in choice]
+    unknown = [str(column) for column in choice if column not in columns]
+    if missing or unknown:
+        faults = []
+        if missing:
+            faults.append(f"lack {listed(missing)}")
+        if unknown:
+            faults.append(f"have {listed(unknown)} besides")
+        raise UsageError(f"bounds {' and '.join(faults)}: give a pair for each feature")
+    return [_pair(f"column {column!r}", choice[column]) for column in columns]
+
+
+def _pair(subject: str, value: Any) -> tuple[float, float]:
+    """Return public bounds as a pair of floats."""
+    try:
+        low, high = (float(bound) for bound in value)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"bounds of {subject} are a pair (low, high), not {value!r}: give two numbers"
+        ) from None
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise UsageError(f"bounds of {subject} are {low:g} and {high:g}: the first is the lower")
+    return low, high
+
+
+def chosen_scaling(scaling: str | None, bounds: Sequence[str] | None) -> Any:
+    """Return the scaling that options of the command line name, as `Scaling.chosen` takes it.
+
+    Args:
+        scaling: "none", "client" or "bounds"; None is "bounds" where there are some, else "none".
+        bounds: as COLUMN=LOW:HIGH, or a single LOW:HIGH.
+
+    Raises:
+        UsageError: another word, or bounds without numbers or without use.
+    """
+    kind = scaling or (BOUNDS if bounds else NONE)
+    if kind not in (NONE, CLIENT, BOUNDS):
+        raise UsageError(f"--scaling {kind}: give one of {NONE}, {CLIENT}, {BOUNDS}")
+    if bounds and kind != BOUNDS:
+        raise UsageError(f"--bounds are for --scaling bounds, not {kind}: leave one of them out")
+    if kind != BOUNDS:
+        return kind
+    if not bounds:
+        raise UsageError("--scaling bounds needs public bounds: give --bounds age=0:120 …")
+    pairs = {}
+    for text in bounds:
+        column, _, values = text.rpartition("=")
+        pairs[column] = tuple(values.split(":"))
+    if list(pairs) == [""]:
+        return _pair("all features", pairs[""])
+    return {column: _pair(f"column {column!r}", pair) for column, pair in pairs.items()}
+
+
+def scaling_options(scaling: Any) -> dict[str, Any]:
+    """Return the options of the command line for a scaling, by the names of their fields.
+
+    Args:
+        scaling: as `Scaling.chosen` takes it.
+    """
+    if isinstance(scaling, str):
+        return {"scaling": None if scaling == NONE else scaling}
+    pairs = {"": scaling}
+    if isinstance(scaling, Mapping):
+        pairs = {f"{column}=": pair for column, pair in scaling.items()}
+    texts = [f"{column}{float(low)!r}:{float(high)!r}" for column, (low, high) in pairs.items()]
+    return {"scaling": BOUNDS, "bounds": tuple(texts)}
