@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import privacy_report, terminal
+from securecluster.data.feature_columns import listed
 from securecluster.runs.contents import Result, Sent, scores_of
 from securecluster.runs.number_format import METRICS, number, shown
 
@@ -129,6 +130,7 @@ def show(content: Result, folder: Path) -> None:
     console = terminal.Console(markup=False)
     _show_clusters(console, content)
     _show_scores(console, content)
+    _show_classes(console, content)
     console.print(terminal.table(*bytes_table(content["bytes"]), "bytes on the wire", numbers=True))
     privacy_report.show(console, content["privacy"])
     _show_dropped(console, content["dropped"])
@@ -160,6 +162,19 @@ def _show_scores(console: Any, content: Result) -> None:
         text += f"{heading} {number(value)}, "
     exact = "–" if metrics["exact"] is None else metrics["exact"]
     console.print(f"{text}exact {exact}")
+
+
+def _show_classes(console: Any, content: Result) -> None:
+    """Print the number and the name of each class, where classes have names.
+
+    Args:
+        console: rich's.
+        content: content of result.json.
+    """
+    names = content.get("class_names", [])
+    if names:
+        texts = [f"{k} {name!r}" for k, name in enumerate(names)]
+        console.print(f"classes: {listed(texts, MOST_NAMES)}")
 
 
 def _show_dropped(console: Any, dropped: dict[str, list[int]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from securecluster.app import html_page as html
 from securecluster.app import privacy_report
@@ -110,11 +111,14 @@ def summary(run: FinishedRun) -> str:
 
 def _names(run: FinishedRun) -> Iterator[tuple[str, str]]:
     """Yield the names of classes and features, where the data came with some."""
-    names = {"classes": "class_names", "features": "feature_names"}
-    for heading, entry in names.items():
-        if entry in run.result:
-            values = [printable(str(name)) for name in run.result[entry]]
-            yield heading, listed(values, MOST_NAMES)
+    names: dict[str, Sequence[Any]] = {
+        "classes": run.result.get("class_names", []),
+        "features": run.result.get("feature_names", []),
+    }
+    for heading, values in names.items():
+        if values:
+            texts = [printable(str(value)) for value in values]
+            yield heading, listed(texts, MOST_NAMES)
 
 
 def epsilon_text(privacy: Privacy) -> str:

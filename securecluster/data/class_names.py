@@ -48,15 +48,18 @@ def _typed(client: str, labels: Array) -> Array:
     kinds = {type(value).__name__ for value in values}
     is_nan = any(isinstance(value, float) and value != value for value in values)
     if is_nan or kinds & EMPTY:
-        raise UsageError(
-            f"client {client!r}: some labels are empty: fill them, or drop these samples"
-        )
+        raise _empty(client)
     # NumPy would make text of numbers beside text
     if len(kinds) > 1 and not kinds <= {"int", "float"}:
         raise UsageError(
             f"client {client!r}: labels are of several types ({', '.join(sorted(kinds))}): use one"
         )
     return np.asarray(values).reshape(labels.shape)
+
+
+def _empty(client: str) -> UsageError:
+    """Return the error for labels of which some are missing."""
+    return UsageError(f"client {client!r}: some labels are empty: fill them, or drop these samples")
 
 
 def _of_one_hot(client: str, targets: Any, labels: Array) -> Array:
@@ -87,6 +90,8 @@ def kind_of(client: str, labels: Array) -> str | None:
     if not labels.size:
         return None
     kind = labels.dtype.kind
+    if kind == "f" and np.isnan(labels).any():
+        raise _empty(client)
     if kind == "U":
         return TEXT
     if kind == "b":

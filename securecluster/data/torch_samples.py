@@ -31,7 +31,9 @@ def pair_in(client: str, samples: Any) -> tuple[Any, Any] | None:
     chosen = None
     if isinstance(samples, data.DataLoader):
         dataset = samples.dataset
-        collate = samples.collate_fn
+        # without batches the loader collates nothing
+        if samples.batch_sampler is not None:
+            collate = samples.collate_fn
         chosen = _positions(client, samples, data)
     if isinstance(dataset, data.IterableDataset):
         rows = list(dataset)

@@ -119,6 +119,9 @@ def read_pair(name: str, samples: Any, columns: Columns, classified: bool = True
     y = _array(name, targets)
     if classified:
         _check_columns(name, table, x)
+        # NumPy makes text of numbers beside text
+        if y.dtype.kind == "U" and isinstance(targets, list | tuple):
+            y = np.asarray(targets, dtype=object)
         y = class_labels(name, targets, y)
     order = _row_order(f"client {name!r}", table, targets)
     if order is not None:

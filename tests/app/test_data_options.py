@@ -257,7 +257,7 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
             "--feature-columns and --drop-columns say",
         ),
         (["--drop-columns", "a"], "--drop-columns belongs to a file of your own"),
-        (["--feature-columns", "a"], "--feature-columns belongs to a parquet file"),
+        (["--feature-columns", "a"], "--feature-columns belongs to a file"),
     ],
 )
 def test_columns_that_cannot_be_chosen_are_refused(
@@ -312,3 +312,86 @@ def test_a_refusal_on_the_command_line_names_the_option(
         )
         said = capsys.readouterr().err
         assert "pre_rounds" not in said and "--pre-rounds" in said
+
+
+def test_a_csv_file_runs_as_the_parquet_file_does(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    csv = pytest.importorskip("pyarrow.csv")
+    path = tmp_path / "own.csv"
+    csv.write_csv(pq.read_table(own), path)
+    results = []
+    for data in (own, path):
+        out = tmp_path / f"of-{data.suffix[1:]}"
+        arguments = ["run", "fedavg", "--data", str(data), *OWN, "--truth-column", "kind"]
+        assert main([*arguments, "--rounds", "1", "--model", "linear", "--out", str(out)]) == 0
+        results.append(json.loads((out / "result.json").read_text()))
+    parquet, of_csv = results
+    assert of_csv["names"] == parquet["names"] == ["0", "1", "2", "3"]
+    assert of_csv["class_names"] == parquet["class_names"] == ["no", "yes"]
+    assert of_csv["feature_names"] == ["a", "b", "c"] and of_csv["truth"] == parquet["truth"]
+    assert of_csv["metrics"] == parquet["metrics"] and of_csv["data"] == "own"
+    assert "classes: 0 'no', 1 'yes'" in capsys.readouterr().out
+    assert exit_of(["report", str(tmp_path / "of-csv"), "--html"]) == 0
+    page = (tmp_path / "of-csv" / "report.html").read_text()
+    assert "no, yes" in page and "a, b, c" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scaling"),
+    [
+        (["--scaling", "client"], {"kind": "client"}),
+        (["--bounds", "-3:3.5"], {"kind": "bounds", "low": [-3.0], "high": [3.5]}),
+        (
+            ["--scaling", "bounds", "--bounds", "b=-4:4", "a=-5:5", "c=-6:6"],
+            {"kind": "bounds", "low": [-5.0, -4.0, -6.0], "high": [5.0, 4.0, 6.0]},
+        ),
+        (["--scaling", "none"], None),
+    ],
+)
+def test_scales_are_options_which_python_writes_too(
+    arguments: list[str], scaling: object, own: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    small = ["--rounds", "1", "--model", "linear", "--drop-columns", "kind", "--quiet"]
+    run = ["run", "fedavg", "--data", str(own), *OWN, *small, *arguments, "--out", str(out)]
+    assert main(run) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["network"].get("scaling") == scaling
+    options = Simulation(**config["simulation"])
+    federation = options.noted_federation()
+    again = Simulation.of(federation)
+    assert again is not None
+    assert again.noted_federation().digest() == federation.digest() == config["data_digest"]
+    assert again.noted_federation().facts == federation.facts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--scaling", "auto"], "--scaling auto: give one of none, client, bounds"),
+        (["--scaling", "bounds"], "--scaling bounds needs public bounds: give --bounds age=0:120"),
+        (["--bounds", "a=0:1"], "bounds lack b, c, kind: give a pair for each feature"),
+        (["--scaling", "client", "--bounds", "0:1"], "--bounds are for --scaling bounds"),
+        (["--bounds", "0-1"], "bounds of all features are a pair (low, high)"),
+        (["--drop-columns", "a", "b", "c", "kind"], "no feature column besides"),
+    ],
+)
+def test_scales_that_cannot_be_are_refused(
+    arguments: list[str], sentence: str, own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_of(["run", "fedavg", "--data", str(own), *OWN, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_text_columns_are_named_with_the_option_that_drops_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("site,ill,ward,f\n" + "a,0,er,1\na,1,icu,2\nb,0,er,3\nb,1,er,4\n" * 4)
+    assert exit_of(["run", "fedavg", "--data", str(path), *OWN]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "column 'ward' of" in said and "holds text, not numbers: drop it (--drop-columns)" in said
+    )

@@ -83,6 +83,19 @@ def test_numbers_to_predict_are_no_classes() -> None:
     with pytest.warns(SecureClusterWarning, match="300 samples have 300 different labels"):
         three(x, y)
     three(x, y // 2), three(x, y // 30)  # not more than half
+    with pytest.warns(SecureClusterWarning, match="30 samples have 30 different labels"):
+        three(x[:30], y[:30])
+    three(x[:30], np.minimum(y[:30], 28))  # few rows may differ by chance
+
+
+def test_clients_that_hold_nothing_out_are_named() -> None:
+    x, y = DRAW.normal(size=(12, 2)), np.arange(12) % 2
+    clients = {"ann": (x, y), "bob": (x[:4], y[:4]), "cyd": (x[:2], y[:2])}
+    said = "clients bob, cyd have no test samples, so their score is NaN: give five samples or more"
+    with pytest.warns(SecureClusterWarning, match=said):
+        Federation.from_arrays(clients, seed=0)
+    nobody = dict.fromkeys(clients, (x[:0], y[:0]))
+    Federation.from_arrays(clients, test=nobody, seed=0)  # on purpose
 
 
 def test_labels_below_zero_say_where_labels_start() -> None:

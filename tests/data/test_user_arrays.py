@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
@@ -260,3 +261,115 @@ def test_true_clusters_may_be_a_series_by_name() -> None:
     series = pandas.Series([(ROWS, CLASSES), (ROWS + 1, CLASSES)], index=[1, 2])
     same = Federation.from_arrays(series, seed=0)
     assert same.digest() == Federation.from_arrays(clients, seed=0).digest()
+
+
+GROUPS = np.array(["north", "south"])[np.arange(20) % 2]
+
+
+def of_groups(x: Any, y: Any, groups: Any) -> str:
+    return Federation.from_groups(x, y, groups, seed=0).digest()
+
+
+def test_a_list_calls_clients_by_their_positions() -> None:
+    pair = (ROWS, CLASSES)
+    listed = Federation.from_arrays([pair, pair], test=[pair, pair], truth=[1, 0], seed=0)
+    named = {0: pair, 1: pair}
+    same = Federation.from_arrays(named, test=named, truth={0: 1, 1: 0}, seed=0)
+    assert listed.names == ("0", "1") and listed.truth == same.truth == (1, 0)
+    assert listed.digest() == same.digest()
+    assert Federation.from_arrays([pair, pair], truth=np.array([3, 4]), seed=0).truth == (3, 4)
+    with pytest.raises(UsageError, match="test must have an entry for every client"):
+        Federation.from_arrays([pair, pair], test=[pair], seed=0)
+
+
+def test_sparse_samples_are_the_dense_ones() -> None:
+    dense = np.where(ROWS > 0, ROWS, 0)
+    plain = Federation.from_arrays({"ann": (dense, CLASSES)}, seed=0).digest()
+    for kind in (sparse.csr_matrix, sparse.csc_array, sparse.coo_matrix):
+        made = {"ann": (kind(dense), CLASSES)}
+        assert Federation.from_arrays(made, seed=0).digest() == plain
+        whole = Federation.from_groups(kind(dense), CLASSES, GROUPS, seed=0)
+        assert whole.digest() == of_groups(dense, CLASSES, GROUPS)
+
+
+def test_samples_of_groups_are_their_clients() -> None:
+    by_name = {name: (ROWS[name == GROUPS], CLASSES[name == GROUPS]) for name in set(GROUPS)}
+    expected = Federation.from_arrays(dict(sorted(by_name.items())), seed=0)
+    made = Federation.from_groups(ROWS, CLASSES, GROUPS, seed=0)
+    assert made.names == expected.names == ("north", "south")
+    assert made.digest() == expected.digest()
+    assert of_groups(ROWS.tolist(), CLASSES.tolist(), GROUPS.tolist()) == made.digest()
+    numbered = Federation.from_groups(ROWS, CLASSES, np.arange(20) % 2 + 3, seed=0)
+    assert numbered.names == ("3", "4")
+
+
+def test_groups_of_tables_are_taken_by_their_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = frames(None, SHUFFLED)
+    plain = of_groups(ROWS, CLASSES, GROUPS)
+    assert of_groups(x, y, GROUPS) == plain
+    assert of_groups(x, y, pandas.Series(GROUPS, index=x.index)) == plain
+    assert of_groups(x, CLASSES, pandas.Categorical(GROUPS)) == plain
+    with pytest.raises(UsageError, match="the index of groups is another one than that of X"):
+        of_groups(x, y, pandas.Series(GROUPS, index=x.index[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        (GROUPS[:19], "a row for each sample, and not X 20, y 20, groups 19"),
+        (np.array(["a", None] * 10, object), "groups hold values of several types, or empty ones"),
+        (np.array([np.nan, 1.0] * 10), "nan is no client's name"),
+    ],
+)
+def test_groups_that_name_no_clients_are_refused(groups: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        of_groups(ROWS, CLASSES, groups)
+
+
+def test_a_column_that_holds_no_numbers_is_named() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(ROWS).rename(columns=str)
+    for values, content in (
+        (["er", "icu"] * 10, "text"),
+        (pandas.Categorical(["er", "icu"] * 10), "text"),
+        (pandas.to_datetime(["2024-01-01"] * 20), "dates"),
+    ):
+        mixed = table.assign(ward=pandas.Series(values, dtype=getattr(values, "dtype", object)))
+        with pytest.raises(
+            UsageError,
+            match=f"client 'ann': column 'ward' holds {content}, not numbers: leave it out of X, or"
+            " encode it as numbers",
+        ):
+            Federation.from_arrays({"ann": (mixed, CLASSES)}, seed=0)
+    for empty in (np.nan, None):
+        missing = table.assign(**{"1": empty})
+        with pytest.raises(UsageError, match="client 'ann': a value of '1' is NaN or infinite"):
+            Federation.from_arrays({"ann": (missing, CLASSES)}, seed=0)
+
+
+def test_channels_may_be_the_last_axis() -> None:
+    images = np.random.default_rng(0).random((20, 6, 5, 3))
+    first = Federation.from_arrays({"ann": (images.transpose(0, 3, 1, 2), CLASSES)}, seed=0)
+    clients = {"ann": (images, CLASSES)}
+    last = Federation.from_arrays(clients, test=clients, channels="last", seed=0)
+    assert last.shape == first.shape == (3, 6, 5)
+    assert np.array_equal(last.shards[0].x_test, images.transpose(0, 3, 1, 2).astype(np.float32))
+    said = r"shape \(6, 5, 3\) look like images with the channels last.*give channels='last'"
+    with pytest.warns(SecureClusterWarning, match=said):
+        Federation.from_arrays(clients, seed=0)
+    with pytest.raises(UsageError, match="client 'ann': channels='last' is for images"):
+        Federation.from_arrays({"ann": (ROWS, CLASSES)}, channels="last", seed=0)
+    with pytest.raises(UsageError, match="channels = 'middle': give 'first' or 'last'"):
+        Federation.from_arrays(clients, channels="middle", seed=0)
+
+
+def test_one_table_in_place_of_clients_is_sent_to_from_frame() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(ROWS)
+    with pytest.raises(UsageError, match=r"not DataFrame: .*Federation.from_frame takes one table"):
+        Federation.from_arrays(table, seed=0)
+    with pytest.raises(UsageError, match=r"client 'ann': its samples are a pair .*not DataFrame"):
+        Federation.from_arrays({"ann": table}, seed=0)
+    with pytest.raises(UsageError, match=r"client 'ann': its samples are a pair .*, and 3 things"):
+        Federation.from_arrays({"ann": (ROWS, CLASSES, CLASSES)}, seed=0)

@@ -320,3 +320,185 @@ def test_ids_of_any_length_are_said(tmp_path: Path) -> None:
         assert load(path).feature_names == ("f", "patient")
     assert len(caught) == 1 and caught[0].filename == __file__
     assert load(path, drop_columns=["patient"]).feature_names == ("f",)
+
+
+def write_csv(path: Path, columns: dict[str, Any], separator: str = ",") -> Path:
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame(columns).to_csv(path, index=False, sep=separator)
+    return path
+
+
+def load_csv(path: Path, **more: Any) -> Federation:
+    options = {"client_column": "site", "label_column": "label", "seed": 0, **more}
+    return Federation.from_csv(path, **options)
+
+
+def of_frame(table: Any, **more: Any) -> Federation:
+    return Federation.from_frame(table, **{"client": "site", "label": "label", "seed": 0, **more})
+
+
+ILL = np.array(["healthy", "ill", "ill"])[np.arange(N) % 3]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_csv_file_is_the_table_that_it_was_written_from(separator: str, tmp_path: Path) -> None:
+    columns = {**PLAIN, "label": ILL, "old": np.arange(N) % 2 == 0, "note": ["a, b; c\nd"] * N}
+    path = write_csv(tmp_path / "mine.csv", columns, separator)
+    found = load_csv(path, drop_columns=["note"])
+    whole = load(write(tmp_path / "mine.parquet", columns), drop_columns=["note"])
+    assert found.digest() == whole.digest()
+    assert (found.data, found.names, found.feature_names) == (
+        "mine",
+        whole.names,
+        ("f0", "f1", "f2", "f3", "old"),
+    )
+    assert found.class_names == whole.class_names == ("healthy", "ill")
+
+
+def test_csv_files_of_a_folder_are_one_table(tmp_path: Path) -> None:
+    whole = load_csv(write_csv(tmp_path / "whole.csv", PLAIN))
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name, part in (("a", slice(0, 11)), ("b", slice(11, N))):
+        write_csv(folder / f"{name}.csv", {k: v[part] for k, v in PLAIN.items()})
+    assert load_csv(folder).digest() == whole.digest()
+
+
+def test_numbers_in_csv_are_names_as_they_are_in_parquet(tmp_path: Path) -> None:
+    for site in (np.arange(N) % 3 + 1, np.array([10, 9, 2])[np.arange(N) % 3]):
+        columns = {**PLAIN, "site": site}
+        found = load_csv(write_csv(tmp_path / "n.csv", columns))
+        whole = load(write(tmp_path / "n.parquet", columns))
+        assert found.names == whole.names and found.digest() == whole.digest()
+    zeros = {**PLAIN, "site": np.array(["001", "01", "2"])[np.arange(N) % 3]}
+    assert load_csv(write_csv(tmp_path / "z.csv", zeros)).names == ("001", "01", "2")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "x.csv", {"site": SITE, **PLAIN})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_csv(path).names == ("s0", "s1", "s2")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("site,label,f\na,1,2\na,1\n", r"cannot be read as CSV \(.*\): it is text in UTF-8"),
+        ("", "cannot be read as CSV"),
+        ("site,label,f\n", "has no rows"),
+        ("site,label,f,f\na,0,1,2\na,1,1,2\n", "has two columns 'f': rename one"),
+        ("site,label,f\na,0,1\na,1,\n", "column 'f' of .* has 1 empty cells"),
+        ("site,label,f\na,0,x\na,1,2\n", "column 'f' of .*x.csv holds text, not numbers: drop it"),
+        ("place,label,f\na,0,1\na,1,2\n", "unknown column of x.csv 'site'"),
+    ],
+    ids=["ragged", "empty", "no rows", "twice", "empty cell", "text", "no column"],
+)
+def test_csv_files_that_cannot_be_used_are_refused(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=sentence) as caught:
+        load_csv(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_encodings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes("site,label,größe\na,0,1\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"cannot be read as CSV .*UTF-8"):
+        load_csv(path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UsageError, match=r"holds no \.csv file: give a csv file"):
+        load_csv(empty)
+
+
+def test_a_frame_is_the_file_that_it_is_written_to(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({**PLAIN, "label": ILL, "group": SITE == "s1", "row": np.arange(N)})
+    path = tmp_path / "x.parquet"
+    frame.to_parquet(path)
+    written = load(path, truth_column="group", drop_columns=["row"])
+    turned = frame.iloc[np.arange(N)[::-1]].iloc[::-1]
+    for table in (frame, turned, pa.Table.from_pandas(frame)):
+        made = of_frame(table, truth="group", drop_columns=["row"])
+        assert made.digest() == written.digest() and made.truth == written.truth
+        assert made.feature_names == written.feature_names
+        assert made.class_names == ("healthy", "ill") and made.recipe is None
+    coded = frame.astype({"site": "category", "label": "category"})
+    assert of_frame(coded, drop_columns=["row", "group"]).digest() == written.digest()
+    assert of_frame(frame, feature_columns=["f3", "f1"]).feature_names == ("f3", "f1")
+
+
+def test_a_grouped_frame_names_the_clients() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(PLAIN)
+    whole = of_frame(frame)
+    for grouped in (frame.groupby("site"), frame.groupby(["site"])):
+        for client in (None, "site"):
+            made = Federation.from_frame(grouped, client=client, label="label", seed=0)
+            assert made.digest() == whole.digest() and made.names == whole.names
+    for wrong, client in (
+        (frame.groupby(["site", "label"]), None),
+        (frame.groupby(frame["f0"] > 0), None),
+        (frame.groupby("site"), "label"),
+    ):
+        with pytest.raises(UsageError, match="by the one column that it is grouped by"):
+            Federation.from_frame(wrong, client=client, label="label", seed=0)
+    with pytest.raises(UsageError, match="client is missing"):
+        Federation.from_frame(frame, label="label", seed=0)
+
+
+class LikePolars:
+    """A table that makes one of pyarrow, as DataFrames of polars do."""
+
+    def to_arrow(self) -> Any:
+        return pa.table(PLAIN)
+
+
+def test_a_table_that_makes_one_of_pyarrow_is_read_too() -> None:
+    assert of_frame(LikePolars()).digest() == of_frame(pa.table(PLAIN)).digest()
+
+
+def test_frames_that_cannot_be_used_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(PLAIN)
+    mixed = frame.assign(ward=["a", 1] * (N // 2), city="here", day=pandas.Timestamp("2024-01-01"))
+    several = "column 'ward' of the table holds values of several types"
+    for table, more, sentence in (
+        (mixed, {}, several),
+        (mixed, {"client": "ward"}, several),
+        (
+            mixed.drop(columns="ward"),
+            {},
+            r"columns 'city', 'day' of the table hold text, dates, not numbers: drop them "
+            r"\(drop_columns\), or encode them as numbers",
+        ),
+        (frame.assign(f0=None), {}, f"column 'f0' of the table has {N} empty cells"),
+        (frame, {"label": "labels"}, "unknown column of the table 'labels': did you mean 'label'"),
+        (pandas.concat([frame, frame["f0"]], axis=1), {}, "has two columns 'f0'"),
+        (X, {}, "the table is a ndarray: give a DataFrame of pandas or polars"),
+        (PLAIN, {}, "the table is a dict"),
+    ):
+        with pytest.raises(UsageError, match=sentence) as caught:
+            of_frame(table, **more)
+        assert "\n" not in str(caught.value)
+    kept = mixed.astype({"f0": "Float64"})
+    assert of_frame(kept, drop_columns=["ward", "city", "day"]).shape == (4,)
+
+
+def test_classes_and_scales_of_a_table_are_chosen_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {**PLAIN, "label": ILL})
+    names = ["ill", "healthy", "dead"]
+    made = load(path, classes=names, scaling="client")
+    assert made.class_names == tuple(names) and made.classes == 3
+    assert made.facts_of(0).class_names == tuple(names)
+    plain = load(path)
+    for shard, other in zip(made.shards, plain.shards, strict=True):
+        assert np.array_equal(shard.y, 1 - other.y)
+        assert np.allclose(shard.x.mean(axis=0), 0, atol=1e-6)
+    with pytest.raises(UsageError, match=r"column 'label' of .*: the label 'healthy' is none of"):
+        load(path, classes=["ill", "dead"])
+    assert made.recipe is None
+    assert plain.recipe is not None and plain.recipe["scaling"] == "none"

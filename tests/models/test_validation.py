@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
 from securecluster.models import architectures, validation
+from securecluster.models.objectives import Language, Trajectory
 from securecluster.models.validation import FlatModel, prepare_module
 
 IMAGE = (1, 16, 16)
@@ -540,3 +541,37 @@ def test_parameters_that_cannot_be_drawn_anew_are_named() -> None:
         UsageError, match=r"reset_parameters of 1 \(_Failing\) fails: nothing to divide"
     ):
         build(_Failing()).redrawn(Randomness(0), "a")
+
+
+@pytest.mark.parametrize(
+    ("last", "sentences"),
+    [
+        ([nn.Linear(16, 2)], []),
+        ([nn.Linear(16, 2), nn.LogSoftmax(-1)], []),
+        ([nn.Linear(16, 2), nn.Sigmoid()], []),
+        ([nn.Linear(16, 2), nn.Softmax(-1)], ["gives probabilities, as with a softmax at its end"]),
+        ([nn.Linear(16, 3)], ["has 3 outputs, and the data have 2 classes"]),
+        (
+            [nn.Linear(16, 3), nn.Softmax(-1)],
+            ["gives probabilities", "has 3 outputs, and the data have 2 classes"],
+        ),
+    ],
+)
+def test_outputs_that_are_no_logits_of_the_classes_are_doubted(
+    last: list[nn.Module], sentences: list[str]
+) -> None:
+    doubts = validation.output_doubts(flattened(*last), (1, 4, 4), 2)
+    assert len(doubts) == len(sentences)
+    for doubt, sentence in zip(doubts, sentences, strict=True):
+        assert sentence in doubt and "\n" not in doubt
+
+
+def test_a_vocabulary_may_be_larger_and_positions_may_be_any_numbers() -> None:
+    def of_tokens(*parts: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9), *parts)
+
+    assert validation.output_doubts(of_tokens(), (5,), 7, Language()) == []
+    (doubt,) = validation.output_doubts(of_tokens(nn.Softmax(-1)), (5,), 9, Language())
+    assert "softmax" in doubt
+    positions = nn.Sequential(nn.Flatten(), nn.Linear(6, 2), nn.Softmax(-1))
+    assert validation.output_doubts(positions, (3, 2), 2, Trajectory()) == []

@@ -16,6 +16,7 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot, Signature
 from securecluster.runs.derived import needs_samples
+from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
 from tests.protocols import cases
@@ -264,3 +265,68 @@ def test_there_is_no_policy_without_a_file(tmp_path: Path) -> None:
 def test_facts_of_a_federation_need_no_sample(federation: Federation) -> None:
     empty = replace(federation.shards[0], x=np.zeros((0, 1, 8, 8), np.float32))
     assert Form.of(empty.x) == federation.facts.x == Form((1, 8, 8), "float32")
+
+
+# --- names of classes, and scales ---
+
+WARDS = np.array(["er", "icu", "ward"])
+
+
+def own_data(classes: Any = None, scaling: Any = "none") -> Federation:
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for k, name in enumerate(("ann", "bob")):
+        y = WARDS[np.arange(20) % (3 - k)]  # bob has two of the three classes
+        arrays[name] = (draw.normal(size=(20, 4)), y)
+    return Federation.from_arrays(arrays, classes=classes, scaling=scaling, seed=0)
+
+
+def told_by(federation: Federation, client: int) -> ClientFacts:
+    facts = federation.facts_of(client, classes=True).as_json()
+    return ClientFacts.read(json.loads(json.dumps(facts)))
+
+
+def test_clients_agree_on_classes_by_name_and_on_scales() -> None:
+    bounds = [(-9.0, 9.0), (-8.0, 8.0), (-7.0, 7.0), (-6.0, 6.0)]
+    federation = own_data(WARDS.tolist(), dict(enumerate(bounds)))
+    facts = agree([told_by(federation, 0), told_by(federation, 1)], 0)
+    made = FedAvg(model="linear")
+    config = made.config(facts, "float32")
+    assert config == made.config(federation, "float32")
+    assert config["class_names"] == WARDS.tolist()
+    assert config["scaling"]["low"] == [-9.0, -8.0, -7.0, -6.0]
+    assert accept(offered(made, federation), made, federation) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"classes": ["er", "ward", "icu"]}, r"\(class_names\): .*same classes in the same order"),
+        ({"scaling": "client"}, r"\(scaling\)"),
+        ({"scaling": (-9.0, 8.0)}, r"\(scaling\)"),
+    ],
+)
+def test_clients_that_number_or_scale_otherwise_are_refused(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    usual = {"classes": WARDS.tolist(), "scaling": (-9.0, 9.0)}
+    one, other = own_data(**usual), own_data(**{**usual, **changes})
+    with pytest.raises(UsageError, match=f"client 1 has data of another kind .*{sentence}"):
+        agree([told_by(one, 0), told_by(other, 1)], 0)
+    made = FedAvg(model="linear")
+    with pytest.raises(PolicyError, match=r"the server proposes (class_names|scaling)"):
+        accept(offered(made, one), made, other)
+
+
+def test_a_server_is_told_no_labels_that_only_a_clients_data_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"give the names of all classes .*\(classes=\[\.\.\.\]\)"):
+        Node(FedAvg(), own_data().select(["bob"]), tmp_path, number=1)
+    Node(FedAvg(), own_data(WARDS.tolist()).select(["bob"]), tmp_path, number=1)
+
+
+@pytest.mark.parametrize("names", [5, [None], [["er"]], [{}]])
+def test_what_names_no_classes_is_no_facts(names: Any, federation: Federation) -> None:
+    told = federation.facts_of(0).as_json()
+    for wrong in ({"class_names": names}, {"scaling": {"kind": "auto"}}, {"scaling": 3}):
+        with pytest.raises(UsageError, match="told no facts"):
+            ClientFacts.read({**told, **wrong})
