@@ -332,7 +332,7 @@ def test_a_csv_file_runs_as_the_parquet_file_does(
     assert of_csv["feature_names"] == ["a", "b", "c"] and of_csv["truth"] == parquet["truth"]
     assert of_csv["metrics"] == parquet["metrics"] and of_csv["data"] == "own"
     assert "classes: 0 'no', 1 'yes'" in capsys.readouterr().out
-    assert exit_of(["report", str(tmp_path / "of-csv"), "--html"]) == 0
+    assert exit_of(f"report {tmp_path / 'of-csv'} --html") == 0
     page = (tmp_path / "of-csv" / "report.html").read_text()
     assert "no, yes" in page and "a, b, c" in page
 
@@ -380,7 +380,7 @@ def test_scales_are_options_which_python_writes_too(
 def test_scales_that_cannot_be_are_refused(
     arguments: list[str], sentence: str, own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_of(["run", "fedavg", "--data", str(own), *OWN, *arguments]) == 2
+    assert exit_of(" ".join(["run fedavg --data", str(own), *OWN, *arguments])) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
 
@@ -390,7 +390,7 @@ def test_text_columns_are_named_with_the_option_that_drops_them(
 ) -> None:
     path = tmp_path / "x.csv"
     path.write_text("site,ill,ward,f\n" + "a,0,er,1\na,1,icu,2\nb,0,er,3\nb,1,er,4\n" * 4)
-    assert exit_of(["run", "fedavg", "--data", str(path), *OWN]) == 2
+    assert exit_of(" ".join(["run fedavg --data", str(path), *OWN])) == 2
     said = capsys.readouterr().err
     assert (
         "column 'ward' of" in said and "holds text, not numbers: drop it (--drop-columns)" in said

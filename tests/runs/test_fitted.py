@@ -104,7 +104,7 @@ def test_newcomers_are_numbered_by_the_names_of_the_run(federation: Federation) 
             joined(labels, **more)
     numbered = Federation.from_groups(TABLE, (ILL == "ill").astype(int), SITES, seed=0)
     run = CFL(**SMALL).fit(numbered)
-    with pytest.raises(UsageError, match="have names .* and the run's are class numbers"):
+    with pytest.raises(UsageError, match=r"have names .* and the run's are class numbers"):
         joined(only_ill)
 
 
