@@ -162,6 +162,13 @@ def test_a_run_without_protection_is_its_own_twin(tmp_path: Path) -> None:
     assert results.notes[0].startswith("The run kept no contents of messages: the run was")
     page = audit_page.page(run, results, "securecluster audit plain")
     assert "secure sums (--aggregation secagg)" in page and "Labels of client 0, as run" in page
+    (finding,) = results.findings[audit.RUN]
+    assert finding.truth is not None
+    named = replace(finding.truth.federation, class_names=tuple("abcdefghij"))
+    findings = [replace(finding, truth=replace(finding.truth, federation=named))]
+    results = replace(results, findings={audit.RUN: findings, audit.TWIN: findings})
+    by_name = audit_page.page(run, results, "securecluster audit plain")
+    assert ">j</text>" in by_name and ">j</text>" not in page
 
 
 @pytest.mark.parametrize(
