@@ -16,6 +16,7 @@ ClassNames: TypeAlias = tuple[ClassName, ...]
 Array: TypeAlias = NDArray[Any]
 
 TEXT, BOOLEAN, NUMBER = "text", "booleans", "numbers"
+BOOLEANS: ClassNames = (False, True)
 EMPTY = {"NoneType", "NAType", "NaTType"}  # types of empty cells, pandas' among them
 
 
@@ -140,7 +141,7 @@ def names_in(kind: str, labels: Sequence[Array]) -> ClassNames:
         labels: of all clients, (n,) each.
     """
     if kind == BOOLEAN:
-        return (False, True)
+        return BOOLEANS
     distinct = np.unique(np.concatenate([array for array in labels if array.size]))
     return tuple(distinct.tolist())
 
@@ -152,7 +153,8 @@ def given_names(classes: Any) -> ClassNames | None:
         classes: names in the order of the class numbers, or anything else.
 
     Raises:
-        UsageError: a single name, a name twice, or one that is neither text nor a number.
+        UsageError: a single name, a name twice, one that is neither text nor a number, or text
+            beside numbers.
     """
     if isinstance(classes, str) or not hasattr(classes, "__len__"):
         return None
@@ -160,10 +162,11 @@ def given_names(classes: Any) -> ClassNames | None:
     for name in names:
         if not isinstance(name, str | int | float):
             raise UsageError(f"classes: {name!r} is no label: give text, numbers or booleans")
-    if len(set(names)) < max(2, len(names)):
+    kinds = {isinstance(name, str) for name in names}
+    if len(set(names)) < max(2, len(names)) or len(kinds) > 1:
         raise UsageError(
-            f"classes are at least two different labels, in the order of their numbers, not "
-            f"{list(names)}"
+            "classes are at least two different labels of one kind, in the order of their "
+            f"numbers, not {list(names)}"
         )
     return names
 

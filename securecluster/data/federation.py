@@ -194,8 +194,9 @@ class Federation:
             UsageError: classes that were named by the data, so that their names would tell which
                 labels the client has.
         """
-        if self.class_names is not None and not self.classes_given:
-            shown = listed([repr(name) for name in self.class_names])
+        # the names of booleans are those of any data
+        if self.class_names not in (None, class_names.BOOLEANS) and not self.classes_given:
+            shown = listed([repr(name) for name in self.class_names or ()])
             raise UsageError(
                 f"the classes have the names that occur in the data ({shown}), and to tell them "
                 "would say which labels this client has: give the names of all classes, as every "
@@ -729,7 +730,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
     feature_names = arrays.columns
     if feature_names is None:
         feature_names = columns.names
-    classes, doubts = _count_outputs(arrays, splits)
+    classes, doubts = _count_outputs(arrays, splits, names)
     truth = None
     if arrays.truth is not None:
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
@@ -914,13 +915,14 @@ def _check_same_clients(
 
 
 def _count_outputs(
-    arrays: _UserArrays, splits: Sequence[tuple[Pair, Pair]]
+    arrays: _UserArrays, splits: Sequence[tuple[Pair, Pair]], names: Sequence[ClassName] | None
 ) -> tuple[int, list[str]]:
     """Return the number of outputs, and doubts about it.
 
     Args:
         arrays: as the user gave them, with the number of outputs or without.
         splits: each client's training and held-out samples, to count from.
+        names: of the classes, if they have some.
     """
     given = class_names.given_names(arrays.classes)
     if given is not None:
@@ -928,6 +930,9 @@ def _count_outputs(
     if arrays.classes is not None:
         number: Any = arrays.classes
         return number, []
+    # booleans are two classes, whichever of them occur
+    if names == class_names.BOOLEANS:
+        return 2, []
     pairs = []
     # held-out samples count as well, so that each of their labels has an output
     for train_pair, test_pair in splits:

@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any

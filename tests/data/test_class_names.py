@@ -104,6 +104,7 @@ def test_given_classes_are_in_their_order_and_may_be_more_than_occur() -> None:
         (WARDS, {"classes": ["er", "icu"]}, "'surgery' is none of the classes 'er', 'icu'"),
         (WARDS, {"classes": 3}, "labels are text, and classes = 3: give the names of the classes"),
         (WARDS, {"classes": ["er", "er"]}, "at least two different labels"),
+        (WARDS, {"classes": ["er", 1]}, "different labels of one kind"),
         (WARDS, {"classes": [("er",)]}, "is no label|at least two"),
         ([1, "a"] * 15, {}, "labels are of several types"),
         ([b"a", b"b"] * 15, {}, "class numbers .*, text or booleans, not"),
@@ -149,6 +150,9 @@ def test_a_client_tells_no_names_that_its_data_gave() -> None:
         made(WARDS).facts_of(0)
     told = made(WARDS, classes=["er", "icu", "surgery"]).facts_of(0)
     assert told.class_names == ("er", "icu", "surgery")
+    # booleans are both, whichever of them occur
+    only = Federation.from_arrays({"ann": (X, [True] * 30)}, seed=0)
+    assert only.facts_of(0).class_names == (False, True)
 
 
 def test_a_repr_has_the_names() -> None:
