@@ -491,8 +491,8 @@ class Federation:
         """Return a federation of your own CSV file, or of all CSV files of a folder.
 
         The first line names the columns; commas, semicolons or tabs separate them. A column whose
-        cells are all numbers is one of numbers, unless one begins with a zero as 007 does. Else it
-        is as `from_parquet`.
+        cells are all numbers is one of numbers, unless one begins with a zero as 007 does, or has
+        19 digits or more. Else it is as `from_parquet`.
 
         Args:
             path: of the file or the folder.

@@ -214,7 +214,7 @@ def _rows(values: Any, positions: Labels) -> Any:
     if hasattr(values, "iloc"):
         return values.iloc[positions]
     if isinstance(values, list | tuple):
-        values = np.asarray(values)
+        return [values[position] for position in positions]
     # such as one in coordinates (scipy), which has no rows
     if hasattr(values, "tocsr"):
         values = values.tocsr()

@@ -306,8 +306,9 @@ def _parsed(cells: Any) -> Any:
     """
     arrow = need("pyarrow")
     compute = need("pyarrow.compute")
-    # names and codes such as 007 are no numbers
-    if compute.any(compute.match_substring_regex(cells, r"^0\d")).as_py():
+    # names and codes such as 007 are no numbers, and floats would make one of long ones
+    codes = compute.match_substring_regex(cells, r"^(0\d.*|-?\d{19,})$")
+    if compute.any(codes).as_py():
         return cells
     for kind in (arrow.int64(), arrow.float64(), arrow.bool_()):
         try:

@@ -370,8 +370,9 @@ def test_numbers_in_csv_are_names_as_they_are_in_parquet(tmp_path: Path) -> None
         found = load_csv(write_csv(tmp_path / "n.csv", columns))
         whole = load(write(tmp_path / "n.parquet", columns))
         assert found.names == whole.names and found.digest() == whole.digest()
-    zeros = {**PLAIN, "site": np.array(["001", "01", "2"])[np.arange(N) % 3]}
-    assert load_csv(write_csv(tmp_path / "z.csv", zeros)).names == ("001", "01", "2")
+    for codes in (["001", "01", "2"], ["12345678901234567890", "12345678901234567891", "2"]):
+        columns = {**PLAIN, "site": np.array(codes)[np.arange(N) % 3]}
+        assert load_csv(write_csv(tmp_path / "z.csv", columns)).names == tuple(codes)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
