@@ -93,7 +93,7 @@ def test_its_folder_is_read_as_any_run_s_and_has_nothing_of_clients(
         with pytest.raises(UsageError, match="a server's result, whose clients are nodes"):
             ask()
     with pytest.raises(UsageError, match="a server's result"):
-        loaded.predict(federation)
+        loaded.join(federation)
 
 
 def test_what_the_server_does_not_know_is_unknown_in_its_result(
