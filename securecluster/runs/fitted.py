@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,11 @@ from securecluster.runs import joining
 from securecluster.runs.config import check_kind
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import adds_noise, call_types, state_class
+from securecluster.runs.export import export
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
 from securecluster.runs.predictions import (
-    clusters_in,
     module_with,
     outputs_of,
     predictions,
@@ -263,10 +264,13 @@ class FittedRun:
         Raises:
             UsageError: no such cluster, or one without a shared model.
         """
-        state = self.models_[clusters_in(self.labels_.tolist(), cluster)]
+        self._check_clients()
+        if cluster not in range(len(self.models_)):
+            raise UsageError(
+                f"there is no cluster {cluster!r}: the run has 0 to {len(self.models_) - 1}"
+            )
+        state = self.models_[cluster]
         if state is None:
-            # a server's result says why
-            self._check_clients()
             raise UsageError(
                 f"cluster {cluster} shares no model, since its clients trained alone: "
                 "module_of(client) gives a client's own"
@@ -398,6 +402,32 @@ class FittedRun:
                 f"{target} is a run folder, whose files belong together: save to another folder"
             )
         save(self, target)
+
+    def export(
+        self, folder: Path | str, *, clients: Sequence[Client] = (), format: str = "safetensors"
+    ) -> None:
+        """Write a model a cluster, for use where this package is not installed.
+
+        Files are `cluster0.safetensors` and so on, `clusters.json` (each client's cluster, class
+        and feature names) and `load.py`, which loads a client's model with torch and safetensors
+        alone. Frozen parameters are in a file of their own, once, and a cluster's file has what it
+        trained. A module of your own is exported by its weights, not its code.
+
+        Whoever gets the folder learns the clusters' models and who is in which cluster: under noise
+        the ε of the run covers the models, without noise nothing bounds what they tell.
+
+        Args:
+            folder: new or empty, or of an earlier export, which is replaced.
+            clients: whose own models are written, too; they are for these clients alone. Otherwise
+                a client of a method with personal models has its cluster's.
+            format: safetensors, or onnx: a graph a model in place of weights and loader, which
+                needs onnx and onnxscript.
+
+        Raises:
+            UsageError: as `model_of`; an unknown format, missing packages, no model that is shared,
+                or a folder of something else.
+        """
+        export(self, Path(folder), clients, format)
 
     def verb_outcomes(self) -> list[VerbOutcome]:
         """Return what verbs gave their readers in the run, in order: replies, sums and R.

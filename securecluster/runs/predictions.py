@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -220,19 +220,3 @@ def _tokens(values: NDArray[Any], tokens: int) -> NDArray[np.int64]:
     if values.dtype.kind not in "iu" or (values < 0).any() or (values >= tokens).any():
         raise UsageError(f"X is text: give tokens, whole numbers in 0 … {tokens - 1}")
     return values.astype(np.int64)
-
-
-def clusters_in(labels: Sequence[int], cluster: int) -> int:
-    """Return a cluster's label after a check that the run has it.
-
-    Args:
-        labels: of the run's clients.
-        cluster: as the user gives it.
-
-    Raises:
-        UsageError: no such cluster.
-    """
-    count = max(labels) + 1
-    if cluster not in range(count):
-        raise UsageError(f"there is no cluster {cluster!r}: the run has 0 to {count - 1}")
-    return int(cluster)
