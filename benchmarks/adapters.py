@@ -146,7 +146,8 @@ def public_transformer() -> TopicTransformer:
     for _ in range(STEPS):
         rows = torch.randint(len(y), (BATCH,), generator=generator)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
+        loss = nn.functional.cross_entropy(module(x[rows]), y[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return module
 

@@ -278,9 +278,10 @@ class FlatModel:
 
         Both have the same frozen parameters and constants, which no call changes.
         """
-        fixed = [p for p in self.module.parameters() if not p.requires_grad]
-        fixed += self.module.buffers()
-        shared = {id(tensor): tensor for tensor in fixed}
+        shared = {id(buffer): buffer for buffer in self.module.buffers()}
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad:
+                shared[id(parameter)] = parameter
         # A forward pass sets the dropout layers' keys, so threads must not share them.
         return replace(self, module=copy.deepcopy(self.module, shared))
 

@@ -158,7 +158,7 @@ def _write_tensors(fitted: FittedRun, folder: Path, states: Mapping[str, State])
             trained.add(name)
     frozen: dict[str, torch.Tensor] = {}
     for file, state in states.items():
-        own = {}
+        own: dict[str, torch.Tensor] = {}
         for name, value in state.items():
             # get_extra_state may return anything
             if not isinstance(value, torch.Tensor):
@@ -271,4 +271,5 @@ def _write_onnx(fitted: FittedRun, folder: Path, states: Mapping[str, State]) ->
             dynamo=True,
             verbose=False,
         )
+        assert program is not None  # dynamo returns one
         program.save(str(folder / file))

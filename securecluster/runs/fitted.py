@@ -269,7 +269,7 @@ class FittedRun:
             raise UsageError(
                 f"there is no cluster {cluster!r}: the run has 0 to {len(self.models_) - 1}"
             )
-        state = self.models_[cluster]
+        state: dict[str, Any] | None = self.models_[cluster]
         if state is None:
             raise UsageError(
                 f"cluster {cluster} shares no model, since its clients trained alone: "

@@ -18,6 +18,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.messaging.parties import SERVER
 from securecluster.models.validation import prepare_module
 from securecluster.protocols import IFCA, ClusteringProtocol, FedAvg, Settings
+from securecluster.training import local_trainer
 from securecluster.training.local_trainer import LocalTrainer
 
 RANK = 4
@@ -134,7 +135,9 @@ def test_clusters_and_newcomers_are_found_by_adapters(swapped: Federation, tmp_p
     assert sum(tensor.numel() for tensor in frozen.values()) == HIDDEN * (INPUTS + 1)
 
 
-def test_all_threads_and_clients_share_one_copy_of_the_frozen_part(swapped: Federation) -> None:
+def test_all_threads_and_clients_share_one_copy_of_the_frozen_part(
+    swapped: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stacked: list[list[bool]] = []
 
     class Watched(Adapted):
@@ -157,6 +160,10 @@ def test_all_threads_and_clients_share_one_copy_of_the_frozen_part(swapped: Fede
     assert len(trainable) == 3
     # one row of trainable numbers a client
     assert trainer.start.shape == (RANK * (INPUTS + CLASSES),)
+    # activations are of all layers, so frozen ones count for how many clients train together
+    whole = sum(parameter.numel() for parameter in module.parameters())
+    monkeypatch.setattr(local_trainer, "CPU_CHUNK", 3 * whole)
+    assert trainer.models_in_chunk() == 3
 
 
 def test_a_model_of_peft_is_taken_as_it_is(swapped: Federation, tmp_path: Path) -> None:
