@@ -336,7 +336,8 @@ class FittedRun:
         Raises:
             UsageError: as `predict_samples`; or targets that do not fit the samples.
         """
-        targets = read_targets(X, y)
+        name = self._client_names.names[self._client_names.position(client)]
+        targets = read_targets(name, X, y)
         return score_of(self._outputs(client, X), targets, self.classes_, self.network_.objective)
 
     def join(self, newcomers: Federation) -> NDArray[np.int64]:

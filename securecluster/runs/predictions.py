@@ -178,14 +178,15 @@ def score_of(
     return float(objective.judged(scores.mean(keepdims=True))[0])
 
 
-def read_targets(x: Any, y: Any) -> NDArray[Any]:
+def read_targets(name: str, x: Any, y: Any) -> NDArray[Any]:
     """Return the targets in the order of the samples, by index where both have one.
 
     Args:
+        name: of the client whose model is scored, for errors.
         x: samples as the user has them.
         y: their targets as the user has them.
     """
-    return read_pair("of score", (x, y), Columns())[1]
+    return read_pair(name, (x, y), Columns())[1]
 
 
 def _numbers(x: Any) -> NDArray[Any]:
