@@ -82,7 +82,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     assert fitted.agreement_ is not None
     # labels are arbitrary, so a newcomer is compared with its cluster's majority
     majority = _majorities(fitted.labels_.tolist(), federation.truth)
-    labels = fitted.predict(newcomers).tolist()
+    labels = fitted.join(newcomers).tolist()
     right = 0
     for label, truth in zip(labels, newcomers.truth, strict=True):
         right += majority[label] == truth

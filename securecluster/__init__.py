@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Settings,
         Signature,
     )
+    from securecluster.runs.estimator import ClusteredClassifier
 
     __version__: str
 
@@ -78,6 +79,7 @@ _PROTOCOLS = (
     "Signature",
 )
 _MODULES = {
+    "ClusteredClassifier": "securecluster.runs.estimator",
     "at": "securecluster.core.client_names",
     "audit": "securecluster.app.audit",
     "load": "securecluster.app.loading",
@@ -94,6 +96,7 @@ __all__ = [
     "RDPCFL",
     "SRFCA",
     "CLoVE",
+    "ClusteredClassifier",
     "ClusteringProtocol",
     "Dirichlet",
     "FedAvg",

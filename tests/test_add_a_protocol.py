@@ -144,7 +144,7 @@ def test_a_mistake_in_the_template_is_one_sentence(
     with pytest.raises(SecureClusterError) as caught:
         module = importlib.import_module("mistaken")
         fitted = module.MeanClusters(k=2, rounds=1, epochs=1, model="linear").fit(clients(0))
-        fitted.predict(clients(1, 4).select(range(3)))
+        fitted.join(clients(1, 4).select(range(3)))
     sys.modules.pop("mistaken", None)
     _definitions.cache_clear()  # the next test has another module of this name
     message = str(caught.value)

@@ -308,8 +308,8 @@ def newcomers(name: str, device: torch.device) -> float:
         device: the one that is checked.
     """
     # the run's own clients stand for newcomers
-    expected = reference(name, "float64").predict(digits())
-    result = on_device(name, "float64", device.type).predict(digits())
+    expected = reference(name, "float64").join(digits())
+    result = on_device(name, "float64", device.type).join(digits())
     return float((result != expected).sum())
 
 

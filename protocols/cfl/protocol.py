@@ -82,7 +82,9 @@ from securecluster.protocols.common.signature_options import GradientSignatureOp
 from securecluster.protocols.common.stored_models import opened
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.common.training_options import TrainingOptions
+from securecluster.runs.feature_scales import scaled
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.predictions import read_samples
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -154,23 +156,25 @@ class FittedCFL(FittedRun):
         theta = opened(self.method, self.kept_, displacement)
         return self.network_.state_dict(theta)
 
-    def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
+    def ensemble(self, cluster: int, x: Any) -> torch.Tensor:
         """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
 
         Args:
             cluster: its label.
-            x: n samples, (n, …).
+            x: n samples (n, …), an array, a tensor or a table.
 
         Returns:
             Probabilities of the classes, (n, classes).
         """
-        flat = self.network_
+        config = self.kept_.learned.config
+        flat = self.network_.to(torch.device("cpu"), getattr(torch, config["dtype"]))
+        samples = read_samples(x, config, flat.objective, partial(scaled, self.kept_, None))
         predictions = []
         leaf = self.tree_.leaf(cluster)
         for v in self.tree_.path(leaf):
             theta = opened(self.method, self.kept_, self.tree_.nodes[v].model)
             weights = flat.views(theta)
-            outputs = flat.call(weights, x)
+            outputs = flat.call(weights, samples)
             predictions.append(flat.objective.predicted(outputs))
         return torch.stack(predictions).mean(0)
 

@@ -1,4 +1,4 @@
-"""Base class of all protocols: hyper-parameters, `fit` and `predict`, the client and the server.
+"""Base class of all protocols: hyper-parameters, `fit` and `join`, the client and the server.
 
 The estimator follows scikit-learn's conventions. The two sides of a run are built from it in
 `securecluster.runs`: `build_client` (`endpoints`) makes the endpoint of some clients, and

@@ -303,7 +303,7 @@ def check_newcomers_price(
     """
     fitted = make(rounds=rounds, **params).fit(federation, FULL)
     before = len(fitted.ledger_.events)
-    fitted.predict(newcomers)
+    fitted.join(newcomers)
     owed = owed_by(fitted, fitted.joined_.transcript)
     if not owed:
         raise NotApplicableError("newcomers release nothing of their data")

@@ -270,7 +270,7 @@ def check_saved(run: Example, newcomers: Federation, folder: Path) -> None:
         folder: empty.
     """
     fitted = run.make().fit(run.federation, run.settings)  # its ledger gets newcomers' releases
-    before = fitted.predict(newcomers).tolist()
+    before = fitted.join(newcomers).tolist()
     fitted.save(folder)
     objects = _own_objects(fitted)
     loaded = type(fitted).load(folder, **objects)
@@ -279,7 +279,7 @@ def check_saved(run: Example, newcomers: Federation, folder: Path) -> None:
         "a fitted protocol has other models once it is saved and loaded: return them from "
         "final_models, and keep nothing that fit needs on self",
     )
-    after = loaded.predict(newcomers).tolist()
+    after = loaded.join(newcomers).tolist()
     require(
         after == before,
         f"newcomers get the clusters {before} before save and {after} after load: let "
@@ -391,7 +391,7 @@ def check_newcomers(
     found = {}
     for mask in masks:
         fitted = make(**{"rounds": 4, **params}, mask=mask).fit(run, DOUBLE)
-        found[mask] = (fitted.labels_.tolist(), fitted.predict(newcomers).tolist())
+        found[mask] = (fitted.labels_.tolist(), fitted.join(newcomers).tolist())
     first = found[masks[0]]
     for mask, one in found.items():
         require(

@@ -238,7 +238,7 @@ def check_worlds(
     judged = judge(found, fitted.ledger_.events, made.dp_unit)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SecureClusterWarning)  # what newcomers pay is not at issue
-        fitted.predict(newcomers)
+        fitted.join(newcomers)
     found = compare(
         fitted, fitted.joined_.transcript, lambda known: guests(fitted, known), newcomers
     )
@@ -248,7 +248,7 @@ def check_worlds(
 
 
 def guests(fitted: Any, newcomers: Federation) -> Endpoint[Any]:
-    """Return the endpoint of newcomers to a finished run, as `predict` builds it.
+    """Return the endpoint of newcomers to a finished run, as `join` builds it.
 
     Args:
         fitted: the run.

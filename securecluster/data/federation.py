@@ -572,7 +572,7 @@ class Federation:
     def select(self, clients: Iterable[Client]) -> Federation:
         """Return the federation of some of the clients, in this order.
 
-        The other clients can join later (`ClusteringProtocol.predict`).
+        The other clients can join later (`ClusteringProtocol.join`).
 
         Args:
             clients: each by its name, or by `at` its position. A number is a name; only where no

@@ -274,9 +274,16 @@ class FlatModel:
         return replace(self, module=module.to(device, dtype))
 
     def copy(self) -> FlatModel:
-        """Return a copy that another thread may call at the same time."""
+        """Return a copy that another thread may call at the same time.
+
+        Both have the same frozen parameters and constants, which no call changes.
+        """
+        shared = {id(buffer): buffer for buffer in self.module.buffers()}
+        for parameter in self.module.parameters():
+            if not parameter.requires_grad:
+                shared[id(parameter)] = parameter
         # A forward pass sets the dropout layers' keys, so threads must not share them.
-        return replace(self, module=copy.deepcopy(self.module))
+        return replace(self, module=copy.deepcopy(self.module, shared))
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

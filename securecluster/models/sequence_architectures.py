@@ -55,6 +55,12 @@ class LanguageLSTM(nn.Module):
         logits: torch.Tensor = self.out(rows).unflatten(0, x.shape)
         return logits
 
+    def extra_repr(self) -> str:
+        """Return the arguments that make the network."""
+        tokens, width = self.embedding.weight.shape
+        cells = self.out.in_features
+        return f"{tokens}, embedding={width}, cells={cells}, dropout={self.dropout1.p}"
+
 
 class TrajectoryLSTM(nn.Module):
     """The next position of a trajectory (Pacheco et al. 2021): x (n, T, k) -> (n, outputs).
@@ -109,6 +115,14 @@ class TrajectoryLSTM(nn.Module):
         h = self._hidden(h, self.hidden3, self.dropout3)
         position: torch.Tensor = MIDDLE + self.out(h)
         return position
+
+    def extra_repr(self) -> str:
+        """Return the arguments that make the network."""
+        cells, width = self.hidden1.in_features, self.hidden1.out_features
+        return (
+            f"{self.lstm.inputs}, {self.out.out_features}, cells={cells}, width={width}, "
+            f"dropout={self.dropout1.p}"
+        )
 
     def _hidden(self, h: torch.Tensor, layer: nn.Module, dropout: nn.Module) -> torch.Tensor:
         out: torch.Tensor = dropout(self.activation(layer(h)))

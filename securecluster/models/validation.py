@@ -69,16 +69,34 @@ def _named(model: str, shape: Shape, classes: int, seed: int, objective: Objecti
         seed: of the initial weights.
         objective: the learning objective.
     """
+    module = named_module(model, shape, classes, objective, seed)
+    return prepare_module(module, shape, classes, f"the model {model!r}", objective)
+
+
+def named_module(
+    model: str, shape: Shape, classes: int, objective: Objective, seed: int = 0
+) -> nn.Module:
+    """Return the module of a network's name, with the initial weights of a seed.
+
+    Args:
+        model: name of the network.
+        shape: shape of a sample.
+        classes: number of labels, tokens or coordinates.
+        objective: the learning objective.
+        seed: of the initial weights.
+
+    Raises:
+        UsageError: an unknown name, or samples that the network does not take.
+    """
     make = network(model, objective, classes)
     default_dtype = torch.get_default_dtype()
     with global_generator(seed):
         # Another type draws other numbers.
         torch.set_default_dtype(torch.float32)
         try:
-            module = make(shape, classes)
+            return make(shape, classes)
         finally:
             torch.set_default_dtype(default_dtype)
-    return prepare_module(module, shape, classes, f"the model {model!r}", objective)
 
 
 def prepare_module(
@@ -348,4 +366,4 @@ def _octets(value: Any) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-__all__ = ["FlatModel", "build", "describe", "output_doubts", "prepare_module"]
+__all__ = ["FlatModel", "build", "describe", "named_module", "output_doubts", "prepare_module"]

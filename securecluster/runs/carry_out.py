@@ -17,7 +17,9 @@ from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
 from securecluster.runs import run_folder
+from securecluster.runs.chance_warning import chance_warning
 from securecluster.runs.method import Method
+from securecluster.runs.serialization import save
 from securecluster.runtime.run import Line, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
@@ -68,7 +70,7 @@ def carry_out(
             kept, chance = simulated.fitted(run, state)
         fitted: FittedRun = method.fitted_class(method, kept, server.transcript, folder)
     if chance is not None:
-        fitted.warn_of_chance(chance, federation)
+        fitted.warning_ = chance_warning(fitted, chance, federation)
     return fitted
 
 
@@ -83,7 +85,7 @@ def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
     from securecluster.runs.result import result_of
 
     content = result_of(subject, fitted)
-    fitted.write(folder)
+    save(fitted, folder)
     # result.json is written last of the run's files, and says that they are complete
     text = json.dumps(content, indent=2) + "\n"
     run_folder.seal(folder, text.encode())

@@ -145,7 +145,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
-    # Newcomers' releases come on top of a run that is over: `predict` warns of them.
+    # Newcomers' releases come on top of a run that is over: `join` warns of them.
     if joins is None and method.privacy.holds_target:
         endpoint.reservations.append(_release_target(method, config, endpoint, federation))
     if budget is not None:

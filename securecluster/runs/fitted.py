@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,18 +28,27 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, describe
+from securecluster.runs import joining
 from securecluster.runs.config import check_kind, classes_of
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import adds_noise, call_types, state_class
+from securecluster.runs.export import export
+from securecluster.runs.feature_scales import scaled
 from securecluster.runs.frames import frame_of
-from securecluster.runs.joining import Joined, join
+from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.runs.predictions import (
+    module_with,
+    outputs_of,
+    predictions,
+    probabilities,
+    read_samples,
+    read_targets,
+    score_of,
+)
 from securecluster.runs.serialization import SHARED, FittedState, FittedSummary, read_kept, save
 from securecluster.runs.server_half import replayed
-from securecluster.training.chance_level import Chance
-
-FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
 
 
 class FittedRun:
@@ -56,6 +67,7 @@ class FittedRun:
         models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a
             client's own. Under noise it is None for a cluster all of whose clients trained alone:
             their models have no noise and stay with the clients.
+        classes_: label of each output of the network, (classes,).
         unshared_labels_: the clusters whose entry in `models_` is None.
         history_: a dict per round.
         ledger_: the releases of the run and its newcomers.
@@ -69,9 +81,7 @@ class FittedRun:
             else None. It compares their training loss and accuracy with those of a model that
             ignores its input. The observer computes it outside the protocol, so ε does not cover
             it.
-        start_: the initial weights of a module of your own; weights loaded into the module later
-            have no effect here.
-        joined_: after `predict`, what newcomers released in that call, and its cost.
+        joined_: after `join`, what newcomers released in that call, and its cost.
         network_: the network with its initial weights, as a flat vector.
         folder: of the run; None where the run left none.
         method: the protocol with the hyper-parameters of the run.
@@ -101,7 +111,7 @@ class FittedRun:
         self._client_names = ClientNames(learned.names)
         self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
         self.network_ = Deployment(self.method, learned.config).initial_model()
-        self.start_ = self._module_tensors()
+        self._start = self._module_tensors()
         clusters = max(learned.labels) + 1
         self.models_ = [self._cluster_model(c) for c in range(clusters)]
         self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
@@ -142,45 +152,6 @@ class FittedRun:
         """
         kept = read_kept(folder)
         return cls(method, kept, recorded_transcript(method, folder, kept.learned), folder)
-
-    def warn_of_chance(self, chance: Chance, federation: Federation) -> None:
-        """Set `warning_`, with advice, if many clients' models learned nothing.
-
-        Args:
-            chance: training loss of the clients' models, and that of a model without input.
-            federation: the clients and their data.
-        """
-        from securecluster.models.architectures import rate
-
-        # A few poor clients are usual; the warning is for runs that learned nothing.
-        if not chance.notable:
-            return
-        method = self.method
-        rounds = len(self.history_)
-        poor = len(chance.clients)
-        lr = float(self.kept_.learned.config["lr"])
-        task = federation.objective
-        default = rate(
-            method.model, task, federation.classes, method.training.optimizer, federation.bright
-        )
-        # Advise the network's default learning rate, or a lower one where that was used already.
-        suggested = default
-        # Advice that was followed already helps nobody.
-        if default / 2 <= lr <= 1.5 * default:
-            suggested = float(f"{lr / 3:.1g}")
-        direction = "a higher" if suggested > lr else "a lower"
-        advice = [f"{direction} learning rate (--lr {suggested:g} in place of {lr:g})"]
-        if method.privacy.noisy:
-            advice.append("less noise")
-        if rounds < FEW_ROUNDS:
-            advice.append("more rounds")
-        if method.training.epochs > 1 and suggested < lr:
-            advice.append("fewer epochs")
-        self.warning_ = (
-            f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
-            f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
-            f"try {', or '.join(advice)}"
-        )
 
     def _module_tensors(self) -> dict[str, torch.Tensor]:
         """Return a copy of the weights of a module of the user's own, by name."""
@@ -278,7 +249,119 @@ class FittedRun:
         padding = pipeline.width(d) - d
         return replace(describe(self.method.mask, d, itemsize), padding_bytes=padding * itemsize)
 
-    def predict(self, newcomers: Federation) -> NDArray[np.int64]:
+    def module_of(
+        self, client: Client | None = None, *, cluster: int | None = None
+    ) -> torch.nn.Module:
+        """Return a torch module with the model of a client, or of a cluster.
+
+        It is a new module of the run's network, or of the class of your own module, on the CPU and
+        in evaluation mode. Every method leaves each client one model: with several models it is the
+        one that the client chose last (IFCA, CLoVE), or the likeliest where clusters are soft
+        (R-DPCFL); CFL's is that of its leaf (`ensemble` averages a path), and fine-tuned or
+        personal models are the client's own.
+
+        Args:
+            client: as for `model_of`; the model is for this client alone.
+            cluster: a label of `labels_`, in place of a client.
+
+        Raises:
+            UsageError: no such client or cluster, both or neither, or a cluster whose model is not
+                shared; or the result of a server, whose clients have their models at their nodes.
+        """
+        if (client is None) == (cluster is None):
+            raise UsageError(
+                "give a client or a cluster: module_of(client) or module_of(cluster=0)"
+            )
+        state = self._state_of(cluster) if client is None else self.model_of(client)
+        return module_with(self.method, self._config, self.network_.objective, state)
+
+    def _state_of(self, cluster: Any) -> dict[str, Any]:
+        """Return the `state_dict` of a cluster's model.
+
+        Raises:
+            UsageError: no such cluster, or one without a shared model.
+        """
+        self._check_clients()
+        if cluster not in range(len(self.models_)):
+            raise UsageError(
+                f"there is no cluster {cluster!r}: the run has 0 to {len(self.models_) - 1}"
+            )
+        state: dict[str, Any] | None = self.models_[cluster]
+        if state is None:
+            raise UsageError(
+                f"cluster {cluster} shares no model, since its clients trained alone: "
+                "module_of(client) gives a client's own"
+            )
+        return state
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        """Return what clients and server of the run agreed on."""
+        return self.kept_.learned.config
+
+    def _outputs(self, client: Client, x: Any) -> torch.Tensor:
+        """Return the outputs (n, …) of a client's model for samples as the user has them."""
+        module = self.module_of(client)
+        own_scale = partial(scaled, self.kept_, self._client_names.position(client))
+        samples = read_samples(x, self._config, self.network_.objective, own_scale)
+        return outputs_of(module, samples)
+
+    def predict_samples(self, client: Client, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return what a client's model (`module_of`) predicts for samples.
+
+        Args:
+            client: as for `model_of`.
+            X: n samples (n, …): an array, a tensor, or a table, whose columns are found by their
+                names, in any order. They need not be the client's own, and are scaled as its own
+                were (`scaling`).
+
+        Returns:
+            Labels (n,), as in `classes_`; for text the next token at every place (n, L); for
+            trajectories positions (n, k), in units of the area.
+
+        Raises:
+            UsageError: as `model_of`; or samples of another shape than the run's.
+        """
+        outputs = self._outputs(client, X)
+        return predictions(outputs, self.classes_, self.network_.objective)
+
+    def predict_proba(self, client: Client, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the probabilities that a client's model (`module_of`) gives to labels.
+
+        Args:
+            client: as for `model_of`.
+            X: n samples, as for `predict_samples`.
+
+        Returns:
+            (n, classes), in the order of `classes_`; for text (n, L, classes).
+
+        Raises:
+            UsageError: as `predict_samples`; or trajectories, whose positions have none.
+        """
+        outputs = self._outputs(client, X)
+        return probabilities(outputs, self.classes_, self.network_.objective)
+
+    def score(self, client: Client, X: Any, y: Any) -> float:  # noqa: N803
+        """Return the metric of a client's model (`module_of`) on samples.
+
+        It is the run's `metric_`: accuracy; for text perplexity, for trajectories the position
+        error, both of which are better where they are smaller.
+
+        Args:
+            client: as for `model_of`.
+            X: n samples, as for `predict_samples`.
+            y: their labels, as in `classes_`; tokens (n, L); or positions (n, k). Where X and y
+                both have an index, rows belong together by it.
+
+        Raises:
+            UsageError: as `predict_samples`; or targets that do not fit the samples.
+        """
+        name = self._client_names.names[self._client_names.position(client)]
+        objective = self.network_.objective
+        targets = read_targets(name, X, y, objective)
+        return score_of(self._outputs(client, X), targets, self.classes_, objective)
+
+    def join(self, newcomers: Federation) -> NDArray[np.int64]:
         """Return the clusters of clients that were not in the run, (n,).
 
         Newcomers join the finished run over its own network, with its masks.
@@ -302,11 +385,25 @@ class FittedRun:
         check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")
-        self.joined_ = join(
+        self.joined_ = joining.join(
             self.method, self.kept_, self.ledger_, self._newcomers_record, newcomers
         )
         warn_if_dear(self.method, self.ledger_, newcomers.names)
         return np.asarray(self.joined_.labels, dtype=np.int64)
+
+    def predict(self, newcomers: Federation) -> NDArray[np.int64]:
+        """Return what `join` returns, whose name this was; it will be removed in 0.2."""
+        warnings.warn(
+            "predict is called join (0.1), and this name goes in 0.2: call join(newcomers) for the "
+            "clusters of newcomers, predict_samples(client, X) for predictions on samples",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.join(newcomers)
+
+    def __dir__(self) -> list[str]:
+        """Return the names of attributes without `predict`, which is the old name of `join`."""
+        return [name for name in super().__dir__() if name != "predict"]
 
     def save(self, folder: Path | str) -> None:
         """Write the fitted protocol as safetensors.
@@ -326,15 +423,33 @@ class FittedRun:
             raise UsageError(
                 f"{target} is a run folder, whose files belong together: save to another folder"
             )
-        self.write(target)
+        save(self, target)
 
-    def write(self, folder: Path) -> None:
-        """Write the fitted protocol into a folder, which may be that of its run."""
-        record = self._newcomers_record
-        if record is not None and record.path.parent.resolve() == folder.resolve():
-            # The ledger that is saved replaces the file of newcomers' releases.
-            record.update(self.ledger_)
-        save(self, folder)
+    def export(
+        self, folder: Path | str, *, clients: Sequence[Client] = (), format: str = "safetensors"
+    ) -> None:
+        """Write a model a cluster, for use where this package is not installed.
+
+        Files are `cluster0.safetensors` and so on, `clusters.json` (each client's cluster, class
+        and feature names) and `load.py`, which loads a client's model with torch and safetensors
+        alone. Frozen parameters are in a file of their own, once, and a cluster's file has what it
+        trained. A module of your own is exported by its weights, not its code.
+
+        Whoever gets the folder learns the clusters' models and who is in which cluster: under noise
+        the ε of the run covers the models, without noise nothing bounds what they tell.
+
+        Args:
+            folder: new or empty, or of an earlier export, which is replaced.
+            clients: whose own models are written, too; they are for these clients alone. Otherwise
+                a client of a method with personal models has its cluster's.
+            format: safetensors, or onnx: a graph a model in place of weights and loader, which
+                needs onnx and onnxscript.
+
+        Raises:
+            UsageError: as `model_of`; an unknown format, missing packages, no model that is shared,
+                or a folder of something else.
+        """
+        export(self, Path(folder), clients, format)
 
     def verb_outcomes(self) -> list[VerbOutcome]:
         """Return what verbs gave their readers in the run, in order: replies, sums and R.

@@ -3,7 +3,7 @@
 Newcomers join the run's own network, under its configuration and numbered after its clients, one of
 which hands them the mask seed. A newcomer keeps its number, hence its keys, as long as its name is
 the same and, where its cost depends on it, its number of samples; so a repeated request gets the
-same bits. Each `predict` starts from the end of the run, and adds to its ledger alone.
+same bits. Each `join` starts from the end of the run, and adds to its ledger alone.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def warn_if_dear(protocol: Method, ledger: Ledger, names: Sequence[str]) -> None
     name = ledger.names[price.client]
     warnings.warn(
         f"newcomer {name!r} has now released ε = {price.epsilon:.4g}, more than target_epsilon = "
-        f"{target:g}: what clients of one name release adds up over calls of predict and the run, "
+        f"{target:g}: what clients of one name release adds up over calls of join and the run, "
         "so ask each newcomer once, or again with the same data only",
         SecureClusterWarning,
         stacklevel=3,

@@ -97,7 +97,7 @@ class FittedState:
 
 
 def save(result: FittedRun, folder: Path) -> None:
-    """Write a fitted protocol to a folder.
+    """Write a fitted protocol to a folder, which may be that of its run.
 
     The manifest is written last: a folder that has one is complete.
 
@@ -111,6 +111,10 @@ def save(result: FittedRun, folder: Path) -> None:
     from safetensors.torch import save as encode
 
     fitted = result.kept_
+    record = result._newcomers_record
+    if record is not None and record.path.parent.resolve() == folder.resolve():
+        # The ledger that is saved replaces the file of newcomers' releases.
+        record.update(result.ledger_)
     _check_newcomers(result, folder)
     atomic_files.make_folder(folder)
     for name in (manifest.NAME, LEARNED, START, CLIENTS):
@@ -129,7 +133,7 @@ def save(result: FittedRun, folder: Path) -> None:
         written.append(CLIENTS)
     run_secret.write(folder, fitted.secret)
     if not isinstance(result.method.model, str):
-        start = {name: tensor.contiguous() for name, tensor in result.start_.items()}
+        start = {name: tensor.contiguous() for name, tensor in result._start.items()}
         atomic_files.write_atomic(folder / START, encode(start))
         written.append(START)
     # The saved ledger contains the releases of newcomers, so it must be on the disk before the

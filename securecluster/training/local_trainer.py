@@ -555,11 +555,15 @@ class LocalTrainer:
         return chunks
 
     def models_in_chunk(self) -> int:
-        """Return the number of models that fit into a chunk, one or more."""
+        """Return the number of models that fit into a chunk, one or more.
+
+        Frozen parameters count: clients share them, and each has activations of all layers.
+        """
         parameters = GPU_CHUNK
         if self.device.type == "cpu":
             parameters = CPU_CHUNK
-        return max(1, parameters // self.model.dimension)
+        of_module = sum(parameter.numel() for parameter in self.model.module.parameters())
+        return max(1, parameters // of_module)
 
     def batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[IntArray]:
         """Yield the rows of a client's mini-batches in order.

@@ -261,7 +261,7 @@ def test_a_party_of_a_frame_is_the_one_of_its_position() -> None:
 def test_newcomers_are_found_by_their_names_too() -> None:
     hospitals = federation_of("hospitals")
     fitted = FedAvg(**SMALL).fit(hospitals.select([1, 2, 3]), FULL)
-    fitted.predict(hospitals.select([5, 4]))
+    fitted.join(hospitals.select([5, 4]))
     joined = fitted.joined_.transcript
     assert joined.resolved([5]) == {client(3)} and joined.resolved(4) == {client(4)}
     assert joined.resolved(at(1)) == joined.resolved(2) == {client(1)}

@@ -113,7 +113,7 @@ def fitted_runs() -> Iterator[tuple[Any, str]]:
         except UsageError:  # one that protects whole clients alone
             assert unit == "example"
             continue
-        fitted.predict(NEWCOMERS)
+        fitted.join(NEWCOMERS)
         yield fitted, unit
 
 

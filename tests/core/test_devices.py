@@ -341,7 +341,7 @@ def test_newcomers_are_placed_elsewhere(small: Federation, elsewhere: None) -> N
         protocols.IFCA(rounds=2, k=2, starts=2),
         protocols.SRFCA(rounds=2, refine=1),
     ):
-        assert len(made.fit(small, FULL).predict(small)) == len(small)
+        assert len(made.fit(small, FULL).join(small)) == len(small)
 
 
 def test_a_transcript_in_memory_stays_off_the_device(small: Federation, elsewhere: None) -> None:

@@ -112,14 +112,14 @@ def test_newcomers_columns_are_matched_with_the_runs(tmp_path: Path) -> None:
     fitted = IFCA(rounds=2, k=2, starts=1).fit(Federation.from_arrays(named, seed=0))
     fitted.save(tmp_path)
     for run in (fitted, IFCA.load(tmp_path)):
-        found = [run.predict(newcomers(columns)).tolist() for columns in (ABC, ["c", "a", "b"])]
+        found = [run.join(newcomers(columns)).tolist() for columns in (ABC, ["c", "a", "b"])]
         assert found[0] == found[1]
         with pytest.raises(UsageError, match="have names and the newcomers' have none"):
-            run.predict(newcomers(None))
-        choices = [run.joined_.bytes for _ in (run.predict(newcomers(["b", "c", "a"])),)]
+            run.join(newcomers(None))
+        choices = [run.joined_.bytes for _ in (run.join(newcomers(["b", "c", "a"])),)]
         assert choices[0]["up"] > 0
         with pytest.raises(UsageError, match="it lacks a and has z besides"):
-            run.predict(Federation.from_arrays({"new": (Table(X, ["z", "b", "c"]), Y)}, seed=0))
+            run.join(Federation.from_arrays({"new": (Table(X, ["z", "b", "c"]), Y)}, seed=0))
 
 
 def test_features_are_put_in_order_training_and_held_out_alike() -> None:

@@ -213,8 +213,8 @@ def test_newcomers_beyond_one_frame_agree_on_the_mask_in_several(small: Federati
     clients = {f"n{k}": samples for k in range(2 * len(small) + 1)}
     many = Federation.from_arrays(clients, classes=10, seed=0)
     kmeans = protocols.LocalKMeans(k=2, rounds=1, local_rounds=1, model="linear").fit(small)
-    assert len(kmeans.predict(many)) == len(many)
-    assert list(fitted.predict(many)) == [0] * len(many)
+    assert len(kmeans.join(many)) == len(many)
+    assert list(fitted.join(many)) == [0] * len(many)
 
 
 @pytest.mark.parametrize(("kind", "most"), [(torch.float32, 1e17), (torch.float64, 1e150)])

@@ -242,7 +242,7 @@ def test_protocols_run_on_sequences_and_judge_them(
     fitted.replay(fitted.transcript_, fitted.kept_.learned.config)
     with pytest.raises(UsageError, match="give the same kind of data"):
         rows = np.random.default_rng(0).random((20, 4))
-        fitted.predict(Federation.from_arrays({"n": (rows, np.arange(20) % 2)}, seed=0))
+        fitted.join(Federation.from_arrays({"n": (rows, np.arange(20) % 2)}, seed=0))
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)

@@ -219,7 +219,7 @@ def test_newcomers_take_the_model_of_lowest_loss() -> None:
     run, newcomers = whole.select(range(10)), whole.select(range(10, 14))
     fitted = made(rounds=6, mask="rotation").fit(run)
     kinds = dict(zip(run.truth, fitted.labels_, strict=True))
-    assert [*fitted.predict(newcomers)] == [kinds[kind] for kind in newcomers.truth]
+    assert [*fitted.join(newcomers)] == [kinds[kind] for kind in newcomers.truth]
 
 
 def test_a_run_killed_before_its_updates_ends_as_if_it_never_had_been(

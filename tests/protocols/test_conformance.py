@@ -502,11 +502,11 @@ def test_about_so_many_rows_are_on_the_wire(
 def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
     fitted = FedAvg(rounds=1).fit(small)
     for wrong in (None, np.zeros((3, 4)), list(small.shards)):
-        for use in (FedAvg(rounds=1).fit, fitted.predict):
+        for use in (FedAvg(rounds=1).fit, fitted.join):
             with pytest.raises(UsageError, match=r"Federation\.from_arrays"):
                 use(wrong)  # type: ignore[operator]
     with pytest.raises(UsageError, match="no newcomers"):
-        fitted.predict(small.select([]))
+        fitted.join(small.select([]))
 
 
 @pytest.mark.parametrize("params", [{"eps1": np.inf}, {"eps2": np.inf}])

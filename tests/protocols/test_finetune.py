@@ -227,7 +227,7 @@ def test_newcomers_get_the_shared_model_and_release_nothing(small: Federation) -
     later = Federation.simulate(
         "digits", scenario=LabelSwap(clusters=2), clients=9, samples=40, seed=0
     ).select([6, 7, 8])
-    assert list(fitted.predict(later)) == [0, 0, 0]
+    assert list(fitted.join(later)) == [0, 0, 0]
     assert fitted.joined_.ledger.events == []
     assert fitted.ledger_.epsilon == before
 

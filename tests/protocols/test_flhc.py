@@ -309,13 +309,13 @@ def test_newcomers_join_the_cluster_their_update_is_nearest_to(
     fitted = method.fit(old)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     name = dict(zip(old.truth or (), fitted.labels_.tolist(), strict=True))
-    found = fitted.predict(new).tolist()
+    found = fitted.join(new).tolist()
     assert found == [name[c] for c in new.truth or ()]
     assert fitted.joined_.bytes["up"] > 8 * 4 * 4810
     plain = FLHC(**{**method.get_params(), "mask": "none"}).fit(old)
-    assert plain.predict(new).tolist() == found
+    assert plain.join(new).tolist() == found
     fitted.save(tmp_path)
-    assert FLHC.load(tmp_path).predict(new).tolist() == found
+    assert FLHC.load(tmp_path).join(new).tolist() == found
     rows = unpack(fitted.server_state_, FLHCState).memory.rows  # type: ignore[union-attr]
     assert len(rows) == (2 if linkage in ("ward", "centroid") else 16)
 

@@ -189,7 +189,7 @@ def test_newcomers_join_the_cluster_of_their_labels(method: type, own: dict[str,
     params = {**GRADIENT, **own, **PLAIN, "signature_noise": 0.2, "dp_unit": "example"}
     fitted = method(**params).fit(whole.select(range(8)), Settings(transcript="full"))
     by_truth = {int(truth[i]): int(fitted.labels_[i]) for i in range(8)}
-    placed = fitted.predict(whole.select(range(8, 12)))
+    placed = fitted.join(whole.select(range(8, 12)))
     assert placed.tolist() == [by_truth[int(truth[i])] for i in range(8, 12)]
     released = {e.method for e in fitted.joined_.ledger.events}
     assert released == {"send_signature", "send_coordinates"}

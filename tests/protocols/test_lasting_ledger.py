@@ -102,7 +102,7 @@ def test_what_was_released_is_on_the_disk_and_the_rest_does_not_wait_for_it(
     for name in ("history.jsonl", "transcript/index.jsonl"):
         assert (folder / name).stat().st_ino not in sizes
     sizes.clear()
-    fitted.predict(small.select([0]))
+    fitted.join(small.select([0]))
     newcomers = (folder / "newcomers.jsonl").stat()
     assert sizes[newcomers.st_ino] == newcomers.st_size
     assert folder.stat().st_ino in sizes
@@ -243,7 +243,7 @@ def test_a_choice_says_nothing_of_its_noise_so_each_costs(
     seen = []
     for seed in range(4):
         other = Federation.simulate("digits", clients=4, samples=40, seed=10 + seed).select([0])
-        fitted.predict(replace(other, names=("nina",)))
+        fitted.join(replace(other, names=("nina",)))
         seen.append(fitted.ledger_.of(["nina"]).price(1e-5).epsilon)
     events = [e for e in fitted.ledger_.of(["nina"]).events if e.mechanism == "gaussian"]
     assert len(events) == 4

@@ -146,7 +146,7 @@ def test_newcomers_join_the_cluster_of_the_nearest_centre(mask: str, three: Fede
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     fresh = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=12, seed=0)
     labels, cluster = (
-        fitted.predict(fresh),
+        fitted.join(fresh),
         dict(zip(three.truth or (), fitted.labels_, strict=True)),
     )
     assert list(labels) == [cluster[c] for c in fresh.truth or ()]
@@ -203,6 +203,6 @@ def test_a_newcomer_draws_a_cluster_that_does_not_depend_on_who_joins_with_it(
     few = Federation.simulate(
         "digits", scenario=LabelSwap(clusters=2), clients=5, samples=10, seed=0
     )
-    labels = fitted.predict(many)
-    assert set(labels) == {0, 1, 2} and list(fitted.predict(few)) == list(labels[:5])
+    labels = fitted.join(many)
+    assert set(labels) == {0, 1, 2} and list(fitted.join(few)) == list(labels[:5])
     assert fitted.joined_.bytes["up"] == 0

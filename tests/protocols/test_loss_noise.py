@@ -380,7 +380,7 @@ def test_a_newcomer_that_compares_models_of_the_unit_client_blurs_its_own(
     for way, purposes, price in (("client", {"join"}, True), ("example", set[str](), False)):
         fitted = method("srfca l2", way, rounds=2).fit(small)
         drawn.clear()
-        fitted.predict(fresh())
+        fitted.join(fresh())
         assert {purpose.split()[0] for _, purpose, *_ in drawn} & {"join"} == purposes
         kinds = {
             (e.method, e.mechanism) for e in fitted.joined_.ledger.events if not e.kept and e.fields
@@ -402,7 +402,7 @@ NEWCOMERS = [(name, way) for name in ("srfca", "ifca", "nsim", "local-kmeans") f
 )
 def test_what_newcomers_tell_is_priced(name: str, way: str, small: Federation) -> None:
     fitted = method(name, way).fit(small)
-    fitted.predict(fresh())
+    fitted.join(fresh())
     assert (
         0 < fitted.joined_.ledger.price(1e-5).epsilon < math.inf
         and fitted.joined_.ledger.exact() == []

@@ -111,7 +111,7 @@ def test_what_is_saved_places_newcomers_alike(protocol: Protocol, tmp_path: Path
     fitted.save(tmp_path / "saved")
     loaded = protocol.load(tmp_path / "saved")
     assert loaded.labels_.tolist() == fitted.labels_.tolist()
-    assert loaded.predict(NEWCOMERS).tolist() == fitted.predict(NEWCOMERS).tolist()
+    assert loaded.join(NEWCOMERS).tolist() == fitted.join(NEWCOMERS).tolist()
 
 
 def test_flexcfl_finds_the_kinds_and_places_newcomers() -> None:
@@ -119,7 +119,7 @@ def test_flexcfl_finds_the_kinds_and_places_newcomers() -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     assert RUN.truth is not None and NEWCOMERS.truth is not None
     kinds = dict(zip(RUN.truth, fitted.labels_, strict=True))
-    assert [*fitted.predict(NEWCOMERS)] == [kinds[kind] for kind in NEWCOMERS.truth]
+    assert [*fitted.join(NEWCOMERS)] == [kinds[kind] for kind in NEWCOMERS.truth]
 
 
 def nearest(client: Any) -> list[int]:

@@ -58,7 +58,7 @@ def test_newcomers_join_their_kind(linkage: str) -> None:
     fitted = small(k=2, linkage=linkage).fit(RUN)
     assert RUN.truth is not None and NEWCOMERS.truth is not None
     kinds = dict(zip(RUN.truth, fitted.labels_, strict=True))
-    assert [*fitted.predict(NEWCOMERS)] == [kinds[kind] for kind in NEWCOMERS.truth]
+    assert [*fitted.join(NEWCOMERS)] == [kinds[kind] for kind in NEWCOMERS.truth]
 
 
 def test_sums_of_angles_cluster_too() -> None:

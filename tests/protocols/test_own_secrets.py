@@ -114,7 +114,7 @@ def test_newcomers_join_by_the_keys_of_the_run_also_after_it_is_loaded(
     run.save(tmp_path)
     loaded = FedAvg.load(tmp_path)
     assert loaded.kept_.secret == run.kept_.secret
-    assert loaded.predict(later).tolist() == run.predict(later).tolist()
+    assert loaded.join(later).tolist() == run.join(later).tolist()
 
 
 def guessed(run: ClusteringProtocol) -> int | None:
@@ -243,7 +243,7 @@ def test_a_folder_without_its_secret_is_read_and_neither_replayed_nor_audited(
         assert printed.err.count("\n") == 1
         assert f"{folder} is without the secret" in printed.err
     with pytest.raises(RunFolderError, match=r"restore secret\.key in its folder"):
-        loaded.predict(clients.select([0]))
+        loaded.join(clients.select([0]))
 
 
 def test_the_secret_is_in_its_file_alone(

@@ -121,7 +121,7 @@ def test_sums_of_classes_see_swapped_labels() -> None:
 def test_newcomers_join_their_kind(linkage: str) -> None:
     fitted = made(linkage=linkage).fit(RUN)
     kinds = dict(zip(RUN.truth, fitted.labels_, strict=True))
-    assert [*fitted.predict(NEWCOMERS)] == [kinds[kind] for kind in NEWCOMERS.truth]
+    assert [*fitted.join(NEWCOMERS)] == [kinds[kind] for kind in NEWCOMERS.truth]
 
 
 @pytest.mark.parametrize(

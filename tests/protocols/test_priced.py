@@ -151,7 +151,7 @@ def test_what_clients_and_newcomers_do_is_priced_as_it_was(
     assert spy.trained
     check(fitted.ledger_, spy, unit)
     spy.forget()
-    fitted.predict(cases.two_clusters(clients=2, samples=40, seed=9))
+    fitted.join(cases.two_clusters(clients=2, samples=40, seed=9))
     check(fitted.joined_.ledger, spy, unit)
 
 

@@ -112,7 +112,7 @@ def test_a_run_and_its_newcomers_cost_what_they_release(
     replaced = ledger.price(DELTA, "replace")
     assert replaced is not None
     assert replaced.epsilon <= gaussian_epsilon(4 * spent) * (1 + 1e-6)
-    fitted.predict(newcomers)
+    fitted.join(newcomers)
     known = set(newcomers.names) & set(ledger.names.values())
     price = ledger.of(known).price(DELTA)
     assert price.epsilon == pytest.approx(gaussian_epsilon(spent_by_newcomers), rel=1e-6)

@@ -170,7 +170,7 @@ def test_mistakes_are_one_sentence(
 
 def test_newcomers_join_the_cluster_whose_model_fits(swapped: Federation) -> None:
     fitted = RDPCFL(k=2, rounds=20, model="linear").fit(swapped)
-    assert fitted.predict(swapped).tolist() == fitted.labels_.tolist()
+    assert fitted.join(swapped).tolist() == fitted.labels_.tolist()
 
 
 def test_a_target_covers_training_and_choices(swapped: Federation) -> None:

@@ -28,7 +28,7 @@ def test_what_was_kept_of_the_federation_is_not_there_for_newcomers(
 ) -> None:
     fitted = ReadsTruthOfNewcomers(**SMALL).fit(four_clients)
     with pytest.raises(UsageError, match=SENTENCE.format("ReadsTruthOfNewcomers")):
-        fitted.predict(two_clusters(clients=2, samples=20, seed=5))
+        fitted.join(two_clusters(clients=2, samples=20, seed=5))
 
 
 def test_what_was_kept_of_the_federation_is_not_there_in_a_replay(

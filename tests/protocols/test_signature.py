@@ -218,7 +218,7 @@ def test_newcomers_join_the_cluster_of_their_labels(params: dict[str, Any]) -> N
         "digits", scenario=LabelSwap(clusters=2), clients=12, samples=60, seed=0
     )
     fitted = made(**params).fit(whole.select(range(8)), FULL)
-    placed = fitted.predict(whole.select(range(8, 12)))
+    placed = fitted.join(whole.select(range(8, 12)))
     truth = whole.truth
     assert truth is not None
     by_truth = {int(truth[i]): int(fitted.labels_[i]) for i in range(8)}

@@ -244,4 +244,4 @@ def test_newcomers_and_runs_without_a_target_are_not_stopped(small: Federation) 
     fitted = Sixth(rounds=1, **SMALL).fit(small, FULL)
     # two people of the run: what they release beyond its plan is warned of
     with pytest.warns(SecureClusterWarning, match="has now released ε = .*, more than"):
-        assert len(fitted.predict(two_clusters(clients=2, samples=40, seed=9))) == 2
+        assert len(fitted.join(two_clusters(clients=2, samples=40, seed=9))) == 2

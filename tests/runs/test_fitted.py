@@ -90,7 +90,7 @@ def test_newcomers_are_numbered_by_the_names_of_the_run(federation: Federation) 
 
     def joined(labels: Any, **more: Any) -> list[int]:
         rows = {"new": (TABLE[:20], labels)}
-        clusters: list[int] = run.predict(Federation.from_arrays(rows, seed=0, **more)).tolist()
+        clusters: list[int] = run.join(Federation.from_arrays(rows, seed=0, **more)).tolist()
         return clusters
 
     only_ill = ["ill"] * 20
@@ -118,7 +118,7 @@ def test_newcomers_get_the_class_numbers_of_the_run(federation: Federation) -> N
     assert newcomer.shards[0].y.max() == 0
     renumbered = newcomer.with_classes(run.kept_.learned.config["class_names"])
     assert renumbered.shards[0].y.min() == 1
-    assert len(theta) and run.predict(newcomer).tolist() == [0]
+    assert len(theta) and run.join(newcomer).tolist() == [0]
 
 
 @pytest.mark.parametrize("scaling", ["client", {"age": (-1, 1), "dose": (-9, 9), "weight": (0, 1)}])
@@ -155,3 +155,23 @@ def test_a_module_with_a_softmax_is_doubted_where_it_is_fitted(federation: Feder
     with pytest.warns(SecureClusterWarning, match=said) as caught:
         FedAvg(model=module, rounds=1).fit(federation)
     assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("scaling", ["none", "client", (-4, 4)])
+def test_predictions_are_labels_of_samples_on_the_scale_of_the_data(scaling: Any) -> None:
+    federation = Federation.from_groups(TABLE, ILL, SITES, scaling=scaling, seed=0)
+    run = FedAvg(model="linear", rounds=20, lr=0.5).fit(federation)
+    for name in federation.names:
+        mine = name == SITES
+        found = run.predict_samples(name, TABLE[mine])
+        assert set(found) == {"healthy", "ill"}
+        assert run.score(name, TABLE[mine], ILL[mine]) == (found == ILL[mine]).mean() > 0.7
+        assert run.predict_proba(name, TABLE[mine][["weight", "age", "dose"]]).shape == (20, 2)
+    if scaling == "client":
+        moved = FedAvg(model="linear", rounds=20, lr=0.5).fit(
+            Federation.from_groups(1000 * TABLE - 7, ILL, SITES, scaling=scaling, seed=0)
+        )
+        for name in federation.names:
+            rows = TABLE[name == SITES]
+            expected = run.predict_proba(name, rows)
+            assert np.allclose(moved.predict_proba(name, 1000 * rows - 7), expected, atol=1e-3)

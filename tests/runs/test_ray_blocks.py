@@ -231,7 +231,7 @@ def test_a_run_goes_on_in_blocks(local: None, federation: Federation, tmp_path: 
     resumed = make().fit(federation, in_blocks({"threads": 1}, workers=0), folder=tmp_path)
     assert_equal(alone.kept_, resumed.kept_)
     newcomers = cases.two_clusters(8, 24).select([6, 7])
-    assert list(resumed.predict(newcomers)) == list(alone.predict(newcomers))
+    assert list(resumed.join(newcomers)) == list(alone.join(newcomers))
 
 
 @pytest.mark.exhaustive

@@ -89,11 +89,17 @@ def test_its_folder_is_read_as_any_run_s_and_has_nothing_of_clients(
     assert np.isnan(loaded.scores_).all()
     assert loaded.labels_.tolist() == fitted.labels_.tolist()
     assert loaded.ledger_.events == fitted.ledger_.events
-    for ask in (lambda: loaded.model_of("0"), lambda: loaded.secrets_of("0")):
+    for ask in (
+        lambda: loaded.model_of("0"),
+        lambda: loaded.secrets_of("0"),
+        lambda: loaded.module_of(cluster=0),
+        lambda: loaded.predict_samples("0", federation.shards[0].x),
+        lambda: loaded.export(tmp_path / "exported"),
+    ):
         with pytest.raises(UsageError, match="a server's result, whose clients are nodes"):
             ask()
     with pytest.raises(UsageError, match="a server's result"):
-        loaded.predict(federation)
+        loaded.join(federation)
 
 
 def test_what_the_server_does_not_know_is_unknown_in_its_result(

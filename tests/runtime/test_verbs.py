@@ -309,7 +309,7 @@ def test_a_transcript_knows_the_clients_names_and_newcomers_numbers(tiny: Federa
         match=r"no party 'site-3': .*clients by name \('site-1', 'site-0', 'site-2'\) or position",
     ):
         fitted.transcript_.seen_by("site-3")
-    fitted.predict(named.select([3]))
+    fitted.join(named.select([3]))
     joined = fitted.joined_.transcript
     assert [s.step for s in joined.seen_by("site-3")] == [s.step for s in joined.seen_by(3)] != []
     with pytest.raises(UsageError, match="no party 4"):

@@ -16,7 +16,7 @@ registers them:
 
 Masks are fresh for each call, keyed by its number: a map that is used again would show the Gram
 matrix of several rounds at once. Newcomers alone answer under the mask of an earlier call, in which
-they took no part, so no client sends two rows under one mask within a run or one `predict`. The
+they took no part, so no client sends two rows under one mask within a run or one `join`. The
 exception is SR-FCA with l2, whose members post their cluster's model under the mask of the one-shot
 models that it is compared with.
 

@@ -181,13 +181,13 @@ def test_newcomers_find_their_cluster_masked_as_well_as_plain(
     assert old.truth is not None
     truth = {int(label): old.truth[k] for k, label in enumerate(run.labels_)}
     before, events = (run.bytes_["up"], run.server_state_), list(run.ledger_.events)
-    found = run.predict(new)
+    found = run.join(new)
     assert tuple(truth[int(c)] for c in found) == new.truth
     assert before == (run.bytes_["up"], run.server_state_)
     assert run.ledger_.events == events + run.joined_.ledger.events
     assert {e.method for e in run.joined_.ledger.events} == {"train"}
     assert run.joined_.bytes["up"] > 0
-    assert list(run.predict(new)) == list(found)  # every call starts from the end of the run
+    assert list(run.join(new)) == list(found)  # every call starts from the end of the run
 
 
 def test_newcomers_are_compared_by_gradients_where_the_clients_were(
@@ -195,7 +195,7 @@ def test_newcomers_are_compared_by_gradients_where_the_clients_were(
 ) -> None:
     fitted = CFL(similarity="gradient", rounds=14, level=0.05).fit(halves[0])
     assert len(set(fitted.labels_)) > 1
-    fitted.predict(halves[1])
+    fitted.join(halves[1])
     assert {e.method for e in fitted.joined_.ledger.events} == {"gradient"}
 
 
@@ -226,7 +226,7 @@ def test_a_run_without_a_tree_sends_less_and_places_nobody(
     assert "post" not in small.bytes_["by_message"]
     assert sum(len(n.updates) for n in small.tree_.nodes) == 0
     with pytest.raises(UsageError, match="tree=True"):
-        small.predict(halves[1])
+        small.join(halves[1])
     with pytest.raises(UsageError, match="not kept"):
         small.node_model(0)
 

@@ -56,7 +56,7 @@ def made(cls: type[Odd] = Odd, **params: Any) -> Odd:
 def test_a_method_needs_a_question_only() -> None:
     fitted = made().fit(FEDERATION)
     assert fitted.labels_.tolist() == [0, 1] * 3
-    assert fitted.predict(two_clusters(clients=2, samples=20, seed=1)).shape == (2,)
+    assert fitted.join(two_clusters(clients=2, samples=20, seed=1)).shape == (2,)
 
 
 def test_models_are_means_over_the_clients_that_have_them() -> None:

@@ -156,7 +156,7 @@ def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
             whole > 4 * 4810
             and short - (whole - 4 * 4810) <= (4 * 64 if "sketch" in way else 4 + 4810 // 2) + 32
         )
-        assert list(fitted.predict(federation)) == list(fitted.labels_)
+        assert list(fitted.join(federation)) == list(fitted.labels_)
 
 
 IID = [

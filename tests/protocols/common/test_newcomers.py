@@ -135,7 +135,7 @@ def test_no_newcomer_costs_more_than_the_target(name: str) -> None:
         {"o0": 61, "o1": 65, "o2": 119},
     ):
         try:
-            fitted.predict(people(sizes, seed=5))
+            fitted.join(people(sizes, seed=5))
         except UsageError as error:
             assert "training samples" in str(error) and "\n" not in str(error)
             assert spent(fitted, *sizes) == 0, "refused before anything is asked"
@@ -150,37 +150,37 @@ def test_newcomers_with_fewer_samples_than_the_runs_clients_are_refused_before_t
     with pytest.raises(
         UsageError, match=r"'n1' has 8 training samples, fewer than any client of the run \(60\)"
     ):
-        fitted.predict(people({"n0": 60, "n1": 8}))
+        fitted.join(people({"n0": 60, "n1": 8}))
     assert not hasattr(fitted, "joined_") and not of_newcomers(fitted)
     choosing = IFCA(
         **{**EXAMPLE, "rounds": 2, "k": 2, "starts": 1, "clip": 0.7, "target_epsilon": TARGET}
     ).fit(team())
     # by its losses: nothing is trained, so nothing sampled
-    assert len(choosing.predict(people({"n0": 60, "n1": 8}))) == 2
+    assert len(choosing.join(people({"n0": 60, "n1": 8}))) == 2
     assert 0 < spent(choosing, "n1") <= TARGET
     plain = LocalKMeans(
         **{**KMEANS, "target_epsilon": None, "clip": None, "dp_unit": "client"}
     ).fit(team())
-    assert len(plain.predict(people({"n0": 60, "n1": 8}))) == 2  # nothing is sampled for privacy
+    assert len(plain.join(people({"n0": 60, "n1": 8}))) == 2  # nothing is sampled for privacy
 
 
 def test_the_same_newcomer_costs_nothing_more_with_the_same_data_and_more_with_other_data() -> None:
     fitted = FLHC(**ROWS).fit(team())
     run = list(fitted.ledger_.events)
-    labels = fitted.predict(people({"n0": 60, "n1": 60}))
+    labels = fitted.join(people({"n0": 60, "n1": 60}))
     once = spent(fitted, "n0", "n1")
     assert once == pytest.approx(gaussian_epsilon(1 / 3.0, 1e-5), rel=1e-8)
     assert fitted.ledger_.events == run + fitted.joined_.ledger.events
-    fitted.predict(people({"n5": 60}))  # somebody else in between
-    assert list(fitted.predict(people({"n0": 60, "n1": 60}))) == list(labels)
+    fitted.join(people({"n5": 60}))  # somebody else in between
+    assert list(fitted.join(people({"n0": 60, "n1": 60}))) == list(labels)
     assert spent(fitted, "n0", "n1") == once
     assert len(fitted.joined_.ledger.events) == 1 and len(fitted.ledger_.events) == len(run) + 2
-    fitted.predict(people({"n0": 60}, seed=9))
+    fitted.join(people({"n0": 60}, seed=9))
     assert spent(fitted, "n0") == pytest.approx(
         gaussian_epsilon(math.sqrt(2) / 3.0, 1e-5), rel=1e-8
     )
     assert spent(fitted, "n1") == once
-    fitted.predict(people({"n0": 70}, seed=9))
+    fitted.join(people({"n0": 70}, seed=9))
     assert spent(fitted, "n0") == pytest.approx(
         gaussian_epsilon(math.sqrt(3) / 3.0, 1e-5), rel=1e-8
     )
@@ -189,7 +189,7 @@ def test_the_same_newcomer_costs_nothing_more_with_the_same_data_and_more_with_o
 def test_a_newcomer_called_like_a_client_of_the_run_is_the_same_person() -> None:
     fitted = FLHC(**ROWS).fit(team())
     before = fitted.ledger_.price(1e-5).epsilon
-    fitted.predict(people({"c3": 60}, seed=5))
+    fitted.join(people({"c3": 60}, seed=5))
     releases = sum(1 for event in fitted.ledger_.events if event.mechanism == "gaussian")
     assert fitted.ledger_.price(1e-5).epsilon == spent(fitted, "c3") > before
     assert spent(fitted, "c3") == pytest.approx(
@@ -199,13 +199,13 @@ def test_a_newcomer_called_like_a_client_of_the_run_is_the_same_person() -> None
 
 def test_newcomers_who_cost_more_than_the_target_after_several_calls_are_named() -> None:
     fitted = LocalKMeans(**KMEANS).fit(team())
-    fitted.predict(people({"n0": 60, "n1": 60}))
-    fitted.predict(people({"n0": 60, "n1": 60}))
+    fitted.join(people({"n0": 60, "n1": 60}))
+    fitted.join(people({"n0": 60, "n1": 60}))
     with pytest.warns(
         SecureClusterWarning,
         match=r"newcomer 'n1' has now released ε = .*, more than target_epsilon = 3",
     ) as caught:
-        fitted.predict(people({"n1": 60}, seed=8))
+        fitted.join(people({"n1": 60}, seed=8))
     assert len(caught) == 1 and caught[0].filename == __file__
     assert spent(fitted, "n1") > TARGET >= spent(fitted, "n0")
 
@@ -234,13 +234,13 @@ def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(
         # the first thing that is done with replies
         patch.setattr("securecluster.protocols.flhc.check_newcomers", die)
         with pytest.raises(KilledError):
-            fitted.predict(people({"n0": 60, "n1": 60}))
+            fitted.join(people({"n0": 60, "n1": 60}))
     found = FLHC.load(folder)
     assert len(found.ledger_.events) == run + 1
     assert spent(found, "n1") == pytest.approx(gaussian_epsilon(1 / 3.0, 1e-5), rel=1e-8)
-    found.predict(people({"n0": 60, "n1": 60}))
+    found.join(people({"n0": 60, "n1": 60}))
     assert len(FLHC.load(folder).ledger_.events) == run + 1  # the same bits
-    found.predict(people({"n1": 60}, seed=9))
+    found.join(people({"n1": 60}, seed=9))
     assert FLHC.load(folder).ledger_ == found.ledger_
     assert spent(FLHC.load(folder), "n1") == pytest.approx(
         gaussian_epsilon(math.sqrt(2) / 3.0, 1e-5), rel=1e-8
@@ -257,24 +257,24 @@ def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(
 
 def test_saved_protocols_have_what_newcomers_released(home: Path, tmp_path: Path) -> None:
     fitted = FLHC(**ROWS).fit(team())
-    fitted.predict(people({"n0": 60, "n1": 60}))
+    fitted.join(people({"n0": 60, "n1": 60}))
     fitted.save(tmp_path / "kept")
     found = FLHC.load(tmp_path / "kept")
     assert found.ledger_ == fitted.ledger_
-    found.predict(people({"n0": 60, "n1": 60}))
+    found.join(people({"n0": 60, "n1": 60}))
     assert found.ledger_ == fitted.ledger_
-    found.predict(people({"n2": 60}))
-    found.predict(people({"n0": 60}, seed=9))
+    found.join(people({"n2": 60}))
+    found.join(people({"n0": 60}, seed=9))
     assert FLHC.load(tmp_path / "kept").ledger_ == found.ledger_
     other = FLHC.load(tmp_path / "kept")
-    other.predict(people({"n7": 60}))
+    other.join(people({"n7": 60}))
     found.save(tmp_path / "kept")  # with what the other one recorded there meanwhile
     last = FLHC.load(tmp_path / "kept")
     assert not (tmp_path / "kept" / "newcomers.jsonl").exists()
     assert {"n0", "n1", "n2", "n7"} <= {
         last.ledger_.names[i] for event in of_newcomers(last) for i in event.ids
     }
-    last.predict(people({"n8": 60}))
+    last.join(people({"n8": 60}))
     assert FLHC.load(tmp_path / "kept").ledger_ == last.ledger_
 
 
@@ -283,7 +283,7 @@ def test_a_save_does_not_drop_what_newcomers_released(home: Path, tmp_path: Path
     kept = tmp_path / "kept"
     first.save(kept)
     other = FLHC.load(kept)
-    other.predict(people({"n0": 60}))
+    other.join(people({"n0": 60}))
     price = spent(other, "n0")
     before = {path.name: path.read_bytes() for path in kept.iterdir()}
     with pytest.raises(
@@ -303,8 +303,8 @@ def test_a_save_does_not_drop_what_newcomers_released(home: Path, tmp_path: Path
     first.save(tmp_path / "elsewhere")
     assert spent(FLHC.load(tmp_path / "elsewhere"), "n0") == 0
     same = FLHC.load(tmp_path / "elsewhere")
-    same.predict(people({"n0": 60}))  # the bits that are there
-    same.predict(people({"n1": 60}))
+    same.join(people({"n0": 60}))  # the bits that are there
+    same.join(people({"n1": 60}))
     same.save(kept)
     assert spent(FLHC.load(kept), "n0") == spent(FLHC.load(kept), "n1") == price
 
@@ -331,16 +331,16 @@ def test_what_another_process_records_during_a_call_is_in_the_ledger(
     def late(self: FLHC, *given: Any) -> list[int]:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(FLHC, "assign_newcomers", place)
-            two.predict(people({"n7": 60}))
+            two.join(people({"n7": 60}))
         return place(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FLHC, "assign_newcomers", late)
-        one.predict(people({"n0": 60}))
+        one.join(people({"n0": 60}))
     price = spent(one, "n0")
     assert spent(one, "n7") == price > 0
     assert len(of_newcomers(one)) == 2
-    one.predict(people({"n7": 60}, seed=9))
+    one.join(people({"n7": 60}, seed=9))
     again = FLHC.load(tmp_path / "kept")
     assert spent(one, "n7") == spent(again, "n7") > price
     assert spent(one, "n0") == spent(again, "n0") == price
@@ -349,13 +349,13 @@ def test_what_another_process_records_during_a_call_is_in_the_ledger(
 def test_a_file_that_was_begun_anew_is_taken_from_its_start(home: Path, tmp_path: Path) -> None:
     FLHC.load(home).save(tmp_path / "kept")
     one, two = FLHC.load(tmp_path / "kept"), FLHC.load(tmp_path / "kept")
-    two.predict(people({"n0": 60}))
-    one.predict(people({"n1": 60}))
+    two.join(people({"n0": 60}))
+    one.join(people({"n1": 60}))
     two.save(tmp_path / "kept")  # and the file is gone
     third = FLHC.load(tmp_path / "kept")
     for name in ("n2", "n3", "n4"):
-        third.predict(people({name: 60}))
-    one.predict(people({"n5": 60}))
+        third.join(people({name: 60}))
+    one.join(people({"n5": 60}))
     assert spent(one, "n0", "n1", "n2", "n3", "n4") == spent(one, "n2") == spent(one, "n5") > 0
     assert len(of_newcomers(one)) == len(of_newcomers(FLHC.load(tmp_path / "kept"))) == 6
 
@@ -366,7 +366,7 @@ def test_noise_in_gram_matrices_alone_needs_a_record_as_well(tmp_path: Path) -> 
     assert 0 < fitted.ledger_.price(1e-5).epsilon < math.inf
     (tmp_path / "run" / "newcomers.jsonl").mkdir()
     with pytest.raises(RunFolderError, match=r"is recorded: make the folder writable"):
-        fitted.predict(people({"n0": 60}))
+        fitted.join(people({"n0": 60}))
     assert not of_newcomers(fitted)
 
 
@@ -380,14 +380,14 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_released(
     with pytest.raises(
         RunFolderError, match=r"cannot write .*newcomers\.jsonl, .* make the folder writable"
     ) as caught:
-        fitted.predict(people({"n0": 60}))
+        fitted.join(people({"n0": 60}))
     assert "\n" not in str(caught.value)
     assert fitted.ledger_.events == before and not hasattr(fitted, "joined_")
     plain = FLHC(rounds=2, pre_rounds=1, epochs=1, model="linear").fit(
         team(), folder=tmp_path / "plain"
     )
     (tmp_path / "plain" / "newcomers.jsonl").mkdir()
-    assert len(plain.predict(people({"n0": 60}))) == 1  # ε is infinite, whatever is recorded
+    assert len(plain.join(people({"n0": 60}))) == 1  # ε is infinite, whatever is recorded
     assert len(of_newcomers(plain)) > 0
 
 
@@ -396,8 +396,8 @@ def test_damage_to_what_newcomers_released_is_noticed_and_a_torn_line_dropped(
 ) -> None:
     folder = shutil.copytree(home, tmp_path / "run")
     fitted = FLHC.load(folder)
-    fitted.predict(people({"n0": 60}))
-    fitted.predict(people({"n1": 60}))
+    fitted.join(people({"n0": 60}))
+    fitted.join(people({"n1": 60}))
     path = folder / "newcomers.jsonl"
     whole = path.read_bytes()
     first, second = whole.splitlines(keepends=True)
@@ -417,7 +417,7 @@ def test_damage_to_what_newcomers_released_is_noticed_and_a_torn_line_dropped(
     path.write_bytes(whole[:-7])
     torn = FLHC.load(folder)
     assert len(of_newcomers(torn)) == 1
-    torn.predict(people({"n1": 60}))
+    torn.join(people({"n1": 60}))
     assert path.read_bytes() == whole
 
 
@@ -426,7 +426,7 @@ def test_a_run_without_a_target_says_nothing_of_its_newcomers_price() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for seed in range(3):
-            fitted.predict(people({"n0": 60}, seed=seed))
+            fitted.join(people({"n0": 60}, seed=seed))
 
 
 def test_a_newcomer_that_chooses_what_it_was_not_offered_is_refused() -> None:

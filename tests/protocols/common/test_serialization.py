@@ -72,7 +72,7 @@ def test_a_saved_protocol_comes_back_whole(
     assert torch.equal(found.client_models_.values, fitted.client_models_.values)
     np.testing.assert_array_equal(found.accuracy_, fitted.accuracy_)
     assert found.ledger_.events == fitted.ledger_.events
-    assert list(found.predict(later)) == list(fitted.predict(later))
+    assert list(found.join(later)) == list(fitted.join(later))
     for one, two in zip(fitted.models_, found.models_, strict=True):
         assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -110,7 +110,7 @@ def test_a_module_of_ones_own_is_saved_by_its_weights(
     other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     found = CFL.load(tmp_path, model=other)
     assert torch.equal(found.client_models_.values, fitted.client_models_.values)
-    assert list(found.predict(later)) == list(fitted.predict(later))
+    assert list(found.join(later)) == list(fitted.join(later))
     with pytest.raises(UsageError, match="model=your module"):
         CFL.load(tmp_path)
     for wrong in (
@@ -126,7 +126,7 @@ def test_what_cannot_be_loaded_is_said(small: Federation, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="not fitted yet"):
         CFL().save(tmp_path / "a")
     with pytest.raises(UsageError, match="not fitted yet"):
-        CFL().predict(small)
+        CFL().join(small)
     assert not (tmp_path / "a").exists()
     with pytest.raises(RunFolderError, match="no fitted protocol"):
         CFL.load(tmp_path)
@@ -176,9 +176,9 @@ def test_newcomers_of_other_data_are_refused(
     x, y = np.random.default_rng(0).random((8, 1, 8, 8)), np.arange(8)
     for wrong in ({"a": (x[:, :, :4], y)}, {"a": (x, np.where(y, y + 5, 0))}):
         with pytest.raises(UsageError, match="the same kind of data"):
-            fitted.predict(Federation.from_arrays(wrong, seed=0))
+            fitted.join(Federation.from_arrays(wrong, seed=0))
     # fewer classes are no trouble
-    assert fitted.predict(Federation.from_arrays({"a": (x, y % 2)}, seed=0)).shape == (1,)
+    assert fitted.join(Federation.from_arrays({"a": (x, y % 2)}, seed=0)).shape == (1,)
 
 
 def test_a_clients_model_is_loaded_into_ones_own_module(small: Federation) -> None:
@@ -199,9 +199,9 @@ def test_what_was_learned_stays_whatever_its_object_is_told_later(
     small: Federation, later: Federation, tmp_path: Path
 ) -> None:
     fitted = CFL(rounds=3, eps1=0.9, level=0.01).fit(small)
-    found, node = list(fitted.predict(later)), fitted.node_model(0)
+    found, node = list(fitted.join(later)), fitted.node_model(0)
     fitted.set_params(mask="none", model="linear", tree=False, rounds=1)
-    assert list(fitted.predict(later)) == found
+    assert list(fitted.join(later)) == found
     assert all(torch.equal(fitted.node_model(0)[name], value) for name, value in node.items())
     fitted.save(tmp_path)
     assert CFL.load(tmp_path).get_params() == CFL(rounds=3, eps1=0.9, level=0.01).get_params()
@@ -215,12 +215,12 @@ def test_a_module_that_was_trained_on_still_lets_newcomers_in(
 ) -> None:
     net = module()
     fitted = CFL(model=net, rounds=2).fit(small)
-    found, start = list(fitted.predict(later)), fitted.network_.initial()
+    found, start = list(fitted.join(later)), fitted.network_.initial()
     net.load_state_dict(fitted.models_[0])  # as the README does
-    assert list(fitted.predict(later)) == found
+    assert list(fitted.join(later)) == found
     assert torch.equal(initial_model(fitted.result_.method, small).initial(), start)
     fitted.save(tmp_path)
-    assert list(CFL.load(tmp_path, model=net).predict(later)) == found
+    assert list(CFL.load(tmp_path, model=net).join(later)) == found
 
 
 def test_a_run_folder_is_loaded_like_a_saved_protocol(tmp_path: Path) -> None:
@@ -248,9 +248,7 @@ def test_a_run_folder_is_loaded_like_a_saved_protocol(tmp_path: Path) -> None:
     assert len(found.labels_) == 6
     assert (
         len(
-            found.predict(
-                Federation.simulate("digits", scenario=Iid(), clients=2, samples=30, seed=9)
-            )
+            found.join(Federation.simulate("digits", scenario=Iid(), clients=2, samples=30, seed=9))
         )
         == 2
     )
@@ -298,7 +296,7 @@ def test_a_module_with_tied_weights_is_saved(
 ) -> None:
     fitted = CFL(model=Tied(), rounds=2).fit(small)
     fitted.save(tmp_path)
-    assert list(CFL.load(tmp_path, model=Tied()).predict(later)) == list(fitted.predict(later))
+    assert list(CFL.load(tmp_path, model=Tied()).join(later)) == list(fitted.join(later))
 
 
 class Extra(torch.nn.Linear):
@@ -317,7 +315,7 @@ def test_extra_state_of_a_module_stays_with_its_code(
     own, other = (torch.nn.Sequential(torch.nn.Flatten(), Extra(64, 10)) for _ in range(2))
     fitted = CFL(model=own, rounds=1).fit(small)
     fitted.save(tmp_path)
-    assert list(CFL.load(tmp_path, model=other).predict(later)) == list(fitted.predict(later))
+    assert list(CFL.load(tmp_path, model=other).join(later)) == list(fitted.join(later))
 
 
 def test_weights_that_are_loaded_into_the_module_after_the_run_change_nothing(
@@ -328,11 +326,11 @@ def test_weights_that_are_loaded_into_the_module_after_the_run_change_nothing(
     split = CFL(model=own, rounds=1, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0).fit(
         small, Settings(transcript="full")
     )
-    before = [split.predict(later).tolist(), told(split)]
+    before = [split.join(later).tolist(), told(split)]
     own.load_state_dict(fitted.models_[0])
-    assert [split.predict(later).tolist(), told(split)] == before
+    assert [split.join(later).tolist(), told(split)] == before
     split.save(tmp_path)
-    assert CFL.load(tmp_path, model=module()).predict(later).tolist() == before[0]
+    assert CFL.load(tmp_path, model=module()).join(later).tolist() == before[0]
 
 
 def told(fitted: ClusteringProtocol) -> list[float]:
@@ -352,6 +350,6 @@ def test_newcomers_join_under_the_hyper_parameters_that_the_run_had(
     fitted = CFL(rounds=1, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0).fit(
         small, Settings(transcript="full")
     )
-    before = list(fitted.predict(later)), told(fitted)
+    before = list(fitted.join(later)), told(fitted)
     fitted.set_params(mask="none")
-    assert (list(fitted.predict(later)), told(fitted)) == before
+    assert (list(fitted.join(later)), told(fitted)) == before

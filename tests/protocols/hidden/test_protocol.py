@@ -289,7 +289,7 @@ def test_nodes_assign_themselves_as_clients_in_one_batch_do(federation: Federati
 
 def test_newcomers_assign_themselves_and_release_nothing(federation: Federation) -> None:
     fitted = make(**CENTRAL, noise=0.5).fit(federation)
-    labels = fitted.predict(federation)  # the same data, so the same clusters
+    labels = fitted.join(federation)  # the same data, so the same clusters
     assert list(labels) == list(fitted.labels_)
     assert fitted.joined_.ledger.events == []
 

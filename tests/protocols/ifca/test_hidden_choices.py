@@ -490,7 +490,7 @@ def test_newcomers_choose_without_saying_what(
     assert list(fitted.labels_) == [0, 1, 0, 1, 1, 2]
     choose(2, 0, 0, 2, 2, 0, *[0, 2, 2, 1])  # newcomers are the clients 6 to 9
     fresh = two_clusters(4, 30, seed=1)
-    labels = fitted.predict(fresh)
+    labels = fitted.join(fresh)
     # nobody is offered the model that client 5 trained alone; newcomer 9 takes the better other one
     assert list(labels[:3]) == [0, 1, 1] and labels[3] in (0, 1)
     assert fitted.joined_.ledger.events == []

@@ -333,7 +333,7 @@ def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path)
     fresh = Federation.simulate(
         "digits", scenario=LabelSwap(clusters=3), clients=15, samples=60, seed=1
     )
-    labels = fitted.predict(fresh)
+    labels = fitted.join(fresh)
     start = initial_model(fitted, federation)
     for i, shard in enumerate(fresh.shards):
         losses = []
@@ -355,7 +355,7 @@ def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path)
         and fitted.joined_.bytes["down"] > 15 * 8 * start.dimension
     )
     fitted.save(tmp_path)
-    assert list(IFCA.load(tmp_path).predict(fresh)) == list(labels)
+    assert list(IFCA.load(tmp_path).join(fresh)) == list(labels)
 
 
 def test_a_newcomer_takes_no_model_that_it_is_not_offered(small: Federation) -> None:

@@ -97,7 +97,7 @@ def test_users_of_the_same_places_share_a_cluster(
         "eps",
     }
     assert all("pearson_real" not in other for k, other in enumerate(fitted.history_) if k != 1)
-    assert list(fitted.predict(corners.select([1, 0, 3]))) == [
+    assert list(fitted.join(corners.select([1, 0, 3]))) == [
         fitted.labels_[1],
         fitted.labels_[0],
         fitted.labels_[3],

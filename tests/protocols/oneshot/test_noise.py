@@ -318,9 +318,7 @@ def test_newcomers_choose_by_noisy_matrices_and_pay_for_one(mechanism: str) -> N
     )
     assert whole.truth is not None
     of = {int(c): whole.truth[i] for i, c in enumerate(fitted.labels_)}
-    assert [of[int(c)] for c in fitted.predict(whole.select(range(10, 14)))] == list(
-        whole.truth[10:]
-    )
+    assert [of[int(c)] for c in fitted.join(whole.select(range(10, 14)))] == list(whole.truth[10:])
     (event,) = fitted.joined_.ledger.events
     expected = ("gaussian", z) if mechanism == "gram" else ("exact", None)
     assert (

@@ -354,7 +354,7 @@ def test_newcomers_who_map_with_other_weights_are_refused(tasks: Federation) -> 
     config = fitted.kept_.learned.config
     config["phi"] = config["phi"] | {"samples": "others"}
     with pytest.raises(UsageError, match="give the same map, data or weights"):
-        fitted.predict(tasks.select([8, 9]))
+        fitted.join(tasks.select([8, 9]))
 
 
 @pytest.mark.few(2)
@@ -365,9 +365,7 @@ def test_newcomers_name_a_cluster_and_nothing_else(mask: str, sealed: bool) -> N
     fitted = OneShot(rounds=2, mask=mask, sealed=sealed, tasks=2).fit(whole.select(range(10)), FULL)
     assert whole.truth is not None
     of = {int(c): whole.truth[i] for i, c in enumerate(fitted.labels_)}
-    assert [of[int(c)] for c in fitted.predict(whole.select(range(10, 16)))] == list(
-        whole.truth[10:]
-    )
+    assert [of[int(c)] for c in fitted.join(whole.select(range(10, 16)))] == list(whole.truth[10:])
     replies = [
         s
         for s in fitted.joined_.transcript.seen_by({SERVER})
@@ -429,7 +427,7 @@ def test_features_of_ones_own_are_asked_for_when_a_run_is_loaded(
     fitted = OneShot(rounds=1, features=phi, tasks=2).fit(tasks.select(range(8)))
     fitted.save(tmp_path)
     new = tasks.select([8, 9])
-    assert list(OneShot.load(tmp_path, features=phi).predict(new)) == list(fitted.predict(new))
+    assert list(OneShot.load(tmp_path, features=phi).join(new)) == list(fitted.join(new))
     with pytest.raises(UsageError, match="load it with features=…"):
         OneShot.load(tmp_path)
     with pytest.raises(UsageError, match="not those by which"):

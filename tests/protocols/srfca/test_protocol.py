@@ -178,7 +178,7 @@ def test_every_variant_replays_resumes_and_places_newcomers(
         "digits", scenario=Rotation(clusters=2), clients=6, samples=40, seed=0
     )
     cluster = dict(zip(two.truth or (), whole.labels_, strict=True))
-    assert list(whole.predict(fresh)) == [cluster[c] for c in fresh.truth or ()]
+    assert list(whole.join(fresh)) == [cluster[c] for c in fresh.truth or ()]
     told = {(e.method, e.verb) for e in whole.joined_.ledger.events}
     own = {"train_locally", "join"} if made.distance == "l2" else {"choose"}
     # what is trained alone stays there
@@ -529,7 +529,7 @@ def test_newcomers_that_cannot_be_placed_are_an_error(
     with monkeypatch.context() as patch:
         patch.setattr(ServerChannel, "gather", silent)
         with pytest.raises(UpdateError, match="do not reply"):
-            fitted.predict(two)
+            fitted.join(two)
     state, _, net, _ = serve(short(), two, lambda call: set(range(8)))
     with pytest.raises(UsageError, match="no member of any cluster posted its model"):
         short().assign_newcomers(net, state, [8])

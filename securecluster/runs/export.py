@@ -1,0 +1,276 @@
+"""Export of a finished run's models, a file a cluster, to be used without this package.
+
+`securecluster.runs.exported_models` is the loader file that is written beside them. Networks of the
+project are written into it as the expression of torch's layers that makes them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securecluster.core import atomic_files
+from securecluster.core.client_names import Client
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import UsageError
+from securecluster.models.objectives import Language
+
+if TYPE_CHECKING:
+    from securecluster.runs.fitted import FittedRun
+
+CONTENT = "clusters.json"
+LOADER = "load.py"
+FROZEN = "frozen.safetensors"
+FORMATS = ("safetensors", "onnx")
+# the loader's own LSTM layer: torch's, whose weights have the names of the project's
+LSTM_LAYER = '''
+class LSTM(nn.LSTM):
+    """One LSTM layer: x (n, T, inputs) -> (n, T, cells)."""
+
+    def __init__(self, inputs: int, cells: int) -> None:
+        super().__init__(inputs, cells, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of all steps."""
+        return super().forward(x)[0]
+'''
+
+State = Mapping[str, Any]
+
+
+def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str) -> dict[str, Any]:
+    """Write the clusters' models, and those of some clients, to a folder.
+
+    Args:
+        fitted: the result of the run.
+        folder: new or empty, or of an earlier export, which is replaced.
+        clients: whose own models are written, too.
+        form: "safetensors" or "onnx".
+
+    Returns:
+        The content of `clusters.json`.
+
+    Raises:
+        UsageError: an unknown form, packages that are missing, or a folder of something else.
+    """
+    if form not in FORMATS:
+        raise UsageError(f"format {form!r} is unknown: choose {' or '.join(FORMATS)}")
+    if form == "onnx":
+        _check_onnx()
+    states: dict[str, State] = {}
+    content = _content(fitted, form)
+    for c, state in enumerate(fitted.models_):
+        if state is not None:
+            content["clusters"][str(c)] = f"cluster{c}.{form}"
+            states[f"cluster{c}.{form}"] = state
+    for client in clients:
+        state = fitted.model_of(client)
+        position = fitted._client_names.position(client)
+        name = fitted._client_names.names[position]
+        content["own"][name] = f"client{position}.{form}"
+        states[f"client{position}.{form}"] = state
+    if not states:
+        fitted._check_clients()
+        raise UsageError("no cluster shares a model: name the clients whose own to export")
+    _prepare(folder)
+    if form == "onnx":
+        _write_onnx(fitted, folder, states)
+    else:
+        content["frozen"] = _write_tensors(fitted, folder, states)
+        atomic_files.write_atomic(folder / LOADER, _loader(fitted).encode())
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    atomic_files.write_atomic(folder / CONTENT, text.encode())
+    return content
+
+
+def _content(fitted: FittedRun, form: str) -> dict[str, Any]:
+    """Return what `clusters.json` says of the run, without its files."""
+    learned = fitted.kept_.learned
+    return {
+        "format": form,
+        "objective": fitted.network_.objective.kind,
+        "dtype": learned.config["dtype"],
+        "shape": learned.config["shape"],
+        "features": learned.config.get("feature_names"),
+        "scaling": learned.config.get("scaling"),
+        "classes": fitted.classes_.tolist(),
+        "clients": dict(zip(learned.names, fitted.labels_.tolist(), strict=True)),
+        "clusters": {},
+        "own": {},
+        "personal": _personal(fitted),
+        "frozen": None,
+    }
+
+
+def _personal(fitted: FittedRun) -> list[str]:
+    """Return the names of clients whose own model is not that of their cluster."""
+    personal = []
+    names = fitted.kept_.learned.names
+    index = fitted.client_models_.index or ()
+    for position in range(len(index)):
+        own = fitted.network_.views(fitted.client_models_.row(position).cpu())
+        shared = fitted.models_[fitted.labels_[position]]
+        if shared is None or not all(torch.equal(own[name], shared[name]) for name in own):
+            personal.append(names[position])
+    return personal
+
+
+def _prepare(folder: Path) -> None:
+    """Make a folder, or remove what an earlier export left in it.
+
+    Raises:
+        UsageError: a folder of something else.
+    """
+    atomic_files.make_folder(folder)
+    present = {path.name for path in folder.iterdir()}
+    earlier: set[str] = set()
+    if CONTENT in present:
+        content = json.loads((folder / CONTENT).read_text(encoding="utf-8"))
+        files = [*content["clusters"].values(), *content["own"].values()]
+        earlier = {CONTENT, LOADER, FROZEN, *files, "__pycache__"}
+    if present - earlier:
+        raise UsageError(
+            f"{folder} holds {min(present - earlier)}, which is of no export: give a new folder"
+        )
+    for name in earlier - {"__pycache__"}:
+        atomic_files.remove(folder / name)
+
+
+def _write_tensors(fitted: FittedRun, folder: Path, states: Mapping[str, State]) -> str | None:
+    """Write what each model has trained, and the tensors that all share, once.
+
+    Args:
+        fitted: the result of the run.
+        folder: to write to.
+        states: `state_dict` of each model, by its file.
+
+    Returns:
+        The file of the shared tensors; None where there are none.
+    """
+    from safetensors.torch import save
+
+    trained = set()
+    for name, tensor in fitted.network_.module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad:
+            trained.add(name)
+    frozen: dict[str, torch.Tensor] = {}
+    for file, state in states.items():
+        own: dict[str, torch.Tensor] = {}
+        for name, value in state.items():
+            # get_extra_state may return anything
+            if not isinstance(value, torch.Tensor):
+                continue
+            target = own if name in trained else frozen
+            target[name] = value.contiguous()
+        atomic_files.write_atomic(folder / file, save(own))
+    if not frozen:
+        return None
+    atomic_files.write_atomic(folder / FROZEN, save(frozen))
+    return FROZEN
+
+
+def _loader(fitted: FittedRun) -> str:
+    """Return the text of the loader file, with the network if it is one of the project's."""
+    from securecluster.models.validation import named_module
+    from securecluster.runs import exported_models
+
+    text = inspect.getsource(exported_models)
+    if not isinstance(fitted.method.model, str):
+        return text
+    config = fitted.kept_.learned.config
+    module = named_module(
+        fitted.method.model, tuple(config["shape"]), config["classes"], fitted.network_.objective
+    )
+    # in place of the error for a module of the user's own
+    refusal = re.compile(r"^    raise TypeError\(.*\)$", re.MULTILINE)
+    makes_network = f"    return {_expression(module, 1)}"
+    return refusal.sub(lambda line: makes_network, text) + _classes_of(module)
+
+
+def _expression(module: torch.nn.Module, depth: int) -> str:
+    """Return the expression that makes a module of torch's layers and the project's.
+
+    Args:
+        module: one of the project's networks, or a part of it.
+        depth: of the indentation.
+    """
+    name = type(module).__name__
+    if not _is_own(module):
+        name = f"nn.{name}"
+    described = module.extra_repr()
+    children = [] if described else list(module.children())
+    if not children:
+        return f"{name}({described})"
+    indent = "    " * depth
+    lines = [f"{indent}    {_expression(child, depth + 1)},\n" for child in children]
+    return f"{name}(\n{''.join(lines)}{indent})"
+
+
+def _is_own(module: torch.nn.Module) -> bool:
+    """Return whether a module is of a class of this project."""
+    return type(module).__module__.startswith("securecluster.")
+
+
+def _classes_of(module: torch.nn.Module) -> str:
+    """Return the source of the project's classes in a network, which need torch alone."""
+    from securecluster.models import sequence_architectures
+    from securecluster.models.recurrent import LSTM
+
+    parts: dict[str, str] = {}
+    for layer in module.modules():
+        if isinstance(layer, LSTM):
+            constants = (
+                f"MIDDLE = {sequence_architectures.MIDDLE}\n"
+                f"SPREAD = {sequence_architectures.SPREAD}\n"
+            )
+            parts["LSTM"] = f"{constants}\n{LSTM_LAYER}"
+        elif _is_own(layer):
+            parts[type(layer).__name__] = inspect.getsource(type(layer))
+    return "".join(f"\n\n{source}" for source in parts.values())
+
+
+def _check_onnx() -> None:
+    """Raise UsageError unless the packages of torch's exporter are there."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"format onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}, or "
+            "export safetensors"
+        )
+
+
+def _write_onnx(fitted: FittedRun, folder: Path, states: Mapping[str, State]) -> None:
+    """Write each model as an ONNX graph from samples (n, …) to outputs (n, …).
+
+    Args:
+        fitted: the result of the run.
+        folder: to write to.
+        states: `state_dict` of each model, by its file.
+    """
+    from securecluster.runs.predictions import module_with
+
+    config = fitted.kept_.learned.config
+    objective = fitted.network_.objective
+    # two samples: exporters take an axis of one for constant
+    samples = torch.zeros(2, *config["shape"], dtype=getattr(torch, config["dtype"]))
+    if objective.kind == Language.kind:
+        samples = samples.long()
+    for file, state in states.items():
+        module = module_with(fitted.method, config, objective, state)
+        program = torch.onnx.export(
+            module,
+            (samples,),
+            input_names=["samples"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: torch.export.Dim("n")},),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None  # dynamo returns one
+        program.save(str(folder / file))
