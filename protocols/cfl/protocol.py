@@ -82,7 +82,6 @@ from securecluster.protocols.common.signature_options import GradientSignatureOp
 from securecluster.protocols.common.stored_models import opened
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.common.training_options import TrainingOptions
-from securecluster.runs.feature_scales import scaled
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.predictions import read_samples
 from securecluster.runtime.endpoint import MINIMUM
@@ -168,7 +167,7 @@ class FittedCFL(FittedRun):
         """
         config = self.kept_.learned.config
         flat = self.network_.to(torch.device("cpu"), getattr(torch, config["dtype"]))
-        samples = read_samples(x, config, flat.objective, partial(scaled, self.kept_, None))
+        samples = read_samples(x, self.kept_, None)
         predictions = []
         leaf = self.tree_.leaf(cluster)
         for v in self.tree_.path(leaf):

