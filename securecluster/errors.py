@@ -6,7 +6,45 @@ Every message is one sentence that names the fault and says how to correct it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+# an option as it is typed, with a value that may follow; a command line as a whole stays as it is
+COMMAND = r"securecluster [a-z][^;]*"
+OPTION = r"(?<![\w-])--([a-z][a-z\d-]*)(?: (?!and\b|or\b|is\b)([\d.]+\b|[a-z\d-]+(?=[),;]|$)))?"
+_typed = False  # whether sentences are for the command line
+
+
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """Write options as they are typed, in the texts of errors that are read in this context."""
+    global _typed
+    before = _typed
+    _typed = True
+    try:
+        yield
+    finally:
+        _typed = before
+
+
+def in_python(text: str) -> str:
+    """Return a sentence in which options have their names and values in Python.
+
+    Args:
+        text: a sentence in which an option is written as it is typed, `--batch-size 20`.
+    """
+    return re.sub(f"{COMMAND}|{OPTION}", _as_keyword, text)
+
+
+def _as_keyword(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    if name is None:  # a command
+        return match.group()
+    keyword = name.replace("-", "_")
+    if value is None:
+        return keyword
+    return f"{keyword}={value}" if value[0].isdigit() else f"{keyword}={value!r}"
 
 
 class SecureClusterError(Exception):
@@ -14,6 +52,11 @@ class SecureClusterError(Exception):
 
     The command line prints the message as one sentence and exits with status 2.
     """
+
+    def __str__(self) -> str:
+        """Return the sentence, with options as they are written where it is read."""
+        text = super().__str__()
+        return text if _typed else in_python(text)
 
 
 class UsageError(SecureClusterError):
@@ -88,8 +131,10 @@ def unknown(category: str, name: object, choices: Iterable[str]) -> UsageError:
         choices: the valid names.
     """
     names = sorted(choices)
-    closest = difflib.get_close_matches(str(name), names, n=1)
+    # capitals and small letters count as the same
+    by_letters = {choice.lower(): choice for choice in names}
+    closest = difflib.get_close_matches(str(name).lower(), by_letters, n=1)
     hint = ""
     if closest:
-        hint = f"did you mean {closest[0]!r}? "
+        hint = f"did you mean {by_letters[closest[0]]!r}? "
     return UsageError(f"unknown {category} {name!r}: {hint}choose one of {', '.join(names)}")

@@ -11,12 +11,13 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import comparison_options, execution, sweep_runner
+from securecluster.app import command_line, comparison_options, execution, sweep_runner
+from securecluster.app.command_line import Section
 from securecluster.app.failures import Row
 from securecluster.app.stops import output
 from securecluster.app.sweep_runner import FAILED, Parallel
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 
+ABOUT = "Run protocols at many levels of noise or ε, with several seeds."
 KINDS: tuple[Any, ...] = (Simulation, Settings)  # of options that no protocol has
 
 
@@ -89,12 +91,9 @@ def start(argv: Sequence[str]) -> int:
     names = sweep_plan.names_of(labels)
     level_names = [option.name for option in fields(Levels)]
     comparison_options.check_owned(names, arguments, level_names)
-    import tyro
-
-    with output():  # of --help
-        options: Any = tyro.cli(
-            _options_class(names), prog=f"securecluster sweep {' '.join(labels)}", args=arguments
-        )
+    options = command_line.parsed(
+        f"securecluster sweep {' '.join(labels) or 'PROTOCOLS'}", arguments, ABOUT, _sections(names)
+    )
     variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters)
     plan = _planned(variants, options.sweep, options.simulation, options.settings)
     from securecluster.runs import run_folder
@@ -237,23 +236,16 @@ def _listed(name: str, values: Any) -> tuple[float, ...]:
     return tuple(values)
 
 
-def _options_class(names: Sequence[str]) -> type:
-    """Return one flat dataclass of all options of `sweep NAMES`.
+def _sections(names: Sequence[str]) -> dict[str, Section]:
+    """Return all options of `sweep NAMES`, in sections.
 
     Args:
         names: of the protocols.
     """
-    import tyro
-
     from securecluster.app.sweep_plan import VARIED
 
-    flat: Any = tyro.conf.OmitArgPrefixes
-    union = comparison_options.comparison_class(names, without=VARIED)
-    options: list[Any] = [("sweep", flat[Levels], field(default_factory=Levels))]
-    for option in fields(union):
-        factory: Any = option.default_factory
-        options.append((option.name, option.type, field(default_factory=factory)))
-    return make_dataclass("Options", options)
+    runs = comparison_options.sections(names, without=VARIED)
+    return {"sweep": Section("the sweep", Levels), **runs}
 
 
 def _split(options: Row) -> tuple[Simulation, Settings, Row]:
