@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-# an option as it is typed, with a value that may follow; a command line as a whole stays as it is
-COMMAND = r"securecluster [a-z][^;]*"
-OPTION = r"(?<![\w-])--([a-z][a-z\d-]*)(?: (?!and\b|or\b|is\b)([\d.]+\b|[a-z\d-]+(?=[),;]|$)))?"
+# an option as it is typed, with the value that may follow; a whole command stays as it is
+OPTION = re.compile(
+    r"securecluster [a-z][^;]*"
+    r"|(?<![\w-])--(?P<name>[a-z][a-z\d-]*)"
+    r"(?: (?P<numbers>\d[\d.]*(?: \d[\d.]*)*)\b| (?P<word>[A-Z]+\b|[a-z\d-]+(?=[),;:]|$)))?"
+)
 _typed = False  # whether sentences are for the command line
 
 
@@ -34,36 +37,43 @@ def in_python(text: str) -> str:
     Args:
         text: a sentence in which an option is written as it is typed, `--batch-size 20`.
     """
-    return re.sub(f"{COMMAND}|{OPTION}", _as_keyword, text)
+    return OPTION.sub(_as_keyword, text)
 
 
 def _as_keyword(match: re.Match[str]) -> str:
-    name, value = match.groups()
+    name, numbers, word = match.group("name", "numbers", "word")
     if name is None:  # a command
         return match.group()
     keyword = name.replace("-", "_")
-    if value is None:
-        return keyword
-    return f"{keyword}={value}" if value[0].isdigit() else f"{keyword}={value!r}"
+    if numbers is not None:
+        values = numbers.split()
+        return f"{keyword}={values[0]}" if len(values) == 1 else f"{keyword}=[{', '.join(values)}]"
+    if word is not None:
+        return f"{keyword}={word}" if word.isupper() else f"{keyword}={word!r}"
+    return keyword
 
 
-class SecureClusterError(Exception):
+class _Sentence:
+    """Base of errors and warnings, whose options are written as they are where one reads them."""
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        text = super().__str__()
+        return text if _typed else in_python(text)
+
+
+class SecureClusterError(_Sentence, Exception):
     """Base class of all errors that a user can correct.
 
     The command line prints the message as one sentence and exits with status 2.
     """
-
-    def __str__(self) -> str:
-        """Return the sentence, with options as they are written where it is read."""
-        text = super().__str__()
-        return text if _typed else in_python(text)
 
 
 class UsageError(SecureClusterError):
     """An invalid argument, name or combination of options."""
 
 
-class SecureClusterWarning(UserWarning):
+class SecureClusterWarning(_Sentence, UserWarning):
     """A valid input that is probably not intended; the command line prints it as a note."""
 
 

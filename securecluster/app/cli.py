@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.app import (
     check_command,
@@ -26,6 +27,9 @@ from securecluster.app.registry import MODELS, facts, protocol_class, protocol_n
 from securecluster.app.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, on_command_line, unknown
 from securecluster.runs.number_format import printable
+
+if TYPE_CHECKING:
+    from securecluster.runs.contents import Result
 
 USAGE = """usage: securecluster COMMAND
 
@@ -57,7 +61,7 @@ class Resume:
     """Go on with a run that was stopped; it ends as if it never had been."""
 
     quiet: bool = False
-    """print nothing but errors"""
+    """print nothing but errors and, with noise, ε"""
     jobs: int | None = None
     """of a sweep: runs at the same time, each in a process of its own; None is the number that it
     was started with
@@ -292,7 +296,9 @@ def _show_finished(folder: Path, quiet: bool) -> int:
     # data from Python are gone
     if plan.simulation is not None:
         execution.federation_of(folder, plan, config)
-    if not quiet:
+    if quiet:
+        _print_price(run.result)
+    else:
         with output():
             print(f"{printable(str(folder))} is complete")
             report.show(run.result, folder)
@@ -300,7 +306,17 @@ def _show_finished(folder: Path, quiet: bool) -> int:
     return 0
 
 
-def _show(content: Any, pictures: Sequence[Path], folder: Path, console: Any) -> int:
+def _print_price(content: Result) -> None:
+    """Print ε of a run with noise, which nobody should overlook."""
+    from securecluster.app import privacy_report
+
+    price = privacy_report.price_of_noise(content["privacy"])
+    if price is not None:
+        with output():
+            print(price)
+
+
+def _show(content: Result, pictures: Sequence[Path], folder: Path, console: Any) -> int:
     """Show the report of a run that has just ended.
 
     Args:
@@ -311,11 +327,19 @@ def _show(content: Any, pictures: Sequence[Path], folder: Path, console: Any) ->
     """
     from securecluster.app import report
 
-    if not console.quiet:
-        with output():
-            report.show(content, folder)
-            names = ", ".join(picture.name for picture in pictures)
-            console.print(f"pictures: {names}")
+    if console.quiet:
+        _print_price(content)
+        return 0
+    with output():
+        report.show(content, folder)
+        names = ", ".join(picture.name for picture in pictures)
+        console.print(f"pictures: {names}")
+        shown = shlex.quote(str(folder))
+        console.print(
+            f"next: securecluster report {shown} --html (a page to show), securecluster audit "
+            f"{shown} (attacks on what the server saw)",
+            markup=False,
+        )
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,12 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
             comparison.show(content)
             names = ", ".join(picture.name for picture in pictures)
             console.print(f"everything is in {folder}; pictures: {names}")
+            first = shlex.quote(str(folder / plans[0].protocol.name))
+            console.print(
+                f"next: securecluster report {first} --html (a page of one run), securecluster "
+                f"audit {first} (attacks on it)",
+                markup=False,
+            )
     _check_failures(folder, rows)
     return 0
 

@@ -15,7 +15,6 @@ from securecluster.data.simulation import Simulation, option_name
 from securecluster.errors import UsageError
 from securecluster.runtime.settings import Settings
 
-# a word with an underscore, outside of quotes, paths, options and keyword arguments
 # described by --help; all others by --help-all
 USUAL = frozenset(
     {
@@ -24,7 +23,19 @@ USUAL = frozenset(
         "label_column", "scenario", "clients", "clusters", "samples", "seed", "device",
     }
 )  # fmt: skip
-FIELD_NAME = r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)"
+NOT_BEFORE = r"(?<![\w'\"./=-])"
+NO_VALUES = "out|too|of|and|or|for|is|are|in|on|to|by|at|as|a|the|from|that|where|alone"
+# names of options in sentences
+MENTION = re.compile(
+    # of several words, outside of quotes, paths, options and keyword arguments
+    rf"{NOT_BEFORE}[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)"
+    # of one word before its value; alone such a word is one of the language
+    rf"|{NOT_BEFORE}[a-z]+\d?(?= = )"
+    r"|(?<=\bleave )[a-z]+(?= (?:out|on)\b)"
+    r"|(?<=^unknown )[a-z]+(?= ')"
+    r"|(?:(?<=\btake )|(?<=\bwith )|(?<=\buse )|(?<=\bor ))"
+    rf"(?P<before_value>[a-z]+)(?= (?!(?:{NO_VALUES})\b)[a-z\d])"
+)
 
 
 @dataclass(frozen=True)
@@ -36,38 +47,44 @@ class Output:
     force: bool = False
     """replace a run folder that exists"""
     quiet: bool = False
-    """print nothing but errors"""
+    """print nothing but errors and, with noise, ε of a run"""
 
 
 def as_typed(text: str) -> str:
     """Return a sentence in which options have their names on the command line.
 
     Sentences of the Python API name fields (pre_rounds), and users of the command line know options
-    (--pre-rounds). Words in quotes, in paths and before "=" without a space are left as they are.
+    (--pre-rounds). Words in quotes, in paths and before "=" without a space are left as they are;
+    a name that is also a word of the language (noise) is an option where a value follows it.
 
     Args:
         text: the sentence of an error or a warning.
     """
-    return re.sub(FIELD_NAME, _typed_option, text)
+    return MENTION.sub(_typed_option, text)
 
 
 def _typed_option(match: re.Match[str]) -> str:
     name = match.group()
-    # other words with underscores are names of data sets and columns
-    if name not in _option_names():
+    kinds = _option_types()
+    # other words are of the language, or names of data sets and columns
+    if name not in kinds:
+        return name
+    # "with noise everything" has no value, and "take placement local" has
+    value = match.string[match.end() + 1 :]
+    if match["before_value"] and "str" not in kinds[name] and not value[0].isdigit():
         return name
     return option_name(name)
 
 
 @cache
-def _option_names() -> frozenset[str]:
-    """Return the fields of all options."""
-    names: set[str] = set()
+def _option_types() -> dict[str, str]:
+    """Return the types of the fields of all options, as they are written, by name."""
+    types: dict[str, str] = {}
     classes: list[Any] = [Simulation, Settings, Output]
     classes += [protocol_class(name) for name in PROTOCOLS]
     for options in classes:
-        names.update(option.name for option in fields(options))
-    return frozenset(names)
+        types.update({option.name: str(option.type) for option in fields(options)})
+    return types
 
 
 def about(protocol: Any) -> str:

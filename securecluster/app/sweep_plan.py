@@ -360,7 +360,7 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
     """
     if noise and epsilon:
         raise UsageError(
-            "noise and epsilon both say how much noise there is: sweep over one of them"
+            "--noise and --epsilon both say how much noise there is: sweep over one of them"
         )
     if not noise and not epsilon:
         raise UsageError(
@@ -502,7 +502,8 @@ def _own_options(name: str, text: str) -> Row:
         if not sign:
             raise UsageError(f"{name}:{entry} has no value: write {name}:OPTION=VALUE")
         if option not in names:
-            raise unknown(f"option of {name}", typed, names)
+            choices = [choice.replace("_", "-") for choice in names]
+            raise unknown(f"option of {name}", typed, choices)
         if option in options:
             raise UsageError(f"{name}:{text} gives {typed} twice: give it once")
         options[option] = _parsed(name, option, value)

@@ -17,9 +17,11 @@ from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
 from securecluster.runs import run_folder
+from securecluster.runs.labels import one_cluster_note
 from securecluster.runs.method import Method
 from securecluster.runtime.run import Line, remove_checkpoints
 from securecluster.runtime.settings import Settings
+from securecluster.training.chance_level import ENOUGH_ROUNDS
 
 if TYPE_CHECKING:
     from securecluster.runs.contents import Result
@@ -69,6 +71,10 @@ def carry_out(
         fitted: FittedRun = method.fitted_class(method, kept, server.transcript, folder)
     if chance is not None:
         fitted.warn_of_chance(chance, federation)
+    # in fewer rounds nobody expects clusters yet
+    if fitted.warning_ is None and method.rounds >= ENOUGH_ROUNDS:
+        labels = fitted.labels_.tolist()
+        fitted.warning_ = one_cluster_note(labels, fitted.history_, federation.truth)
     return fitted
 
 
