@@ -109,10 +109,10 @@ def dendrogram(fitted: Any, **look: Unpack[Look]) -> Figure:
     """
     result = _result(fitted)
     linkage = _state(result, "linkage", "linkage")
-    words = curves.merged(result.state_)
+    distance, compared = curves.merged(result.state_)
     names = result.kept_.learned.names
     labels = result.labels_.tolist()
-    picture = merges(linkage, labels, *words, names=names, axes=look.get("ax"))
+    picture = merges(linkage, labels, distance, compared, names, look.get("ax"))
     return _labelled(picture, look)
 
 
@@ -162,16 +162,11 @@ def sweep(
         raise UsageError("ax, xlabel and ylabel are for a single score: give one y")
     # pandas has NaN where rows have None
     rows = runs.astype(object).where(pandas.notna(runs), None).to_dict("records")
-    done = [row for row in sweep_tables.summary(rows, metric, _higher(metric)) if row["runs"]]
+    done = [row for row in sweep_tables.summary(rows, metric) if row["runs"]]
     if not all(any(row[score] is not None for row in done) for score in scores):
         raise UsageError(f"no run of this sweep has y = {y!r}: see the columns status and reason")
     labels = {"ari": "ARI", metric: curves.labelled(metric, "")}
     return _labelled(sweeps.over(done, x, scores, labels, look.get("ax")), look)
-
-
-def _higher(metric: str) -> bool:
-    """Return whether a larger score of a metric is better."""
-    return metric == "accuracy"
 
 
 def _result(fitted: Any) -> FittedRun:

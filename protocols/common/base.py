@@ -284,6 +284,11 @@ class ClusteringProtocol(ProtocolHooks, _Result):
     # Type checkers see the members of a result by `_Result`.
     if not TYPE_CHECKING:
 
+        def _repr_html_(self) -> str | None:
+            """Return a summary of the result for notebooks; before `fit` they show the `repr`."""
+            result = vars(self).get("result_")
+            return None if result is None else result._repr_html_()
+
         def __getattr__(self, name: str) -> Any:
             """Return a member of the result, or an option by its flat name."""
             if name.startswith("__") or not _is_of_result(self.fitted_class, name):
@@ -294,11 +299,6 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                     f"this {label} is not fitted yet: call fit, or load", name=name, obj=self
                 )
             return getattr(vars(self)["result_"], name)
-
-    def _repr_html_(self) -> str | None:
-        """Return a summary of the result for notebooks; before `fit` they show the `repr`."""
-        result = vars(self).get("result_")
-        return None if result is None else str(result._repr_html_())
 
     def __dir__(self) -> list[str]:
         """Return the names of attributes, those of a result included."""

@@ -220,10 +220,14 @@ def _default_text(name: str, defaults: dict[str, Any]) -> str:
         name: of the option.
         defaults: by protocol.
     """
-    texts = {owner: str(default) for owner, default in defaults.items()}
+    texts = {}
+    for owner, default in defaults.items():
+        texts[owner] = "none" if default is None else str(default)
     text = _by_owner(texts, True)
+    if text == "none":  # what it stands for is in the description
+        text = ""
     if name == "k":
-        return f"--clusters where it is given, else {text}"
+        return f"--clusters where it is given, else {text}".removesuffix(", else ")
     return text
 
 

@@ -32,7 +32,7 @@ MENTION = re.compile(
     # of one word before its value; alone such a word is one of the language
     rf"|{NOT_BEFORE}[a-z]+\d?(?= = )"
     r"|(?<=\bleave )[a-z]+(?= (?:out|on)\b)"
-    r"|(?<=^unknown )[a-z]+(?= ')"
+    r"|(?<=\bunknown )[a-z]+(?= ')"
     r"|(?:(?<=\btake )|(?<=\bwith )|(?<=\buse )|(?<=\bor ))"
     rf"(?P<before_value>[a-z]+)(?= (?!(?:{NO_VALUES})\b)[a-z\d])"
 )

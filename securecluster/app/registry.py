@@ -68,7 +68,7 @@ FACTS = {
     "oneshot": Fact("may", "groups of similar features", "relevance of clients' data"),
     "nsim": Fact("no", "groups of users who move alike", "one layer of each model"),
     "ifca": Fact("yes", "groups, by the best of k models", "choices of models"),
-    "signature": Fact("may", "groups, by gradients", "a kilobyte of gradients, once"),
+    "signature": Fact("may", "groups, by gradients", "a kilobyte of gradients"),
     "clove": Fact("yes", "groups, by losses of k models", "losses under k models"),
     "pacfl": Fact("may", "groups, by subspaces of samples", "singular vectors, once"),
     "rdpcfl": Fact("may", "groups, by private gradients", "noisy gradients, choices"),

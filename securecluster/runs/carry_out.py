@@ -21,7 +21,6 @@ from securecluster.runs.labels import one_cluster_note
 from securecluster.runs.method import Method
 from securecluster.runtime.run import Line, remove_checkpoints
 from securecluster.runtime.settings import Settings
-from securecluster.training.chance_level import ENOUGH_ROUNDS
 
 if TYPE_CHECKING:
     from securecluster.runs.contents import Result
@@ -45,6 +44,7 @@ def carry_out(
         folder: the run folder, whose lock this process holds; None stores everything in memory.
         report: called with the history line of each round.
     """
+    from securecluster.runs.fitted import FEW_ROUNDS
     from securecluster.runs.server_half import without_clients
     from securecluster.runs.simulated_run import SimulatedRun
 
@@ -72,7 +72,7 @@ def carry_out(
     if chance is not None:
         fitted.warn_of_chance(chance, federation)
     # in fewer rounds nobody expects clusters yet
-    if fitted.warning_ is None and method.rounds >= ENOUGH_ROUNDS:
+    if fitted.warning_ is None and method.rounds >= FEW_ROUNDS:
         labels = fitted.labels_.tolist()
         fitted.warning_ = one_cluster_note(labels, fitted.history_, federation.truth)
     return fitted

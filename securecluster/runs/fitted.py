@@ -37,7 +37,7 @@ from securecluster.runs.serialization import SHARED, FittedState, FittedSummary,
 from securecluster.runs.server_half import replayed
 from securecluster.training.chance_level import Chance
 
-FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
+FEW_ROUNDS = 30  # below this number more rounds may help, and nobody expects clusters yet
 
 
 class FittedRun:
@@ -67,10 +67,10 @@ class FittedRun:
         agreement_: scores against the true clusters, where they are known.
         dropped_: the rounds in which clients did not reply, by client.
         refused_: the rounds in which clients refused a request, by client and reason.
-        warning_: a sentence if a run of ten rounds or more went wrong, else None: many clients'
+        warning_: a sentence if a run went wrong, else None. In ten rounds or more many clients'
             models learned nothing, by their training loss and accuracy beside those of a model that
-            ignores its input; or a method that looks for clusters found one. The observer computes
-            it outside the protocol, so ε does not cover it.
+            ignores its input; or in 30 or more a method that looks for clusters found one. The
+            observer computes it outside the protocol, so ε does not cover it.
         start_: the initial weights of a module of your own; weights loaded into the module later
             have no effect here.
         joined_: after `predict`, what newcomers released in that call, and its cost.

@@ -178,7 +178,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, 1e200, 1e-200])
 def test_bounds_that_are_none_are_refused(bound: float) -> None:
-    with pytest.raises(UsageError, match=r"loss: the bound .* change --loss-clip"):
+    with pytest.raises(UsageError, match=r"loss: the bound .* change loss_clip"):
         FixedPoint(bound, 10, field="loss", option="--loss-clip")
 
 

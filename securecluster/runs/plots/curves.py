@@ -14,7 +14,7 @@ from securecluster.runs.plots.matrices import graph, relevance, similarity
 from securecluster.runs.plots.parameter_tree import tree
 from securecluster.runs.plots.similarity_scatter import similarity_pairs
 
-# axis label and title of a dendrogram of relevance R
+UPDATES = ("distance", "clients' updates")  # axis label and title of a dendrogram
 RELATED = ("1 − R", "clients by relevance of data")
 MOST_LINES = 24  # with as many lines, the legend would cover the curves
 History = list[dict[str, Any]]
@@ -108,18 +108,20 @@ def _dendrogram(state: Any, labels: list[int], names: list[str]) -> Drawings:
     linkage = getattr(state, "linkage", None)
     if linkage is None:
         return {}
-    return {"dendrogram.png": partial(dendrogram, linkage, labels, *merged(state), names=names)}
+    distance, compared = merged(state)
+    drawing = partial(dendrogram, linkage, labels, distance, compared, names)
+    return {"dendrogram.png": drawing}
 
 
-def merged(state: Any) -> tuple[str, ...]:
-    """Return the axis label and the title of a dendrogram, or nothing for those of updates.
+def merged(state: Any) -> tuple[str, str]:
+    """Return what a dendrogram shows: the label of its axis, and what was merged.
 
     Args:
         state: final state of the server.
     """
     between = getattr(state, "relevance", None)
     # clusters of relevance, not of updates
-    return RELATED if between is not None and len(between) else ()
+    return RELATED if between is not None and len(between) else UPDATES
 
 
 def _mark_rounds(axes: Any, history: History) -> None:
