@@ -69,10 +69,13 @@ def _typed_option(match: re.Match[str]) -> str:
     # other words are of the language, or names of data sets and columns
     if name not in kinds:
         return name
-    # "with noise everything" has no value, and "take placement local" has
-    value = match.string[match.end() + 1 :]
-    if match["before_value"] and "str" not in kinds[name] and not value[0].isdigit():
-        return name
+    # "with noise everything" and "with seed 0" are no options, "take noise 0" and "take placement
+    # local" are
+    if match["before_value"] and "str" not in kinds[name]:
+        value = match.string[match.end() + 1 :]
+        taken = match.string[: match.start()].endswith("take ")
+        if not (taken and value[0].isdigit()):
+            return name
     return option_name(name)
 
 
