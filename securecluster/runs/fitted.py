@@ -20,7 +20,7 @@ from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import unpack
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
@@ -205,11 +205,13 @@ class FittedRun:
             advice.append("more rounds")
         if method.training.epochs > 1 and suggested < lr:
             advice.append("fewer epochs")
-        self.warning_ = (
+        text = (
             f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
             f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
             f"try {', or '.join(advice)}"
         )
+        # with options as they are written here: in Python, or on the command line
+        self.warning_ = str(SecureClusterWarning(text))
 
     def _module_tensors(self) -> dict[str, torch.Tensor]:
         """Return a copy of the weights of a module of the user's own, by name."""

@@ -52,9 +52,7 @@ def test_too_large_steps_are_told_with_what_to_try(method: Any, white: Federatio
     assert caught[0].filename == __file__
     assert said == fitted.warning_
     assert "after 10 rounds the models of 4 of 4 clients do no better than chance" in said
-    assert (
-        "a lower learning rate (--lr 0.2 in place of 0.5), or more rounds, or fewer epochs" in said
-    )
+    assert "a lower learning rate (lr=0.2 in place of 0.5), or more rounds, or fewer epochs" in said
     assert fitted.accuracy_.mean() < 0.35
 
 
