@@ -126,7 +126,7 @@ def test_what_is_beyond_the_bound_is_refused_by_name(dtype: torch.dtype, bad: fl
     point = FixedPoint(4.0, 10, field="size", option="--most-samples")
     rows = torch.zeros(2, 3, dtype=dtype)
     rows[1, 2] = bad
-    option = "--most-samples" if math.isfinite(bad) else "--lr"
+    option = "most_samples" if math.isfinite(bad) else "lr"
     with pytest.raises(UpdateError, match=f"size: .*{option}"):
         point.encode(rows)
 
