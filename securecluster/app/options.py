@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from securecluster.app.command_line import Section, asks_for_help
 from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.data.simulation import Simulation, option_name
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterError, UsageError
 from securecluster.runtime.settings import Settings
 
 # described by --help; all others by --help-all
@@ -84,7 +85,10 @@ def _option_types() -> dict[str, str]:
     """Return the types of the fields of all options, as they are written, by name."""
     types: dict[str, str] = {}
     classes: list[Any] = [Simulation, Settings, Output]
-    classes += [protocol_class(name) for name in PROTOCOLS]
+    for name in PROTOCOLS:
+        # the sentence may be about a class that cannot be imported
+        with suppress(SecureClusterError):
+            classes.append(protocol_class(name))
     for options in classes:
         types.update({option.name: str(option.type) for option in fields(options)})
     return types
