@@ -227,7 +227,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         """
         super().check(clients)
         if self.threshold is not None and self.k is not None:
-            raise UsageError("threshold and k are two ways to cut: give one of them")
+            raise UsageError("--threshold and --k are two ways to cut: give one of them")
         if self.k is not None:
             check_clusters(self.k, clients)
 

@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
     from typing import Any
 
+    from securecluster import plot
     from securecluster.app.audit import audit
     from securecluster.app.loading import load, open_transcript
     from securecluster.app.sweep import sweep
@@ -125,6 +126,7 @@ __all__ = [
     "audit",
     "load",
     "open_transcript",
+    "plot",
     "sweep",
 ]
 
@@ -138,6 +140,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         return _version()
+    if name == "plot":
+        return importlib.import_module("securecluster.plot")
     module = _MODULES.get(name, "securecluster.data")
     if name.startswith("SecureCluster"):
         module = "securecluster.errors"

@@ -6,10 +6,63 @@ Every message is one sentence that names the fault and says how to correct it.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+# an option as it is typed, with the value that may follow; a whole command stays as it is
+OPTION = re.compile(
+    r"securecluster [a-z][^;]*"
+    r"|(?<![\w-])--(?P<name>[a-z][a-z\d-]*)"
+    r"(?: (?P<numbers>\d[\d.]*(?: \d[\d.]*)*)\b| (?P<word>[A-Z]+\b|[a-z\d-]+(?=[),;:]|$)))?"
+)
+_typed = False  # whether sentences are for the command line
 
 
-class SecureClusterError(Exception):
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """Write options as they are typed, in the texts of errors that are read in this context."""
+    global _typed
+    before = _typed
+    _typed = True
+    try:
+        yield
+    finally:
+        _typed = before
+
+
+def in_python(text: str) -> str:
+    """Return a sentence in which options have their names and values in Python.
+
+    Args:
+        text: a sentence in which an option is written as it is typed, `--batch-size 20`.
+    """
+    return OPTION.sub(_as_keyword, text)
+
+
+def _as_keyword(match: re.Match[str]) -> str:
+    name, numbers, word = match.group("name", "numbers", "word")
+    if name is None:  # a command
+        return match.group()
+    keyword = name.replace("-", "_")
+    if numbers is not None:
+        values = numbers.split()
+        return f"{keyword}={values[0]}" if len(values) == 1 else f"{keyword}=[{', '.join(values)}]"
+    if word is not None:
+        return f"{keyword}={word}" if word.isupper() else f"{keyword}={word!r}"
+    return keyword
+
+
+class _Sentence:
+    """Base of errors and warnings, whose options are written as they are where one reads them."""
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        text = super().__str__()
+        return text if _typed else in_python(text)
+
+
+class SecureClusterError(_Sentence, Exception):
     """Base class of all errors that a user can correct.
 
     The command line prints the message as one sentence and exits with status 2.
@@ -20,7 +73,7 @@ class UsageError(SecureClusterError):
     """An invalid argument, name or combination of options."""
 
 
-class SecureClusterWarning(UserWarning):
+class SecureClusterWarning(_Sentence, UserWarning):
     """A valid input that is probably not intended; the command line prints it as a note."""
 
 
@@ -88,8 +141,10 @@ def unknown(category: str, name: object, choices: Iterable[str]) -> UsageError:
         choices: the valid names.
     """
     names = sorted(choices)
-    closest = difflib.get_close_matches(str(name), names, n=1)
+    # capitals and small letters count as the same
+    by_letters = {choice.lower(): choice for choice in names}
+    closest = difflib.get_close_matches(str(name).lower(), by_letters, n=1)
     hint = ""
     if closest:
-        hint = f"did you mean {closest[0]!r}? "
+        hint = f"did you mean {by_letters[closest[0]]!r}? "
     return UsageError(f"unknown {category} {name!r}: {hint}choose one of {', '.join(names)}")

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 FOLDERS = ("securecluster", "protocols", "attacks", "benchmarks")
 INSTALLED_IN_PACKAGE = ("protocols", "attacks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-FRONT_DOORS = ("securecluster", "securecluster.__main__")
+FRONT_DOORS = ("securecluster", "securecluster.__main__", "securecluster.plot")
 
 
 def name_of(path: Path) -> str:

@@ -135,7 +135,11 @@ class SumsOfSplits(SumOptions):
 
 
 class FittedCFL(FittedRun):
-    """What a user gets from a run of CFL: also the parameter tree, `tree_`."""
+    """What a user gets from a run of CFL.
+
+    Attributes:
+        tree_: the parameter tree: models before each split, and who was split from whom.
+    """
 
     @property
     def tree_(self) -> ParameterTree:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 import numpy as np
 
 from securecluster.core.option_groups import group, is_group, option_groups
+from securecluster.core.progress import bar
 from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
 from securecluster.data import Federation
@@ -196,6 +197,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         folder: Path | str | None = None,
         force: bool = False,
         report: Callable[[Line], None] = lambda line: None,
+        progress: bool | None = None,
     ) -> Self:
         """Run the protocol on a federation, in this process.
 
@@ -211,6 +213,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 configuration, result and pictures.
             force: replace the run in the folder, as `--force` does on the command line.
             report: called with the history line of each round.
+            progress: show a bar with the time left. None shows it in notebooks and at the prompt
+                of a terminal only; scripts and pipes print nothing.
 
         Raises:
             SecureClusterError: the message says what is wrong and what to do; a run in a folder can
@@ -227,16 +231,22 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         if force and folder is None:
             raise UsageError("force replaces the run in a folder: give folder, or leave force out")
-        # A run in memory leaves no file, not even of keys.
-        if folder is None:
-            self.result_ = carry_out(self, federation, settings, None, report)
-        elif experiment_of(self).before_pipeline is not None:
+        if folder is not None and experiment_of(self).before_pipeline is not None:
             raise UsageError(
                 "a run whose clients are changed for an experiment is kept in no folder, which "
                 "would not say so: leave out folder"
             )
-        else:
-            self.result_ = fit_in(Path(folder), self, federation, settings, report, force)
+        with bar(type(self).__name__, self.total_rounds, progress) as advance:
+
+            def told(line: Line) -> None:
+                advance(line["round"])
+                report(line)
+
+            # A run in memory leaves no file, not even of keys.
+            if folder is None:
+                self.result_ = carry_out(self, federation, settings, None, told)
+            else:
+                self.result_ = fit_in(Path(folder), self, federation, settings, told, force)
         if self.result_.warning_ is not None:
             warnings.warn(self.result_.warning_, SecureClusterWarning, stacklevel=2)
         return self
@@ -287,6 +297,11 @@ class ClusteringProtocol(ProtocolHooks, _Result):
 
     # Type checkers see the members of a result by `_Result`.
     if not TYPE_CHECKING:
+
+        def _repr_html_(self) -> str | None:
+            """Return a summary of the result for notebooks; before `fit` they show the `repr`."""
+            result = vars(self).get("result_")
+            return None if result is None else result._repr_html_()
 
         def __getattr__(self, name: str) -> Any:
             """Return a member of the result, or an option by its flat name."""

@@ -51,8 +51,20 @@ def hyper_parameters(declared: P) -> P:
         grouped(declared)  # changes the class in place
     except (TypeError, ValueError) as error:
         raise UsageError(f"{declared.__name__}: {error}") from None
-    declared.__doc__ = with_parameters(declared, text)
+    declared.__doc__ = with_parameters(declared, text) + _attributes(declared)
     return declared
+
+
+def _attributes(declared: type) -> str:
+    """Return the section on the attributes of a fitted protocol, which are those of its result."""
+    sections = []
+    for base in reversed(getattr(declared, "fitted_class", object).__mro__):
+        text = inspect.cleandoc(base.__doc__ or "")
+        if base is not object and "Attributes:\n" in text:
+            sections.append(text.partition("Attributes:\n")[2].rstrip())
+    if not sections:
+        return ""
+    return "\n\nAttributes:\n" + "\n".join(sections)
 
 
 def _check_hyper_parameters(declared: type) -> None:

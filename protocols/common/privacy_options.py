@@ -102,7 +102,7 @@ class PrivacyOptions(OptionGroup):
         """
         if self.noise and self.target_epsilon is not None:
             raise UsageError(
-                "noise and target_epsilon both say how much noise there is: give one of them"
+                "--noise and --target-epsilon both say how much noise there is: give one of them"
             )
         if self.noisy and self.clip is None:
             raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from securecluster.attacks.source_inference import OwnersFound
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.core.client_names import ClientNames, at
+from securecluster.core.progress import bar
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning, UsageError
 from securecluster.messaging.parties import Party, client
@@ -362,6 +364,7 @@ def audited(
     budget: float = BUDGET,
     attacks: Sequence[str] | None = None,
     note: Note = lambda text: None,
+    progress: bool | None = False,
 ) -> Audit:
     """Return the results of all attacks on a run and on its unprotected twin.
 
@@ -374,6 +377,7 @@ def audited(
         budget: seconds; what does not fit is skipped, and named.
         attacks: names of attacks; None for all registered ones.
         note: called with a sentence on what is going on.
+        progress: show a bar of the attacks that are done; None as `audit` takes it.
 
     Raises:
         UsageError: no run, no positive budget, an unknown attack, or a party that does not exist.
@@ -400,14 +404,16 @@ def audited(
         raise UsageError(
             "this run has no key authority, since nothing in it is encrypted: give --as server"
         )
-    target = _Target(run, federation, adversary, say)
     time_left = clock.left / 2 if protecting else clock.left
-    findings = {RUN: _column(target, chosen, RUN, _Clock(time_left))}
-    if protecting:
-        # a mechanism that the run does not have is not tried on its twin either
-        untested = {finding.attack: finding for finding in findings[RUN] if _untested(finding)}
-        findings[TWIN] = _column(target, chosen, TWIN, _Clock(clock.left), untested)
-    else:
+    done = count(1)
+    with bar("audit", (1 + bool(protecting)) * len(chosen), progress) as advance:
+        target = _Target(run, federation, adversary, say, lambda: advance(next(done)))
+        findings = {RUN: _column(target, chosen, RUN, _Clock(time_left))}
+        if protecting:
+            # a mechanism that the run does not have is not tried on its twin either
+            untested = {finding.attack: finding for finding in findings[RUN] if _untested(finding)}
+            findings[TWIN] = _column(target, chosen, TWIN, _Clock(clock.left), untested)
+    if not protecting:
         # without protections the two are the same run
         findings[TWIN] = findings[RUN]
         say("The run is its own twin: it has no mask, no noise and no secure sums.")
@@ -422,6 +428,7 @@ def audit(
     helpers: str | None = None,
     budget: float = BUDGET,
     attacks: Sequence[str] | None = None,
+    progress: bool | None = None,
 ) -> Audit:
     """Attack a finished run and its unprotected twin, as the command `audit` does.
 
@@ -432,6 +439,8 @@ def audit(
         helpers: who colludes, as "client:3,client:5"; None for nobody.
         budget: seconds; what does not fit is skipped, and named.
         attacks: names of attacks, or "module:Class" of others; None for all registered ones.
+        progress: show a bar of the attacks that are done, and the time left. None shows it in
+            notebooks and at the prompt of a terminal only.
 
     Returns:
         The results: `findings`, `broken`, `failed`, `sentences`, `table` and `show()`.
@@ -443,7 +452,7 @@ def audit(
     target = finished(run)
     parties = adversary_of(target.names, adversary, helpers)
     clients = federation_of(target) if federation is None else federation
-    return audited(target, clients, parties, budget, attacks)
+    return audited(target, clients, parties, budget, attacks, progress=progress)
 
 
 def finished(run: FinishedRun | ClusteringProtocol | Path | str) -> FinishedRun:
@@ -494,12 +503,14 @@ class _Target:
         federation: its clients.
         adversary: whose view is attacked.
         say: called with a sentence on what was repeated or left out.
+        step: called after each attack.
     """
 
     run: FinishedRun
     federation: Federation
     adversary: Adversary
     say: Note
+    step: Callable[[], None]
 
 
 def _column(
@@ -535,18 +546,18 @@ def _column(
     # one repetition with canaries serves all audits of the same releases
     repetitions: dict[Any, Planted] = {}
     for position, attack in enumerate(attacks):
-        if attack.name in untested:
-            findings.append(untested[attack.name])
-            continue
         share = clock.left
         # the first slow attack must not take the time of all others
         if position < len(attacks) - 1:
             share /= 2
-        if isinstance(attack, CanaryAudit):
+        if attack.name in untested:
+            findings.append(untested[attack.name])
+        elif isinstance(attack, CanaryAudit):
             findings.append(_bounded(attack, target, column, _Clock(share), repetitions))
-            continue
-        finding = _attacked(attack, target, fitted, taps, _Clock(share))
-        findings.append(replace(finding, claims=claims.get(attack.name, ())))
+        else:
+            finding = _attacked(attack, target, fitted, taps, _Clock(share))
+            findings.append(replace(finding, claims=claims.get(attack.name, ())))
+        target.step()
     return findings
 
 

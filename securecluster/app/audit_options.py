@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from securecluster.app.audit import BUDGET, SERVER
 
@@ -20,11 +17,11 @@ class Audit:
     attack could not be run because it failed; 4 with --strict if a protection is broken.
     """
 
-    party: Annotated[str, tyro.conf.arg(name="as")] = SERVER
+    party: str = field(default=SERVER, metadata={"flag": "--as"})
     """whose view: server, authority, wire, client:NAME, or client:#2, the client at position 2,
     counted from 0
     """
-    helpers: Annotated[str | None, tyro.conf.arg(name="with")] = None
+    helpers: str | None = field(default=None, metadata={"flag": "--with"})
     """who colludes, as client:3,client:5"""
     budget: float = BUDGET
     """seconds; attacks that do not fit are named as skipped"""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import execution
-from securecluster.app.options import as_typed
+from securecluster.app import command_line, execution
+from securecluster.app.command_line import Section
+from securecluster.app.options import as_typed, protocol_first, section_of
 from securecluster.app.registry import protocol_class
 from securecluster.app.stops import output
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError, UsageError
 from securecluster.runs.number_format import printable
 
+ABOUT = "Run every check that a protocol must pass, also one of your own (module:Class)."
 FAILED = 1  # exit code where a check failed
 # hyper-parameters that checks set, one after the other
 SET_BY_CHECKS = ("rounds", "mask", "clip", "noise", "placement", "dp_unit", "target_epsilon")
@@ -42,7 +44,7 @@ def check(argv: list[str]) -> int:
     Args:
         argv: the protocol, then the options.
     """
-    name, *arguments = argv
+    name, arguments = protocol_first(argv, "check")
     kind = class_of(name)
     # not above: it loads torch
     from securecluster.protocols import conformance
@@ -65,20 +67,20 @@ def check(argv: list[str]) -> int:
     return 0 if report.passed else FAILED
 
 
-def class_of(name: str) -> Any:
+def class_of(name: str | None) -> Any:
     """Return the class of a protocol.
 
     Args:
         name: of this project's or an installed package's protocol, or module:Class, where the
-            module may lie in the current folder.
+            module may lie in the current folder; None is the base of all, for help.
 
     Raises:
         UsageError: an unknown name, or one that does not lead to a protocol.
     """
-    module_name, colon, class_name = name.partition(":")
+    module_name, colon, class_name = (name or "").partition(":")
     if not colon:
         return protocol_class(name)
-    from securecluster.protocols.common.base import ClusteringProtocol
+    from securecluster.protocols import ClusteringProtocol
 
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -97,26 +99,15 @@ def class_of(name: str) -> Any:
     return found
 
 
-def _parsed(kind: Any, name: str, arguments: list[str]) -> Any:
+def _parsed(kind: Any, name: str | None, arguments: list[str]) -> Any:
     """Return the options of the command line, with the small hyper-parameters of checks."""
-    import tyro
-
     from securecluster.protocols.conformance import small_params
 
-    def small() -> Any:
-        return kind(**small_params(kind))
-
-    # without prefixes: --epochs, and not --protocol.epochs
-    flat: Any = tyro.conf.OmitArgPrefixes
-    options = make_dataclass(
-        "Options",
-        [
-            ("checks", flat[CheckOptions], field(default_factory=CheckOptions)),
-            ("protocol", flat[kind], field(default_factory=small)),
-        ],
+    method = replace(section_of(kind), defaults=small_params(kind))
+    sections = {"checks": Section("the checks", CheckOptions), "protocol": method}
+    return command_line.parsed(
+        f"securecluster check {printable(name or 'PROTOCOL')}", arguments, ABOUT, sections
     )
-    with output():  # of --help
-        return tyro.cli(options, prog=f"securecluster check {printable(name)}", args=arguments)
 
 
 def _params(kind: Any, given: Any) -> dict[str, Any]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.app import (
     check_command,
+    command_line,
     compare,
     execution,
     flower_project,
@@ -18,11 +21,15 @@ from securecluster.app import (
     report_command,
     sweep,
 )
-from securecluster.app.options import as_typed, options_class
-from securecluster.app.registry import protocol_class, protocol_names
+from securecluster.app.command_line import HELP, Section
+from securecluster.app.options import about, as_typed, of_protocol, protocol_first
+from securecluster.app.registry import MODELS, facts, protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
-from securecluster.errors import SecureClusterError, UsageError, unknown
+from securecluster.errors import SecureClusterError, UsageError, on_command_line, unknown
 from securecluster.runs.number_format import printable
+
+if TYPE_CHECKING:
+    from securecluster.runs.contents import Result
 
 USAGE = """usage: securecluster COMMAND
 
@@ -42,8 +49,9 @@ USAGE = """usage: securecluster COMMAND
                                  secure sums and noise each protocol works with, and why not
 
 protocols: {protocols}
-`securecluster run PROTOCOL --help` shows every option with its default, and so does \
-`compare PROTOCOLS --help` and `sweep PROTOCOLS --help`.
+`securecluster COMMAND --help` shows the options of a command, `securecluster run PROTOCOL --help` \
+those of a
+protocol that most runs need, and `--help-all` in its place every option.
 """
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT
 
@@ -53,7 +61,7 @@ class Resume:
     """Go on with a run that was stopped; it ends as if it never had been."""
 
     quiet: bool = False
-    """print nothing but errors"""
+    """print nothing but errors and, with noise, ε"""
     jobs: int | None = None
     """of a sweep: runs at the same time, each in a process of its own; None is the number that it
     was started with
@@ -64,6 +72,22 @@ class Resume:
     """
     retry: bool = False
     """of a sweep: do the runs that failed again; without it they stay as they are"""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Run the server of a finished run alone, against its full transcript, bit for bit.
+
+    It fails where the server used anything that no message contained.
+    """
+
+
+@dataclass(frozen=True)
+class List:
+    """Show protocols, data sets, scenarios, models and masks."""
+
+    privacy: bool = False
+    """show which masks, secure sums and noise each protocol works with, and why not"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,9 +101,12 @@ def main(argv: Sequence[str]) -> int:
         141 where nobody reads the output any more.
     """
     try:
-        return _command(list(argv))()
+        with on_command_line():
+            return _command(list(argv))()
     except SecureClusterError as error:
-        print(f"securecluster: {printable(as_typed(str(error)))}", file=sys.stderr)
+        with on_command_line():
+            text = as_typed(str(error))
+        print(f"securecluster: {printable(text)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         return _stopped(stop)
@@ -141,17 +168,23 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "flower-init": flower_project.flower_init,
         "list": _list,
     }
-    if _asks_for_usage(argv):
+    if not argv or argv[0] in HELP:
         return partial(_print_usage, argv)
     name, *arguments = argv
     if name == "--version":
         return _print_version
     if name not in commands:
-        raise unknown("command", name, commands)
-    # each other command needs to know of what
-    if name != "list" and _asks_for_usage(arguments):
-        return partial(_print_usage, arguments)
+        raise _unknown_command(name, commands)
     return partial(commands[name], arguments)
+
+
+def _unknown_command(name: str, commands: Iterable[str]) -> UsageError:
+    """Return the error for a word that is no command, but may be meant for one."""
+    meant = {"help": "--help", "version": "--version"}
+    meant |= {protocol: f"run {protocol}" for protocol in protocol_names()}
+    if name.lower() not in meant:
+        return unknown("command", name, commands)
+    return UsageError(f"unknown command {name!r}: did you mean {meant[name.lower()]!r}?")
 
 
 def _print_version() -> int:
@@ -160,10 +193,6 @@ def _print_version() -> int:
     with output():
         print(securecluster.__version__)
     return 0
-
-
-def _asks_for_usage(argv: list[str]) -> bool:
-    return not argv or argv[0] in ("-h", "--help")
 
 
 def _print_usage(argv: list[str]) -> int:
@@ -183,14 +212,11 @@ def _run(argv: list[str]) -> int:
     Args:
         argv: the protocol, then the options.
     """
-    name, *arguments = argv
-    # not above: the usage answers at once without it
-    import tyro
-
-    with output():  # of --help
-        options: Any = tyro.cli(
-            options_class(protocol_class(name)), prog=f"securecluster run {name}", args=arguments
-        )
+    name, arguments = protocol_first(argv, "run")
+    kind = protocol_class(name)
+    options = command_line.parsed(
+        f"securecluster run {name or 'PROTOCOL'}", arguments, about(kind), of_protocol(kind)
+    )
     plans, federation = execution.prepare([options.protocol], options)
     from securecluster.runs import run_folder
 
@@ -212,10 +238,7 @@ def _resume(argv: list[str]) -> int:
         argv: the folder, then the options.
     """
     folder, arguments = report_command.folder_of(argv, "resume")
-    import tyro
-
-    with output():
-        options = tyro.cli(Resume, prog="securecluster resume DIR", args=arguments)
+    options = command_line.of_folder("resume", arguments, Resume)
     quiet = options.quiet
     from securecluster.app import loading
     from securecluster.runs import run_folder
@@ -273,7 +296,9 @@ def _show_finished(folder: Path, quiet: bool) -> int:
     # data from Python are gone
     if plan.simulation is not None:
         execution.federation_of(folder, plan, config)
-    if not quiet:
+    if quiet:
+        _print_price(run.result)
+    else:
         with output():
             print(f"{printable(str(folder))} is complete")
             report.show(run.result, folder)
@@ -281,7 +306,17 @@ def _show_finished(folder: Path, quiet: bool) -> int:
     return 0
 
 
-def _show(content: Any, pictures: Sequence[Path], folder: Path, console: Any) -> int:
+def _print_price(content: Result) -> None:
+    """Print ε of a run with noise, which nobody should overlook."""
+    from securecluster.app import privacy_report
+
+    price = privacy_report.price_of_noise(content["privacy"])
+    if price is not None:
+        with output():
+            print(price)
+
+
+def _show(content: Result, pictures: Sequence[Path], folder: Path, console: Any) -> int:
     """Show the report of a run that has just ended.
 
     Args:
@@ -292,11 +327,19 @@ def _show(content: Any, pictures: Sequence[Path], folder: Path, console: Any) ->
     """
     from securecluster.app import report
 
-    if not console.quiet:
-        with output():
-            report.show(content, folder)
-            names = ", ".join(picture.name for picture in pictures)
-            console.print(f"pictures: {names}")
+    if console.quiet:
+        _print_price(content)
+        return 0
+    with output():
+        report.show(content, folder)
+        names = ", ".join(picture.name for picture in pictures)
+        console.print(f"pictures: {names}")
+        shown = shlex.quote(str(folder))
+        console.print(
+            f"next: securecluster report {shown} --html (a page to show), securecluster audit "
+            f"{shown} (attacks on what the server saw)",
+            markup=False,
+        )
     return 0
 
 
@@ -307,8 +350,7 @@ def _replay(argv: list[str]) -> int:
         argv: the folder.
     """
     folder, arguments = report_command.folder_of(argv, "replay")
-    if arguments:
-        raise UsageError("replay takes a run folder and nothing else")
+    command_line.of_folder("replay", arguments, Replay)
     from securecluster.app import loading
     from securecluster.runs.replay import replay
 
@@ -336,28 +378,32 @@ def _list(argv: list[str]) -> int:
     """Print the names that options take, or which protections each protocol works with.
 
     Args:
-        argv: empty, or "--privacy".
+        argv: the options.
     """
-    if argv == ["--privacy"]:
+    sections = {"options": Section("options", List)}
+    about = inspect.getdoc(List) or ""
+    options = command_line.parsed("securecluster list", argv, about, sections).options
+    if options.privacy:
         from securecluster.app import compatibility
 
         with output():
             compatibility.show()
         return 0
-    if argv:
-        raise UsageError("list takes no arguments but --privacy")
     from securecluster.data import SCENARIOS, SOURCES
-    from securecluster.models.architectures import names
     from securecluster.privacy.masking.masks import mask_names
 
     rows: dict[str, Iterable[str]] = {
-        "protocols": protocol_names(),
         "data": SOURCES,
         "scenarios": SCENARIOS,
-        "models": names(),
+        "models": MODELS,
         "masks": mask_names(),
     }
     with output():
+        print(f"{'protocol':<13} {'k':<4} {'finds':<32} server reads")
+        for name, fact in facts():
+            line = f"{name:<13} {fact.k:<4} {fact.finds:<32} {fact.reads}"
+            print(printable(line.rstrip()))
+        print("k: whether the number of clusters must, need not or may be given\n")
         for heading, choices in rows.items():
             print(f"{heading:<10} {', '.join(choices)}")
     return 0

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import comparison_options, execution, failures, sweep_runner
+from securecluster.app import command_line, comparison_options, execution, failures, sweep_runner
 from securecluster.app.failures import Row
 from securecluster.app.stops import output
 from securecluster.app.sweep_runner import DONE
@@ -31,6 +32,7 @@ COLUMNS = (
     "clusters", "ari", "at_target", "given", "rounds", "up", "down", "servers", "epsilon",
     "dp_unit", "seconds",
 )  # fmt: skip
+ABOUT = "Run several protocols on the same clients and set them side by side."
 GIVEN = ("k", "tasks")  # hyper-parameters that give a protocol the number of clusters
 
 
@@ -48,16 +50,15 @@ def start(argv: Sequence[str]) -> int:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
     names, arguments = comparison_options.protocols_first(argv, "compare", "cfl fedavg --rounds 20")
-    comparison_options.check_chosen(names)
+    if names:  # else help is asked for
+        comparison_options.check_chosen(names)
     comparison_options.check_owned(names, arguments)
-    import tyro
-
-    with output():  # of --help
-        options: Any = tyro.cli(
-            comparison_options.comparison_class(names),
-            prog=f"securecluster compare {' '.join(names)}",
-            args=arguments,
-        )
+    options = command_line.parsed(
+        f"securecluster compare {' '.join(names) or 'PROTOCOLS'}",
+        arguments,
+        ABOUT,
+        comparison_options.sections(names),
+    )
     protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
     plans, federation = execution.prepare(protocols, options)
     from securecluster.runs import run_folder
@@ -207,6 +208,12 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
             comparison.show(content)
             names = ", ".join(picture.name for picture in pictures)
             console.print(f"everything is in {folder}; pictures: {names}")
+            first = shlex.quote(str(folder / plans[0].protocol.name))
+            console.print(
+                f"next: securecluster report {first} --html (a page of one run), securecluster "
+                f"audit {first} (attacks on it)",
+                markup=False,
+            )
     _check_failures(folder, rows)
     return 0
 

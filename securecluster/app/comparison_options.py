@@ -9,9 +9,10 @@ import operator
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from functools import reduce
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
-from securecluster.app.options import Output, flat_class
+from securecluster.app.command_line import Section, asks_for_help
+from securecluster.app.options import USUAL, Output, with_common
 from securecluster.app.registry import PROTOCOLS, protocol_class, protocol_names
 from securecluster.core.field_docs import field_descriptions
 from securecluster.data.simulation import Simulation
@@ -29,9 +30,14 @@ def protocols_first(argv: Sequence[str], command: str, example: str) -> tuple[li
         command: its name.
         example: of its arguments.
 
+    Returns:
+        No protocols and all arguments of a call for help without protocols.
+
     Raises:
         UsageError: no protocol comes first.
     """
+    if asks_for_help(argv[:1]):
+        return [], list(argv)
     names = []
     for argument in argv:
         if argument.startswith("-"):
@@ -106,8 +112,8 @@ def option_names(names: Sequence[str]) -> set[str]:
     return set(_owners(names))
 
 
-def comparison_class(names: Sequence[str], without: Collection[str] = ()) -> type:
-    """Return one flat dataclass of all options of `compare NAMES`.
+def sections(names: Sequence[str], without: Collection[str] = ()) -> dict[str, Section]:
+    """Return all options of `compare NAMES`, in sections.
 
     Args:
         names: of the protocols that are compared.
@@ -118,11 +124,8 @@ def comparison_class(names: Sequence[str], without: Collection[str] = ()) -> typ
         if name not in without:
             options.append(_field(name, owners, names))
     union: Any = make_dataclass("Protocols", options)
-    union.__doc__ = (
-        "The protocols. A value goes to every protocol that has the option; None is each one's own "
-        "default."
-    )
-    return flat_class("protocols", union)
+    title = "methods and privacy; a value goes to every protocol that has the option"
+    return with_common({"protocols": Section(title, union, USUAL)})
 
 
 def chosen(names: Sequence[str], options: Any, clusters: int | None = None) -> list[Any]:
@@ -130,7 +133,7 @@ def chosen(names: Sequence[str], options: Any, clusters: int | None = None) -> l
 
     Args:
         names: of the protocols.
-        options: an instance of `comparison_class`; None leaves each protocol's own default.
+        options: an instance of the class in `sections`; None leaves each protocol's own default.
         clusters: number of true clusters, where the user says it. Protocols that are given a
             number k of clusters get this one, unless k is given.
     """
@@ -191,8 +194,6 @@ def _field(name: str, owners: list[str], names: Sequence[str]) -> OptionField:
         owners: the protocols that have it, at least one.
         names: of all protocols that are compared.
     """
-    import tyro
-
     texts: dict[str, str] = {}
     defaults: dict[str, Any] = {}
     types = set()
@@ -205,14 +206,11 @@ def _field(name: str, owners: list[str], names: Sequence[str]) -> OptionField:
     first_default = defaults[owners[0]]
     same_default = all(default == first_default for default in defaults.values())
     if types == {bool} and same_default:
-        switch = Annotated[bool, tyro.conf.arg(help=help_text)]
-        return name, switch, field(default=first_default)
-
-    hint = f"(default: {_default_text(name, defaults)})"
-    argument = tyro.conf.arg(help=help_text, help_behavior_hint=hint)
+        return name, bool, field(default=first_default, metadata={"text": help_text})
+    words = {"text": help_text, "default": _default_text(name, defaults)}
     # protocols may have fields of one name and several types
     union = reduce(operator.or_, types)
-    return name, Annotated[union | None, argument], field(default=None)
+    return name, union | None, field(default=None, metadata=words)
 
 
 def _default_text(name: str, defaults: dict[str, Any]) -> str:
@@ -222,10 +220,14 @@ def _default_text(name: str, defaults: dict[str, Any]) -> str:
         name: of the option.
         defaults: by protocol.
     """
-    texts = {owner: str(default) for owner, default in defaults.items()}
+    texts = {}
+    for owner, default in defaults.items():
+        texts[owner] = "none" if default is None else str(default)
     text = _by_owner(texts, True)
+    if text == "none":  # what it stands for is in the description
+        text = ""
     if name == "k":
-        return f"--clusters where it is given, else {text}"
+        return f"--clusters where it is given, else {text}".removesuffix(", else ")
     return text
 
 

@@ -264,8 +264,12 @@ def watched_run(
     from securecluster.runs.carry_out import carry_out, complete, draw
     from securecluster.runs.result import Subject
 
+    clock = progress.TimeLeft()
+    total = plan.protocol.total_rounds
+
     def say(line: Line) -> None:
-        text = report.line_text(line, plan.protocol.total_rounds)
+        left = clock.after(line["round"], total)
+        text = report.line_text(line, total, left)
         with output():
             console.print(text)
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from string import Template
 
+from securecluster.app import command_line
 from securecluster.app.stops import output
 from securecluster.core import atomic_files
 from securecluster.errors import UsageError
@@ -15,6 +16,7 @@ from securecluster.runs.number_format import printable
 
 SHIM = Path(__file__).parents[1] / "runs" / "flower_shim.py"
 
+ABOUT = "Make a project of Flower that runs a protocol on many machines, for you to fill in."
 PYPROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -136,6 +138,8 @@ def flower_init(argv: list[str]) -> int:
     Raises:
         UsageError: a folder that is in use, or whose name is no name of a package.
     """
+    if command_line.asks_for_help(argv):
+        command_line.parsed("securecluster flower-init DIR", argv, ABOUT, {})
     if len(argv) != 1 or argv[0].startswith("-"):
         raise UsageError("flower-init takes the project's folder: securecluster flower-init DIR")
     folder = Path(argv[0])

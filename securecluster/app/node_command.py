@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import terminal
+from securecluster.app import command_line, terminal
 from securecluster.app.stops import output
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError, UsageError, unknown
 from securecluster.runs.number_format import printable
 
 IDENTITY, ROSTER, POLICY, SOCKET = "identity.key", "roster.txt", "policy.toml", "socket"
+ABOUT = (
+    "A client of runs on many machines, run by its owner: `init` makes its folder, `serve` answers "
+    "for it, and `ledger` shows what it has released."
+)
 TEMPLATE = """\
 # What runs this client takes part in. Without a line, any is allowed.
 # protocols = ["cfl", "fedavg"]
@@ -31,6 +35,16 @@ TEMPLATE = """\
 # scores = true            # tell the score on test samples, also in runs with noise
 roster = true              # only runs whose clients are on roster.txt
 """
+
+
+@dataclass(frozen=True)
+class Init:
+    """Make the folder of a client, with a new key, and print the public part for the roster."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """Show what the client has released in all runs, by its own ledger."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +67,16 @@ def node(argv: list[str]) -> int:
         argv: init, serve or ledger, the folder, then options.
     """
     actions = {"init": _init, "serve": _serve, "ledger": _ledger}
+    if command_line.asks_for_help(argv[:1]):
+        command_line.parsed("securecluster node init|serve|ledger DIR", argv, ABOUT, {})
+    if not argv:
+        raise UsageError("node takes what to do and a folder: securecluster node init DIR")
     name, *arguments = argv
     if name not in actions:
         raise unknown("action of node", name, actions)
+    if command_line.asks_for_help(arguments):
+        kinds = {"init": Init, "serve": Serve, "ledger": Released}
+        command_line.of_folder(f"node {name}", arguments, kinds[name])
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"node {name} takes the node's folder: securecluster node {name} DIR")
     return actions[name](Path(arguments[0]), arguments[1:])
@@ -86,14 +107,9 @@ def _init(folder: Path, arguments: list[str]) -> int:
 
 def _serve(folder: Path, arguments: list[str]) -> int:
     """Answer for a client until SIGINT or SIGTERM."""
-    import tyro
-
     from securecluster.runs.agent import Agent
 
-    with output():
-        options = tyro.cli(
-            Serve, prog=f"securecluster node serve {printable(str(folder))}", args=arguments
-        )
+    options = command_line.of_folder("node serve", arguments, Serve)
     made = _node_of(folder, options.app)
     agent = Agent(made, options.socket or folder / SOCKET)
     logging.basicConfig(format="%(asctime)s %(message)s")

@@ -1,19 +1,42 @@
-"""The command line's options, as the dataclasses they are built from."""
+"""The options of runs on the command line, and their names in sentences."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, make_dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from securecluster.app.command_line import Section, asks_for_help
 from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.data.simulation import Simulation, option_name
+from securecluster.errors import SecureClusterError, UsageError
 from securecluster.runtime.settings import Settings
 
-# a word with an underscore, outside of quotes, paths, options and keyword arguments
-FIELD_NAME = r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)"
+# described by --help; all others by --help-all
+USUAL = frozenset(
+    {
+        "rounds", "model", "lr", "epochs", "batch_size", "participation", "k", "mask", "clip",
+        "noise", "dp_unit", "target_epsilon", "aggregation", "data", "client_column",
+        "label_column", "scenario", "clients", "clusters", "samples", "seed", "device",
+    }
+)  # fmt: skip
+NOT_BEFORE = r"(?<![\w'\"./=-])"
+NO_VALUES = "out|too|of|and|or|for|is|are|in|on|to|by|at|as|a|the|from|that|where|alone"
+# names of options in sentences
+MENTION = re.compile(
+    # of several words, outside of quotes, paths, options and keyword arguments
+    rf"{NOT_BEFORE}[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)"
+    # of one word before its value; alone such a word is one of the language
+    rf"|{NOT_BEFORE}[a-z]+\d?(?= = )"
+    r"|(?<=\bleave )[a-z]+(?= (?:out|on)\b)"
+    r"|(?<=\bunknown )[a-z]+(?= ')"
+    r"|(?:(?<=\btake )|(?<=\bwith )|(?<=\buse )|(?<=\bor ))"
+    rf"(?P<before_value>[a-z]+)(?= (?!(?:{NO_VALUES})\b)[a-z\d])"
+)
 
 
 @dataclass(frozen=True)
@@ -25,69 +48,112 @@ class Output:
     force: bool = False
     """replace a run folder that exists"""
     quiet: bool = False
-    """print nothing but errors"""
-
-
-def _automatic() -> Settings:
-    """Return the settings that the command line begins with."""
-    return Settings(transcript="auto")
+    """print nothing but errors and, with noise, ε of a run"""
 
 
 def as_typed(text: str) -> str:
     """Return a sentence in which options have their names on the command line.
 
     Sentences of the Python API name fields (pre_rounds), and users of the command line know options
-    (--pre-rounds). Words in quotes, in paths and before "=" without a space are left as they are.
+    (--pre-rounds). Words in quotes, in paths and before "=" without a space are left as they are;
+    a name that is also a word of the language (noise) is an option where a value follows it.
 
     Args:
         text: the sentence of an error or a warning.
     """
-    return re.sub(FIELD_NAME, _typed_option, text)
+    return MENTION.sub(_typed_option, text)
 
 
 def _typed_option(match: re.Match[str]) -> str:
     name = match.group()
-    # other words with underscores are names of data sets and columns
-    if name not in _option_names():
+    kinds = _option_types()
+    # other words are of the language, or names of data sets and columns
+    if name not in kinds:
         return name
+    # "with noise everything" and "with seed 0" are no options, "take noise 0" and "take placement
+    # local" are
+    if match["before_value"] and "str" not in kinds[name]:
+        value = match.string[match.end() + 1 :]
+        taken = match.string[: match.start()].endswith("take ")
+        if not (taken and value[0].isdigit()):
+            return name
     return option_name(name)
 
 
 @cache
-def _option_names() -> frozenset[str]:
-    """Return the fields of all options."""
-    names: set[str] = set()
+def _option_types() -> dict[str, str]:
+    """Return the types of the fields of all options, as they are written, by name."""
+    types: dict[str, str] = {}
     classes: list[Any] = [Simulation, Settings, Output]
-    classes += [protocol_class(name) for name in PROTOCOLS]
+    for name in PROTOCOLS:
+        # the sentence may be about a class that cannot be imported
+        with suppress(SecureClusterError):
+            classes.append(protocol_class(name))
     for options in classes:
-        names.update(option.name for option in fields(options))
-    return frozenset(names)
+        types.update({option.name: str(option.type) for option in fields(options)})
+    return types
 
 
-def options_class(protocol: type) -> type:
-    """Return one flat dataclass of all options of `run PROTOCOL`.
+def about(protocol: Any) -> str:
+    """Return what a protocol does, in the first sentence of its documentation."""
+    first, *_ = (protocol.__doc__ or "").splitlines() or [""]
+    return first
+
+
+def of_protocol(protocol: Any) -> dict[str, Section]:
+    """Return the options of `run PROTOCOL`, in sections.
 
     Args:
         protocol: its class.
     """
-    return flat_class("protocol", protocol)
+    return with_common({"protocol": section_of(protocol)})
 
 
-def flat_class(name: str, command_options: type) -> type:
-    """Return one flat dataclass of a command's own options and of those that every run takes.
+def section_of(protocol: Any) -> Section:
+    """Return the options of a protocol, of which its own are among the usual ones.
 
     Args:
-        name: of the field with the command's own options.
-        command_options: class of these options, a dataclass.
+        protocol: its class.
     """
-    import tyro
+    from securecluster.protocols.common.base import ClusteringProtocol
 
-    # without prefixes: --rounds, and not --protocol.rounds
-    flat: Any = tyro.conf.OmitArgPrefixes
-    options = [
-        (name, flat[command_options], field(default_factory=command_options)),
-        ("simulation", flat[Simulation], field(default_factory=Simulation)),
-        ("settings", flat[Settings], field(default_factory=_automatic)),
-        ("output", flat[Output], field(default_factory=Output)),
-    ]
-    return make_dataclass("Options", options)
+    shared = {option.name for option in fields(ClusteringProtocol)} | protocol._group_of.keys()
+    own = {option.name for option in fields(protocol)} - shared
+    return Section("method and privacy", protocol, USUAL | own)
+
+
+def protocol_first(argv: list[str], command: str) -> tuple[str | None, list[str]]:
+    """Return the protocol that a command was given, and the arguments after it.
+
+    Args:
+        argv: the command's arguments.
+        command: its name.
+
+    Returns:
+        None and all arguments of a call for help without a protocol.
+
+    Raises:
+        UsageError: no protocol comes first.
+    """
+    if asks_for_help(argv[:1]):
+        return None, argv
+    if not argv or argv[0].startswith("-"):
+        raise UsageError(
+            f"{command} takes a protocol first: securecluster {command} cfl; `securecluster list` "
+            "shows all"
+        )
+    return argv[0], argv[1:]
+
+
+def with_common(own: Mapping[str, Section]) -> dict[str, Section]:
+    """Return a command's own options, followed by those that every run takes.
+
+    Args:
+        own: by name.
+    """
+    return {
+        **own,
+        "simulation": Section("clients and their data", Simulation, USUAL),
+        "settings": Section("the run", Settings, USUAL, {"transcript": "auto"}),
+        "output": Section("files and output", Output),
+    }

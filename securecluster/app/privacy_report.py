@@ -88,6 +88,15 @@ def show(console: Any, privacy: Privacy) -> None:
     console.print(table)
 
 
+def price_of_noise(privacy: Privacy) -> str | None:
+    """Return ε in words, for those who print nothing else; None of a run without noise.
+
+    Args:
+        privacy: `privacy` of result.json.
+    """
+    return f"ε: {_epsilon(privacy)}" if _noised(privacy) else None
+
+
 def _paddings(masks: Sequence[Mask]) -> list[str]:
     """Return a sentence for each mask that makes updates longer."""
     sentences = []

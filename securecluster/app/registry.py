@@ -14,7 +14,7 @@ import importlib
 import warnings
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 from securecluster.core import installed_packages
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
@@ -40,21 +40,65 @@ PROTOCOLS = {  # module and class
     "local": "local:Local",
 }
 
+# those of `securecluster.models.architectures`, whose import loads torch
+MODELS = (
+    "mlp", "mlp-32", "mlp-200", "linear", "cnn-briggs", "cnn-ali", "cnn-cifar", "resnet9",
+    "lstm-trajectory", "lstm-words", "lstm-chars", "lstm-chars-256",
+)  # fmt: skip
+
+
+class Fact(NamedTuple):
+    """What `securecluster list` says of a protocol, without importing it.
+
+    Args:
+        k: whether the number of clusters must be given: "yes", "no", or "may".
+        finds: what the protocol finds.
+        reads: what the server reads of clients, with the protocol's defaults.
+    """
+
+    k: str
+    finds: str
+    reads: str
+
+
+FACTS = {
+    "cfl": Fact("no", "groups, by splitting in two", "masked updates, every round"),
+    "flhc": Fact("no", "groups, by linkage of updates", "masked updates, one round"),
+    "srfca": Fact("no", "groups, by a graph of models", "masked models once, losses"),
+    "oneshot": Fact("may", "groups of similar features", "relevance of clients' data"),
+    "nsim": Fact("no", "groups of users who move alike", "one layer of each model"),
+    "ifca": Fact("yes", "groups, by the best of k models", "choices of models"),
+    "signature": Fact("may", "groups, by gradients", "a kilobyte of gradients"),
+    "clove": Fact("yes", "groups, by losses of k models", "losses under k models"),
+    "pacfl": Fact("may", "groups, by subspaces of samples", "singular vectors, once"),
+    "rdpcfl": Fact("may", "groups, by private gradients", "noisy gradients, choices"),
+    "hidden": Fact("yes", "groups that only clients know", "sums over all clients"),
+    "local-kmeans": Fact("yes", "groups, by models trained alone", "masked models, once"),
+    "random": Fact("yes", "none: random groups", "weighted updates"),
+    "fedavg": Fact("no", "none: one model for all", "weighted updates"),
+    "finetune": Fact("no", "none: one model, then tuned", "weighted updates"),
+    "mrmtl": Fact("no", "none: models near their mean", "updates"),
+    "local": Fact("no", "none: models trained alone", "nothing"),
+}
+
 
 def protocol_names() -> list[str]:
     """Return the names of all protocols, those of this project first."""
     return [*PROTOCOLS, *sorted(_declared())]
 
 
-def protocol_class(name: str) -> Any:
+def protocol_class(name: str | None) -> Any:
     """Return the class of a protocol.
 
     Args:
-        name: of this project's or of an installed package's protocol.
+        name: of this project's or of an installed package's protocol; None is the base of all,
+            which has the options that every protocol has.
 
     Raises:
         UsageError: an unknown name, or a declaration that does not lead to a protocol.
     """
+    if name is None:
+        return importlib.import_module("securecluster.protocols.common.base").ClusteringProtocol
     # Only the protocol that runs is imported, so that the command line answers at once.
     if name in PROTOCOLS:
         _warn_of_other_declaration(name)
@@ -65,6 +109,17 @@ def protocol_class(name: str) -> Any:
     if name not in declared:
         raise unknown("protocol", name, protocol_names())
     return _loaded(declared[name])
+
+
+def facts() -> list[tuple[str, Fact]]:
+    """Return what each protocol finds, needs and reads, by name, those of this project first.
+
+    Of other packages' protocols the package alone is known.
+    """
+    rows = [(name, FACTS[name]) for name in PROTOCOLS if name in FACTS]
+    for name, point in sorted(_declared().items()):
+        rows.append((name, Fact("", f"see {point.value}", "")))
+    return rows
 
 
 @cache

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import privacy_report, terminal
+from securecluster.core.progress import duration
 from securecluster.data.feature_columns import listed
 from securecluster.runs.contents import Result, Sent, scores_of
 from securecluster.runs.number_format import METRICS, number, shown
@@ -14,17 +15,19 @@ from securecluster.runs.number_format import METRICS, number, shown
 MOST_CLUSTERS = 12  # rows of the closing table, and sizes or clients in a line
 MOST_NAMES = 20  # clients or true clusters in a cell
 MOST_RATIOS = 8  # split tests in the line of a round
+LONG = 30.0  # seconds from which on the time left is of interest
 MOST_SPLITS = 4  # splits in the line of a round
 Entries = dict[str, Any]
 Line = dict[str, Any]
 
 
-def line_text(line: Line, total_rounds: int) -> str:
+def line_text(line: Line, total_rounds: int, left: float = 0.0) -> str:
     """Return one round as one printed line.
 
     Args:
         line: of history.jsonl.
         total_rounds: the number of rounds of the run.
+        left: seconds that are left, which are shown of runs that take long.
     """
     phrases = [f"round {line['round']:>3}/{total_rounds}"]
     phrases.append(f"clusters {line['clusters']}")
@@ -45,6 +48,8 @@ def line_text(line: Line, total_rounds: int) -> str:
         phrases.append(f"[bold]clustered into {_sizes(line['clustered'])}[/bold]")
     if "lambda" in line:
         phrases.append(_threshold_text(line))
+    if left > LONG:
+        phrases.append(f"{duration(left)} left")
     return "  ".join(phrases)
 
 

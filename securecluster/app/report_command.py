@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securecluster.app import command_line
 from securecluster.app.stops import output
 from securecluster.errors import UsageError
 from securecluster.runs.number_format import printable
@@ -23,7 +24,7 @@ PROTECTION_BROKEN = 4
 
 @dataclass(frozen=True)
 class Report:
-    """Show a finished run again."""
+    """Show a finished run again: its rounds, clusters, bytes, privacy and pictures."""
 
     html: bool = False
     """also write report.html, one file that needs nothing else"""
@@ -46,7 +47,7 @@ def report(argv: list[str]) -> int:
         argv: the folder, then the options.
     """
     folder, arguments = folder_of(argv, "report")
-    options = _parsed(Report, "report", arguments)
+    options = command_line.of_folder("report", arguments, Report)
     _check_bundle(options)
     from securecluster.app import bundle, execution, html_page, report_page
     from securecluster.app import report as tables
@@ -84,7 +85,7 @@ def audit(argv: list[str]) -> int:
     folder, arguments = folder_of(argv, "audit")
     from securecluster.app.audit_options import Audit
 
-    options = _parsed(Audit, "audit", arguments)
+    options = command_line.of_folder("audit", arguments, Audit)
     _check_bundle(options)
     from securecluster.app import audit as audits
     from securecluster.app import audit_files, audit_page, bundle, html_page, report_page
@@ -198,20 +199,6 @@ def _warn(text: str) -> None:
     print(f"securecluster: {printable(text)}", file=sys.stderr)
 
 
-def _parsed(options: type, command: str, arguments: list[str]) -> Any:
-    """Return the options of a command.
-
-    Args:
-        options: a dataclass.
-        command: its name.
-        arguments: after the folder.
-    """
-    import tyro
-
-    with output():  # of --help
-        return tyro.cli(options, prog=f"securecluster {command} DIR", args=arguments)
-
-
 def folder_of(argv: list[str], command: str) -> tuple[Path, list[str]]:
     """Return the run folder that a command was given, and the arguments after it.
 
@@ -219,10 +206,15 @@ def folder_of(argv: list[str], command: str) -> tuple[Path, list[str]]:
         argv: the command's arguments.
         command: its name.
 
+    Returns:
+        Of a call for help, which needs no folder, all arguments.
+
     Raises:
-        UsageError: an option before the folder.
+        UsageError: no folder, or an option before it.
     """
-    if argv[0].startswith("-"):
+    if command_line.asks_for_help(argv):
+        return Path(), argv
+    if not argv or argv[0].startswith("-"):
         raise UsageError(f"{command} takes the run folder first: securecluster {command} DIR")
     return Path(argv[0]), argv[1:]
 

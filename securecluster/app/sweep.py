@@ -11,16 +11,19 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import comparison_options, execution, sweep_runner
+from securecluster.app import command_line, comparison_options, execution, sweep_runner
+from securecluster.app.command_line import Section
 from securecluster.app.failures import Row
 from securecluster.app.stops import output
 from securecluster.app.sweep_runner import FAILED, Parallel
 from securecluster.core.optional_packages import need
+from securecluster.core.progress import bar
 from securecluster.data.simulation import Simulation
 from securecluster.errors import (
     RunFolderError,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 
+ABOUT = "Run protocols at many levels of noise or ε, with several seeds."
 KINDS: tuple[Any, ...] = (Simulation, Settings)  # of options that no protocol has
 
 
@@ -90,12 +94,9 @@ def start(argv: Sequence[str]) -> int:
     names = sweep_plan.names_of(labels)
     level_names = [option.name for option in fields(Levels)]
     comparison_options.check_owned(names, arguments, level_names)
-    import tyro
-
-    with output():  # of --help
-        options: Any = tyro.cli(
-            _options_class(names), prog=f"securecluster sweep {' '.join(labels)}", args=arguments
-        )
+    options = command_line.parsed(
+        f"securecluster sweep {' '.join(labels) or 'PROTOCOLS'}", arguments, ABOUT, _sections(names)
+    )
     variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters)
     plan = _planned(variants, options.sweep, options.simulation, options.settings)
     from securecluster.runs import run_folder
@@ -151,7 +152,7 @@ def resume(
         return _carry_out(folder, plan, parallel, quiet, retry)
 
 
-def sweep(
+def sweep(  # noqa: PLR0913 (what the command has)
     protocols: Sequence[Any],
     *,
     noise: Sequence[float] = (),
@@ -160,6 +161,7 @@ def sweep(
     folder: Path | str | None = None,
     jobs: int = 1,
     together: int = 0,
+    progress: bool | None = None,
     **options: Any,
 ) -> DataFrame:
     """Run protocols at levels of noise or of ε, each once for every seed.
@@ -179,6 +181,8 @@ def sweep(
             needs `if __name__ == "__main__":`.
         together: runs of one protocol in one process whose clients train as one batch, with results
             that are equal up to rounding; 0 is 1 on a CPU, and on a GPU 8.
+        progress: show a bar with the time left. None shows it in notebooks and at the prompt of a
+            terminal only; scripts and pipes print nothing.
         options: those of the command by name: of the data (`data`, `scenario`, `clients`,
             `clusters`, `samples`, `seed`), of settings (`dtype`, `dropout`), and those of the
             protocols, which each protocol takes that has them, unless it is given as an object.
@@ -203,10 +207,17 @@ def sweep(
     plan = _planned(variants, levels, simulation, settings)
     federation = _checked(plan)
     undrawn = None
-    if folder is None:
-        rows = list(_rows(plan, [], parallel, lambda row, _: row))
-    else:
-        rows, undrawn = _in_folder(Path(folder), plan, federation, parallel)
+    with bar("sweep", len(list(plan.cells())), progress) as advance:
+        if folder is None:
+            done = count(1)
+
+            def told(row: Row, _: float) -> Row:
+                advance(next(done))
+                return row
+
+            rows = list(_rows(plan, [], parallel, told))
+        else:
+            rows, undrawn = _in_folder(Path(folder), plan, federation, parallel, advance)
     if undrawn is not None:
         warnings.warn(undrawn, SecureClusterWarning, stacklevel=2)
     failed = [row for row in rows if row["status"] == FAILED]
@@ -235,23 +246,16 @@ def _listed(name: str, values: Any) -> tuple[float, ...]:
     return tuple(values)
 
 
-def _options_class(names: Sequence[str]) -> type:
-    """Return one flat dataclass of all options of `sweep NAMES`.
+def _sections(names: Sequence[str]) -> dict[str, Section]:
+    """Return all options of `sweep NAMES`, in sections.
 
     Args:
         names: of the protocols.
     """
-    import tyro
-
     from securecluster.app.sweep_plan import VARIED
 
-    flat: Any = tyro.conf.OmitArgPrefixes
-    union = comparison_options.comparison_class(names, without=VARIED)
-    options: list[Any] = [("sweep", flat[Levels], field(default_factory=Levels))]
-    for option in fields(union):
-        factory: Any = option.default_factory
-        options.append((option.name, option.type, field(default_factory=factory)))
-    return make_dataclass("Options", options)
+    runs = comparison_options.sections(names, without=VARIED)
+    return {"sweep": Section("the sweep", Levels), **runs}
 
 
 def _split(options: Row) -> tuple[Simulation, Settings, Row]:
@@ -505,7 +509,11 @@ def _recorded_parallel(folder: Path) -> Parallel:
 
 
 def _in_folder(
-    folder: Path, plan: Plan, federation: Federation, parallel: Parallel
+    folder: Path,
+    plan: Plan,
+    federation: Federation,
+    parallel: Parallel,
+    advance: Callable[[int], None],
 ) -> tuple[list[Row], str | None]:
     """Start or go on with a sweep in a folder.
 
@@ -514,6 +522,7 @@ def _in_folder(
         plan: of the sweep.
         federation: the clients of the first seed.
         parallel: runs at the same time.
+        advance: called with the number of runs that have ended.
 
     Returns:
         The rows of all runs, and why there are no pictures, if they cannot be drawn.
@@ -530,7 +539,7 @@ def _in_folder(
                 f"{folder} exists and is not empty, and holds no sweep: give another folder"
             )
         with run_folder.claimed(folder, False, "", _texts(plan, parallel, federation)):
-            return _completed(folder, plan, federation, parallel, quiet=True)
+            return _completed(folder, plan, federation, parallel, True, advance=advance)
     with run_folder.locked(folder):
         if run_folder.swept(folder) != plan.content():
             raise RunFolderError(
@@ -539,7 +548,7 @@ def _in_folder(
             )
         _recorded_parallel(folder)
         _check_data(folder, federation)
-        return _completed(folder, plan, federation, parallel, quiet=True)
+        return _completed(folder, plan, federation, parallel, True, advance=advance)
 
 
 def _carry_out(
@@ -611,6 +620,7 @@ def _completed(
     parallel: Parallel,
     quiet: bool,
     retry: bool = False,
+    advance: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[Row], str | None]:
     """Do the runs that have not ended, and write tables and pictures.
 
@@ -621,6 +631,7 @@ def _completed(
         parallel: runs at the same time.
         quiet: print nothing.
         retry: do the runs that failed again.
+        advance: called with the number of runs that have ended.
 
     Returns:
         The rows of all runs, and why there are no pictures, if they cannot be drawn.
@@ -637,14 +648,14 @@ def _completed(
     if retry:
         recorded = [row for row in recorded if row["status"] != FAILED]
     console = execution.console(quiet)
-    count = len(recorded)
+    ended = count(len(recorded) + 1)
 
     def say(row: Row, left: float) -> Row:
-        nonlocal count
-        count += 1
+        done = next(ended)
+        advance(done)
         # at once, so that a run that ended is never done again
         row = record.append(row)
-        text = sweep_report.line_text(row, count, len(cells), left)
+        text = sweep_report.line_text(row, done, len(cells), left)
         with output():
             console.print(text, markup=False)
         return row

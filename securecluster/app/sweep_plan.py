@@ -7,18 +7,17 @@ runs go at the same time is no part of the plan.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any
 
-from securecluster.app import sweep_costs, sweep_runner
+from securecluster.app import command_line, sweep_costs, sweep_runner
+from securecluster.app.command_line import Section
 from securecluster.app.comparison_options import given_params
 from securecluster.app.failures import Row
 from securecluster.app.registry import protocol_class, protocol_names
@@ -361,7 +360,7 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
     """
     if noise and epsilon:
         raise UsageError(
-            "noise and epsilon both say how much noise there is: sweep over one of them"
+            "--noise and --epsilon both say how much noise there is: sweep over one of them"
         )
     if not noise and not epsilon:
         raise UsageError(
@@ -503,7 +502,8 @@ def _own_options(name: str, text: str) -> Row:
         if not sign:
             raise UsageError(f"{name}:{entry} has no value: write {name}:OPTION=VALUE")
         if option not in names:
-            raise unknown(f"option of {name}", typed, names)
+            choices = [choice.replace("_", "-") for choice in names]
+            raise unknown(f"option of {name}", typed, choices)
         if option in options:
             raise UsageError(f"{name}:{text} gives {typed} twice: give it once")
         options[option] = _parsed(name, option, value)
@@ -521,8 +521,6 @@ def _parsed(name: str, option: str, value: str) -> Any:
     Raises:
         UsageError: the option takes no such value.
     """
-    import tyro
-
     typed = f"--{option.replace('_', '-')}"
     arguments = [typed, value]
     # switches
@@ -530,11 +528,10 @@ def _parsed(name: str, option: str, value: str) -> Any:
         arguments = [typed]
     elif value.lower() == "false":
         arguments = [f"--no-{typed[2:]}"]
+    sections = {"protocol": Section("", protocol_class(name))}
     try:
-        # which prints a text of its own
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            parsed = tyro.cli(protocol_class(name), args=arguments)
-    except SystemExit:
+        parsed = command_line.parsed(name, arguments, "", sections).protocol
+    except UsageError:
         raise UsageError(f"{name}:{option}={value} is not a value that {typed} takes") from None
     return getattr(parsed, option)
 

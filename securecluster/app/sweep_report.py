@@ -13,6 +13,7 @@ from securecluster.app.failures import Row
 from securecluster.app.plots import sweep as plots
 from securecluster.core import atomic_files
 from securecluster.core.optional_packages import INSTALL
+from securecluster.core.progress import duration
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
 from securecluster.runs import run_folder
@@ -118,16 +119,6 @@ def line_text(row: Row, count: int, total: int, left: float | None) -> str:
     if left is not None and count < total:
         phrases.append(f"{duration(left)} left")
     return "  ".join(phrases)
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words: "40 s", "5 min", "2 h 05 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _text(value: float | None) -> str:

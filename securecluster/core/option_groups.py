@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, get_type_hints
 
+LONGEST_VALUE = 60  # letters of an option in a `repr`
 C = TypeVar("C", bound="type[Grouped]")
 G = TypeVar("G")
 
@@ -81,6 +82,17 @@ class Grouped:
             vars(made)[attribute] = kind()
         return made
 
+    def __repr__(self) -> str:
+        """Return the class with the options that differ from its defaults."""
+        given = []
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            # an array, or another object that cannot be compared, is no default
+            same = isinstance(value, type(option.default)) and value == option.default
+            if same is not True:
+                given.append(f"{option.name}={_short(value)}")
+        return f"{type(self).__name__}({', '.join(given)})"
+
     # Type checkers would take any name for an attribute.
     if not TYPE_CHECKING:
 
@@ -99,6 +111,14 @@ class Grouped:
                 value = dataclasses.replace(vars(self)[attribute], **{name: value})
                 name = attribute
             super().__setattr__(name, value)
+
+
+def _short(value: Any) -> str:
+    """Return the text of a value, and of one with a long text its class."""
+    text = repr(value)
+    if len(text) > LONGEST_VALUE or "\n" in text:
+        return f"<{type(value).__name__}>"
+    return text
 
 
 def grouped(declared: C) -> C:
@@ -122,7 +142,7 @@ def grouped(declared: C) -> C:
                 other = declared._group_of[option.name]
                 raise TypeError(f"{option.name} is an option of {other} and of {name}: rename one")
             declared._group_of[option.name] = name
-    dataclasses.dataclass(kw_only=True)(declared)
+    dataclasses.dataclass(kw_only=True, repr=False)(declared)
     # A class attribute would hide what an object's group says.
     for name in declared._group_of.keys() & vars(declared).keys():
         delattr(declared, name)

@@ -1,14 +1,17 @@
-"""Progress of work within a round that may take long, for whoever prints a run's lines.
+"""Progress of work that may take long: lines for whoever prints those of a run, and bars.
 
-It goes by logging, to which only the app attaches a printer: a mechanism neither prints nor knows
-the run.
+Lines go by logging, to which only the app attaches a printer: a mechanism neither prints nor knows
+the run. A bar shows how far a call from Python is, and the time left.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 # its records of level INFO are lines for the user
 logger = logging.getLogger("securecluster.progress")
@@ -37,3 +40,107 @@ def told_while_slow(work: str) -> Callable[[int, int], None]:
         logger.info("%s %d of %d", work, done, total)
 
     return watch
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words: "40 s", "5 min", "2 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+class TimeLeft:
+    """Estimate of the time left, by the steps since this object was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._first: int | None = None
+
+    def after(self, done: int, total: int) -> float:
+        """Return the seconds that are left.
+
+        Args:
+            done: number of steps that are done; a resumed run does not begin at 1.
+            total: number of all steps.
+        """
+        if self._first is None:
+            self._first = done - 1
+        elapsed = time.monotonic() - self._start
+        return elapsed / max(1, done - self._first) * (total - done)
+
+
+@contextmanager
+def bar(work: str, total: int, shown: bool | None) -> Iterator[Callable[[int], None]]:
+    """Show in this context how far some work is, and the time left.
+
+    Args:
+        work: what is done, in front of the bar.
+        total: number of steps.
+        shown: None shows it where somebody works with Python by hand: in a notebook, or at a prompt
+            in a terminal. Scripts, tests and pipes print nothing then.
+
+    Yields:
+        A function of the number of steps that are done.
+    """
+    notebook = "ipykernel" in sys.modules
+    if shown is None:
+        # Python and IPython set this where they have a prompt
+        shown = hasattr(sys, "ps1") and (notebook or sys.stderr.isatty())
+    if not shown:
+        yield lambda done: None
+    elif notebook:
+        yield _in_notebook(work, total)
+    else:
+        with _in_terminal(work, total) as advance:
+            yield advance
+
+
+@contextmanager
+def _in_terminal(work: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    clock = TimeLeft()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(work, total=total, left="")
+
+        def advance(done: int) -> None:
+            progress.update(task, completed=done, left=_left(clock, done, total))
+
+        yield advance
+
+
+def _in_notebook(work: str, total: int) -> Callable[[int], None]:
+    """Show a bar below the cell of a notebook, which needs no widgets."""
+    from IPython.display import display
+
+    clock = TimeLeft()
+    handle: Any = None
+
+    def advance(done: int) -> None:
+        nonlocal handle
+        text = f"{work} {done}/{total} {_left(clock, done, total)}"
+        element = f'<progress value="{done}" max="{total}"></progress>'
+        shown = {"text/plain": text, "text/html": f"{element} {text}"}
+        if handle is None:
+            handle = display(shown, raw=True, display_id=True)
+        else:
+            handle.update(shown, raw=True)
+
+    return advance
+
+
+def _left(clock: TimeLeft, done: int, total: int) -> str:
+    """Return the time left in words; empty at the end."""
+    seconds = clock.after(done, total)
+    return f"{duration(seconds)} left" if done < total else ""

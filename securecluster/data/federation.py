@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core import summaries
 from securecluster.core.client_names import Client, ClientNames, names_of
 from securecluster.core.randomness import Randomness
 from securecluster.data import class_names, plausibility
@@ -138,23 +139,32 @@ class Federation:
 
     def __repr__(self) -> str:
         """Return a summary in one line, never the samples."""
+        return summaries.line(f"Federation {self.data} ({self.scenario})", self._summary())
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks, never the samples."""
+        facts = self._summary() | {"names": listed(self.names, 12)}
+        return summaries.table(f"Federation {self.data} ({self.scenario})", facts)
+
+    def _summary(self) -> dict[str, str]:
+        """Return what is public of the clients and their data, in words."""
         train_size = sum(len(shard.y) for shard in self.shards)
         test_size = sum(len(shard.y_test) for shard in self.shards)
         unit = "outputs"
         if self.objective.kind == Classification.kind:
             unit = "classes"
-        facts = [
-            f"{len(self)} clients",
-            f"{train_size} training and {test_size} test samples of shape {self.shape}",
-            f"{self.classes} {unit}",
-            f"seed {self.seed}",
-        ]
+        targets = f"{self.classes} {unit}"
         if self.class_names is not None:
-            facts[2] += f" ({listed([str(name) for name in self.class_names], 12)})"
+            targets += f" ({listed([str(name) for name in self.class_names], 12)})"
+        facts = {
+            "clients": f"{len(self)} clients",
+            "samples": f"{train_size} training and {test_size} test samples of shape {self.shape}",
+            "targets": targets,
+            "seed": f"seed {self.seed}",
+        }
         if self.feature_names is not None:
-            facts.append(f"features {listed(self.feature_names, 12)}")
-        summary = ", ".join(facts)
-        return f"<Federation {self.data} ({self.scenario}): {summary}>"
+            facts["features"] = f"features {listed(self.feature_names, 12)}"
+        return facts
 
     def __len__(self) -> int:
         return len(self.shards)

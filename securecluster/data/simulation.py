@@ -86,6 +86,8 @@ class Simulation:
         Raises:
             UsageError: an unknown name, or options that do not go together.
         """
+        if self.seed < 0:
+            raise UsageError(f"seed = {self.seed} is not possible: it is a whole number from 0")
         if self.own:
             self._check_own()
         else:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from securecluster.core import atomic_files, manifest
+from securecluster.core import atomic_files, manifest, summaries
 from securecluster.core.client_names import Client
 from securecluster.core.lazy_torch import torch
 from securecluster.core.manifest import EMPTY, Log, Mark
@@ -184,6 +184,25 @@ class Transcript:
         self._messages = messages
         self._contents: list[Contents] = []  # only without a folder
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def __repr__(self) -> str:
+        """Return a summary in one line, without contents."""
+        return summaries.line("Transcript", self._summary())
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks, without contents."""
+        return summaries.table("Transcript", self._summary())
+
+    def _summary(self) -> dict[str, str]:
+        """Return what was recorded, in words."""
+        totals = self.totals()
+        kept = {"none": "totals only", "sizes": "sizes of frames", "full": "contents of frames"}
+        return {
+            "kept": kept[self.mode],
+            "calls": f"{self.count} calls",
+            "up": f"{totals['up']:,} bytes up",
+            "down": f"{totals['down']:,} bytes down",
+        }
 
     @classmethod
     def read(

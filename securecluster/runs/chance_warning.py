@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from securecluster.data import Federation
+from securecluster.errors import SecureClusterWarning
 from securecluster.training.chance_level import Chance
 
 if TYPE_CHECKING:
     from securecluster.runs.fitted import FittedRun
 
-FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
+FEW_ROUNDS = 30  # below this number more rounds may help, and nobody expects clusters yet
 
 
 def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) -> str | None:
@@ -47,8 +48,10 @@ def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) ->
         advice.append("more rounds")
     if method.training.epochs > 1 and suggested < lr:
         advice.append("fewer epochs")
-    return (
+    text = (
         f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
         f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
         f"try {', or '.join(advice)}"
     )
+    # with options as they are written here: in Python, or on the command line
+    return str(SecureClusterWarning(text))

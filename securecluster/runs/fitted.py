@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core import manifest
+from securecluster.core import manifest, summaries
 from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import unpack
@@ -37,6 +37,7 @@ from securecluster.runs.frames import frame_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.runs.number_format import shown
 from securecluster.runs.predictions import (
     module_with,
     outputs_of,
@@ -66,22 +67,30 @@ class FittedRun:
         models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a
             client's own. Under noise it is None for a cluster all of whose clients trained alone:
             their models have no noise and stay with the clients.
-        classes_: label of each output of the network, (classes,).
         unshared_labels_: the clusters whose entry in `models_` is None.
+        client_models_: the clients' models, as rows of a matrix in which equal rows stand once.
         history_: a dict per round.
         ledger_: the releases of the run and its newcomers.
         transcript_: the recorded frames.
         bytes_: totals by direction and message.
         accuracy_: each client's accuracy on its test data, (m,); for text it is called
             perplexity_, for trajectories position_error_, in metres.
-        scores_: the same scores for every kind of data; metric_ is the name of the metric.
+        scores_: the same scores for every kind of data.
+        metric_: the name of the metric.
         agreement_: scores against the true clusters, where they are known.
-        warning_: a sentence if many clients' models learned nothing in a run of ten rounds or more,
-            else None. It compares their training loss and accuracy with those of a model that
-            ignores its input. The observer computes it outside the protocol, so ε does not cover
-            it.
+        dropped_: the rounds in which clients did not reply, by client.
+        refused_: the rounds in which clients refused a request, by client and reason.
+        warning_: a sentence if a run went wrong, else None. In ten rounds or more many clients'
+            models learned nothing, by their training loss and accuracy beside those of a model that
+            ignores its input; or in 30 or more a method that looks for clusters found one. The
+            observer computes it outside the protocol, so ε does not cover it.
         joined_: after `join`, what newcomers released in that call, and its cost.
         network_: the network with its initial weights, as a flat vector.
+        state_: the server's final state; its fields are the protocol's.
+        server_state_: the same, packed, as `replay` returns it.
+        kept_: all that `save` writes.
+        seconds_: of the run.
+        device_: that it ran on, "cpu" or "cuda".
         folder: of the run; None where the run left none.
         method: the protocol with the hyper-parameters of the run.
     """
@@ -140,6 +149,29 @@ class FittedRun:
         if folder is not None:
             self._newcomers_record = NewcomerRecord(folder, learned.config["clients"])
             self._newcomers_record.update(self.ledger_)
+
+    def __repr__(self) -> str:
+        """Return a summary in one line."""
+        return summaries.line(f"{type(self).__name__} of {self.method.name}", self._summary())
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks."""
+        return summaries.table(f"{type(self).__name__} of {self.method.name}", self._summary())
+
+    def _summary(self) -> dict[str, str]:
+        """Return what was found, and what it cost, in words."""
+        count = len(set(self.labels_))
+        groups = f"{len(self.labels_)} clients in {count} cluster{'s' * (count > 1)}"
+        facts = {"clusters": groups, "rounds": f"{len(self.history_)} rounds"}
+        if not np.isnan(self.scores_).all():
+            unit = self.network_.objective.unit
+            score = shown(float(np.nanmean(self.scores_)), self.metric_, unit)
+            facts["score"] = f"{self.metric_} {score}"
+        if self.agreement_ is not None:
+            facts["true clusters"] = f"ARI {self.agreement_['ari']:.2f}"
+        facts["sent"] = f"{self.bytes_['up']:,} bytes up, {self.bytes_['down']:,} down"
+        facts["privacy"] = f"ε = {self.ledger_.epsilon:.4g}"
+        return facts
 
     @classmethod
     def of_folder(cls, method: Method, folder: Path) -> Self:

@@ -64,8 +64,8 @@ def check_threads(threads: int) -> None:
     maximum = max(MOST_THREADS, os.cpu_count() or 1)
     if not isinstance(threads, Integral) or not 0 <= threads <= maximum:
         raise UsageError(
-            f"threads is a whole number from 0 to {maximum}, not {threads!r}: 0 leaves torch's own "
-            "choice"
+            f"--threads is a whole number from 0 to {maximum}, not {threads!r}: 0 leaves torch's "
+            "own choice"
         )
 
 
@@ -127,11 +127,11 @@ def _check_workers(settings: Settings) -> None:
     workers = settings.workers
     if not isinstance(workers, Integral) or not 0 <= workers <= MOST_WORKERS:
         raise UsageError(
-            f"workers is a whole number from 0 to {MOST_WORKERS}, not {workers!r}: 0 is one per "
+            f"--workers is a whole number from 0 to {MOST_WORKERS}, not {workers!r}: 0 is one per "
             "GPU, or per CPU core, that Ray has"
         )
     if workers and settings.engine != "ray":
-        raise UsageError("workers are blocks of the engine ray: give it, or leave workers out")
+        raise UsageError("--workers are blocks of the engine ray: give it, or leave workers out")
 
 
 def _check_shares(settings: Settings) -> None:

@@ -133,8 +133,8 @@ def check_training(plan: LocalTraining) -> None:
     for name in valid:
         if not valid[name]:
             raise UsageError(
-                f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, "
-                "steps and batch_size are whole numbers from 1, momentum is in [0, 1)"
+                f"{name} = {getattr(plan, name)!r} cannot train: --lr is a positive number, "
+                "--epochs, steps and --batch-size are whole numbers from 1, --momentum is in [0, 1)"
             )
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")

@@ -95,6 +95,6 @@ def test_a_mistake_is_one_sentence(
     assert sentence in told and told.count("\n") == 1
 
 
-def test_without_a_protocol_the_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_protocol_it_says_how_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 2
-    assert "check PROTOCOL [options]" in capsys.readouterr().out
+    assert "securecluster check cfl" in capsys.readouterr().err

@@ -102,9 +102,9 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
         (["run", "cfl", "--scenario", "labelswap"], "did you mean 'label-swap'"),
         (["run", "cfl", "--mask", "permutatoin"], "did you mean 'permutation'"),
         (["run", "cfl", "--model", "mpl"], "did you mean 'mlp'"),
-        (["run", "cfl", "--device", "gpu"], "unknown device"),
-        (["run", "cfl", "--transcript", "all"], "unknown transcript"),
-        (["run", "cfl", "--dtype", "float16"], "unknown dtype"),
+        (["run", "cfl", "--device", "gpu"], "unknown --device"),
+        (["run", "cfl", "--transcript", "all"], "unknown --transcript"),
+        (["run", "cfl", "--dtype", "float16"], "unknown --dtype"),
         (["run", "cfl", "--clients", "1"], "at least two clients"),
         (["run", "cfl", "--clients", "0"], "at least two clients"),
         (["run", "cfl", "--clients", "5000"], "use fewer clients"),
@@ -172,22 +172,6 @@ def test_a_folder_in_use_is_never_overwritten(
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert main(["run", "fedavg", *SMALL, "--quiet", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "result.json").exists()
-
-
-def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "cfl", "--help"]) == 0
-    text = capsys.readouterr().out
-    options = (
-        "data", "scenario", "clients", "clusters", "samples", "rounds", "seed", "device", "threads",
-        "model", "lr", "epochs", "batch-size", "participation", "mask", "transcript", "out",
-        "force", "quiet", "eps1", "eps2", "gamma-max",
-    )  # fmt: skip
-    for option in options:
-        assert re.search(rf"--{option}[ ,]", text), option
-    assert "default: 40" in text
-    assert main(["--help"]) == 0
-    assert main(["list"]) == 0
-    assert "permutation" in capsys.readouterr().out
 
 
 def test_a_complete_run_resumes_to_itself(

@@ -289,8 +289,19 @@ def test_columns_that_cannot_be_chosen_are_refused(
         ),
         (
             "pass dp_unit='client', no_such_field, rounds = 3",
-            "pass dp_unit='client', no_such_field, rounds = 3",
+            "pass dp_unit='client', no_such_field, --rounds = 3",
         ),
+        ("column 'noise' = 3, colour = 4", "column 'noise' = 3, colour = 4"),
+        (
+            "take aggregation plain, or signature update",
+            "take --aggregation plain, or --signature update",
+        ),
+        (
+            "take noise 0, with noise everything leaves",
+            "take --noise 0, with noise everything leaves",
+        ),
+        ("leave landmarks out; leave the noise out", "leave --landmarks out; leave the noise out"),
+        ("unknown mask 'x': choose a mask", "unknown --mask 'x': choose a mask"),
         (
             "say which (--client-column, --label-column)",
             "say which (--client-column, --label-column)",

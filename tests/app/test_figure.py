@@ -39,7 +39,7 @@ def test_a_run_whose_picture_cannot_be_drawn_ends_and_draws_it_later(
         broken()
 
     with monkeypatch.context() as patch:
-        patch.setattr(curves, "_learning", check_result_and_fail)
+        patch.setattr(curves, "learning", check_result_and_fail)
         assert main(["run", "fedavg", *SMALL, "--out", str(folder)]) == 0
         assert drawn == [True]
         said = capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_a_comparison_whose_picture_cannot_be_drawn_ends_and_draws_it_later(
 def test_in_python_a_picture_that_cannot_be_drawn_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Federation
 ) -> None:
-    monkeypatch.setattr(curves, "_learning", broken)
+    monkeypatch.setattr(curves, "learning", broken)
     with pytest.warns(SecureClusterWarning, match=r"accuracy\.png was not drawn"):
         fitted = FedAvg(rounds=1, epochs=1).fit(small, folder=tmp_path / "run")
     assert (tmp_path / "run" / "result.json").is_file() and len(fitted.labels_) == len(small)

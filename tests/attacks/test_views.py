@@ -66,9 +66,9 @@ def test_a_folder_without_what_was_asked_for_says_what_to_do(
     folder: Path, federation: Federation, tmp_path: Path
 ) -> None:
     FedAvg(**SMALL).fit(federation, Settings(transcript="sizes"), folder=tmp_path / "sizes")
-    with pytest.raises(UsageError, match=r"--transcript full, in Python with Settings\(transcri"):
+    with pytest.raises(UsageError, match=r"transcript=.full., in Python with Settings\(transcri"):
         list(open_transcript(tmp_path / "sizes").seen_by(SERVER))
-    with pytest.raises(UsageError, match=r"--transcript full, in Python with Settings\(transcri"):
+    with pytest.raises(UsageError, match=r"transcript=.full., in Python with Settings\(transcri"):
         view_of(securecluster.load(tmp_path / "sizes"))
     assert list(open_transcript(tmp_path / "sizes").seen_by(WIRE))
     FedAvg.load(folder).save(tmp_path / "saved")

@@ -61,7 +61,7 @@ def test_flat_keywords_and_flat_attributes_are_those_of_the_group() -> None:
     assert (made.noise, made.unit) == (2.0, "client")
     made.noise = 0.0
     assert not made.privacy.noisy
-    assert Method(noise=0.0) == made and "noise=0.0" in repr(made)
+    assert Method(noise=0.0) == made and Method(noise=1.0) != made
 
 
 def test_a_class_has_defaults_of_its_own_and_groups_of_its_own() -> None:
@@ -96,3 +96,9 @@ def test_an_option_of_two_groups_is_refused_and_an_undeclared_group_is_known() -
 
     with pytest.raises(TypeError, match="noise is an option of privacy and of other"):
         grouped(Twice)
+
+
+def test_the_repr_has_what_differs_from_the_defaults() -> None:
+    assert repr(Method()) == "Method()"
+    assert repr(Example(noise=2.0, own=1)) == "Example(noise=2.0)"
+    assert repr(Method(tail=[1] * 100)) == "Method(tail=<list>)"

@@ -126,7 +126,7 @@ def test_what_is_beyond_the_bound_is_refused_by_name(dtype: torch.dtype, bad: fl
     point = FixedPoint(4.0, 10, field="size", option="--most-samples")
     rows = torch.zeros(2, 3, dtype=dtype)
     rows[1, 2] = bad
-    option = "--most-samples" if math.isfinite(bad) else "--lr"
+    option = "most_samples" if math.isfinite(bad) else "lr"
     with pytest.raises(UpdateError, match=f"size: .*{option}"):
         point.encode(rows)
 
@@ -178,7 +178,7 @@ def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf, 1e200, 1e-200])
 def test_bounds_that_are_none_are_refused(bound: float) -> None:
-    with pytest.raises(UsageError, match=r"loss: the bound .* change --loss-clip"):
+    with pytest.raises(UsageError, match=r"loss: the bound .* change loss_clip"):
         FixedPoint(bound, 10, field="loss", option="--loss-clip")
 
 

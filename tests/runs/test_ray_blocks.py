@@ -305,7 +305,7 @@ def test_ray_is_asked_for_by_name(
     with pytest.raises(UsageError, match="workers is a whole number from 0"):
         made.fit(federation, Settings(engine="ray", workers=-1))
     assert main(["run", "fedavg", "--engine", "rya"]) == 2
-    assert "unknown engine 'rya': did you mean 'ray'?" in capsys.readouterr().err
+    assert "unknown --engine 'rya': did you mean 'ray'?" in capsys.readouterr().err
     assert main(["sweep", "fedavg", "--clip", "1", "--noise", "0", "--engine", "ray"]) == 2
     assert "a sweep runs whole runs side by side" in capsys.readouterr().err
     monkeypatch.setattr("securecluster.runtime.settings.find_spec", lambda name: None)

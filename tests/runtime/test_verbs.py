@@ -294,7 +294,7 @@ def test_parties_see_their_own_frames_and_the_wire_sees_lengths(tiny: Federation
     assert sum(s.bytes for s in wire if s.receiver == SERVER) == fitted.bytes_["up"]
     updates = [s for s in third if s.method == "train" and s.sender == client(3)]
     assert [s.content.delta.values.shape[0] for s in updates] == [1, 1]
-    with pytest.raises(UsageError, match="--transcript full"):
+    with pytest.raises(UsageError, match="transcript='full'"):
         list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({SERVER}))
     assert list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({WIRE}))
 

@@ -52,9 +52,7 @@ def test_too_large_steps_are_told_with_what_to_try(method: Any, white: Federatio
     assert caught[0].filename == __file__
     assert said == fitted.warning_
     assert "after 10 rounds the models of 4 of 4 clients do no better than chance" in said
-    assert (
-        "a lower learning rate (--lr 0.2 in place of 0.5), or more rounds, or fewer epochs" in said
-    )
+    assert "a lower learning rate (lr=0.2 in place of 0.5), or more rounds, or fewer epochs" in said
     assert fitted.accuracy_.mean() < 0.35
 
 
@@ -69,7 +67,7 @@ def test_at_a_rate_that_works_nothing_is_said(method: Any, white: Federation) ->
 def test_too_small_steps_are_told(white: Federation) -> None:
     with pytest.warns(
         SecureClusterWarning,
-        match=r"try a higher learning rate \(--lr 0\.2 in place of 1e-06\), or more rounds$",
+        match=r"try a higher learning rate \(lr=0\.2 in place of 1e-06\), or more rounds$",
     ):
         FedAvg(rounds=10, lr=1e-6).fit(white)
 
@@ -82,7 +80,7 @@ def test_a_short_run_says_nothing(white: Federation) -> None:
 def test_long_runs_are_not_told_to_go_on(white: Federation) -> None:
     with pytest.warns(SecureClusterWarning) as caught:
         FedAvg(rounds=30, epochs=1, lr=0.5).fit(white)
-    assert str(caught[0].message).endswith("(--lr 0.2 in place of 0.5)")
+    assert str(caught[0].message).endswith("(lr=0.2 in place of 0.5)")
 
 
 def test_under_noise_less_noise_is_an_advice() -> None:

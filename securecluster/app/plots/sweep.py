@@ -15,6 +15,7 @@ from securecluster.runs.plots.curves import bounded, labelled
 from securecluster.runs.plots.figure import figure
 
 Row = dict[str, Any]  # of the summary
+AXES = {"noise": "noise multiplier", "epsilon": "ε of the run"}  # labels of levels
 BASELINES = ("fedavg", "finetune", "local")  # which do not cluster
 COLORS = (0, 1, 2, 3, 4, 5, 6, 8, 9)  # C7 is grey, which belongs to baselines
 COLOR_LINES = ("-", "-.", "--")
@@ -63,11 +64,7 @@ def draw(folder: Path, rows: Sequence[Row], title: str, metric: str, unit: str) 
     if not scores:
         return []
     labels = {"ari": "ARI", metric: labelled(metric, unit)}
-    pictures = {
-        "noise": _over(done, "noise", scores, labels, "noise multiplier"),
-        "epsilon": _over(done, "epsilon", scores, labels, "ε of the run"),
-        "bytes": _over_bytes(done, scores, labels),
-    }
+    pictures = {level: over(done, level, scores, labels) for level in (*AXES, "bytes")}
     paths = []
     for name, picture in pictures.items():
         picture.suptitle(printable(title), fontsize=10)
@@ -101,19 +98,45 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
     return styles
 
 
-def _over(
-    rows: Sequence[Row], column: str, scores: Sequence[str], labels: dict[str, str], text: str
+def over(
+    rows: Sequence[Row], x: str, scores: Sequence[str], labels: dict[str, str], axes: Any = None
 ) -> Any:
-    """Return a figure of the scores over the noise or ε.
+    """Return a figure of scores over the noise, ε or bytes of runs.
 
     Args:
         rows: of the summary, with runs.
-        column: "noise" or "epsilon".
+        x: "noise", "epsilon" or "bytes".
         scores: columns, one for each panel.
         labels: of the scores.
-        text: of the horizontal axis.
+        axes: matplotlib axes for a single score; None for a new figure.
     """
-    picture, panels = _panels(len(scores))
+    picture, panels = _panels(len(scores)) if axes is None else (axes.figure, [axes])
+    if x in AXES:
+        _draw_levels(panels, rows, x, scores, labels)
+    else:
+        _draw_bytes(panels, rows, scores, labels)
+    if axes is None:
+        return _with_legend(picture, panels)
+    axes.legend(fontsize=8)
+    return picture
+
+
+def _draw_levels(
+    panels: Sequence[Any],
+    rows: Sequence[Row],
+    column: str,
+    scores: Sequence[str],
+    labels: dict[str, str],
+) -> None:
+    """Draw the scores over the noise or ε.
+
+    Args:
+        panels: matplotlib axes, one for each score.
+        rows: of the summary, with runs.
+        column: "noise" or "epsilon".
+        scores: columns.
+        labels: of the scores.
+    """
     scale, ends = _scale([_level(row, column) for row in rows])
     for panel, score in zip(panels, scores, strict=True):
         for label, look in looks(_variants(rows)).items():
@@ -124,9 +147,8 @@ def _over(
             else:
                 places = [scale(_level(row, column)) for row in points]
                 _draw_curve(panel, places, points, score, look, label)
-        _finish(panel, text, labels[score], score)
+        _finish(panel, AXES[column], labels[score], score)
         _ticks(panel, [_level(row, column) for row in rows], ends)
-    return _with_legend(picture, panels)
 
 
 def _level(row: Row, column: str) -> float:
@@ -145,15 +167,17 @@ def _level(row: Row, column: str) -> float:
     return float(row[column])
 
 
-def _over_bytes(rows: Sequence[Row], scores: Sequence[str], labels: dict[str, str]) -> Any:
-    """Return a figure of the scores over the bytes of a run, paler with more noise.
+def _draw_bytes(
+    panels: Sequence[Any], rows: Sequence[Row], scores: Sequence[str], labels: dict[str, str]
+) -> None:
+    """Draw the scores over the bytes of a run, paler with more noise.
 
     Args:
+        panels: matplotlib axes, one for each score.
         rows: of the summary, with runs.
-        scores: columns, one for each panel.
+        scores: columns.
         labels: of the scores.
     """
-    picture, panels = _panels(len(scores))
     levels = sorted({float(row["noise"]) for row in rows})
     for panel, score in zip(panels, scores, strict=True):
         for label, look in looks(_variants(rows)).items():
@@ -176,7 +200,6 @@ def _over_bytes(rows: Sequence[Row], scores: Sequence[str], labels: dict[str, st
         panel.set_xscale("log")
         text = "bytes of a run, up and down (paler: more noise)"
         _finish(panel, text, labels[score], score)
-    return _with_legend(picture, panels)
 
 
 def _panels(count: int) -> tuple[Any, list[Any]]:

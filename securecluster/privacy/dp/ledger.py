@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from securecluster.core import summaries
 from securecluster.core.client_names import Client, ClientNames
 from securecluster.errors import UsageError
 from securecluster.messaging.receipts import FOLLOWS, Receipt, Receipts
@@ -212,7 +213,7 @@ class Expense:
 History = frozenset[tuple[Expense, int]]
 
 
-@dataclass
+@dataclass(repr=False)
 class Ledger:
     """Events of a run, whose union an accountant prices once.
 
@@ -225,6 +226,26 @@ class Ledger:
     events: list[Event] = field(default_factory=list)
     samples: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return a summary in one line, without the events."""
+        return summaries.line("Ledger", self._summary())
+
+    def _repr_html_(self) -> str:
+        """Return a summary for notebooks, without the events."""
+        return summaries.table("Ledger", self._summary())
+
+    def _summary(self) -> dict[str, str]:
+        """Return what was released and what it cost, in words."""
+        price = self.price()
+        epsilon = f"ε = {price.epsilon:.4g} at δ = {DELTA:g}"
+        if math.isinf(price.epsilon):
+            epsilon = "ε is infinite: something was released without noise"
+        return {
+            "releases": f"{len(self.events)} events",
+            "clients": f"{len(self._releasing_clients())} clients",
+            "privacy": epsilon,
+        }
 
     @classmethod
     def union(cls, *ledgers: Ledger) -> Ledger:

@@ -9,12 +9,12 @@ from typing import Any
 from securecluster.runs.contents import Result, scores_of
 from securecluster.runs.number_format import printable
 from securecluster.runs.plots.dendrogram import dendrogram
-from securecluster.runs.plots.figure import Drawing, figure, save_all
+from securecluster.runs.plots.figure import Drawing, figure, figure_of, save_all
 from securecluster.runs.plots.matrices import graph, relevance, similarity
 from securecluster.runs.plots.parameter_tree import tree
 from securecluster.runs.plots.similarity_scatter import similarity_pairs
 
-# axis label and title of a dendrogram of relevance R
+UPDATES = ("distance", "clients' updates")  # axis label and title of a dendrogram
 RELATED = ("1 − R", "clients by relevance of data")
 MOST_LINES = 24  # with as many lines, the legend would cover the curves
 History = list[dict[str, Any]]
@@ -43,7 +43,9 @@ def draw(
     pictures: Drawings = {}
     # no client's score: the metric has no curve
     if scores_of(content)["after"] is not None:
-        pictures[f"{content['metric']}.png"] = partial(_learning, history, content)
+        title = f"{content['protocol']} on {content['data']}"
+        metric = content["metric"]
+        pictures[f"{metric}.png"] = partial(learning, history, metric, content["unit"], title)
     pictures |= _matrices(state, labels, content["names"])
     pictures |= _histories(state, history, content)
     pictures |= _dendrogram(state, labels, content["names"])
@@ -85,7 +87,7 @@ def _histories(state: Any, history: History, content: Result) -> Drawings:
     """
     figures: Drawings = {}
     if any(line.get("split_tests") for line in history):
-        figures["separation.png"] = partial(_separation, history)
+        figures["separation.png"] = partial(separation, history)
     parameter_tree = getattr(state, "tree", None)
     if parameter_tree is not None:
         figures["tree.png"] = partial(tree, parameter_tree.nodes, content)
@@ -106,11 +108,20 @@ def _dendrogram(state: Any, labels: list[int], names: list[str]) -> Drawings:
     linkage = getattr(state, "linkage", None)
     if linkage is None:
         return {}
+    distance, compared = merged(state)
+    drawing = partial(dendrogram, linkage, labels, distance, compared, names)
+    return {"dendrogram.png": drawing}
+
+
+def merged(state: Any) -> tuple[str, str]:
+    """Return what a dendrogram shows: the label of its axis, and what was merged.
+
+    Args:
+        state: final state of the server.
+    """
     between = getattr(state, "relevance", None)
-    if between is not None and len(between):
-        # clusters of relevance, not of updates
-        return {"dendrogram.png": partial(dendrogram, linkage, labels, *RELATED, names=names)}
-    return {"dendrogram.png": partial(dendrogram, linkage, labels, names=names)}
+    # clusters of relevance, not of updates
+    return RELATED if between is not None and len(between) else UPDATES
 
 
 def _mark_rounds(axes: Any, history: History) -> None:
@@ -130,25 +141,23 @@ def _mark_rounds(axes: Any, history: History) -> None:
             label = None  # the legend has one entry for all of these lines
 
 
-def _learning(history: History, content: Result) -> Any:
+def learning(history: History, metric: str, unit: str, title: str, axes: Any = None) -> Any:
     """Return a figure of the metric over the rounds.
 
     Args:
         history: a line for each round.
-        content: content of result.json.
+        metric: the name of the clients' score.
+        unit: of the metric; empty where it has none.
+        title: of the picture.
+        axes: matplotlib axes to draw on; None for a new figure.
     """
-    metric = content["metric"]
     rounds = [line["round"] for line in history]
     # matplotlib leaves a gap where a round was not evaluated (None)
     values = [line[metric] for line in history]
-    picture, axes = figure(6.4, 3.8)
+    picture, axes = figure_of(axes, 6.4, 3.8)
     axes.plot(rounds, values, marker=".", label="mean over clients")
     _mark_rounds(axes, history)
-    axes.set(
-        title=printable(f"{content['protocol']} on {content['data']}"),
-        xlabel="round",
-        ylabel=labelled(metric, content["unit"]),
-    )
+    axes.set(title=printable(title), xlabel="round", ylabel=labelled(metric, unit))
     bounded(axes, metric)
     axes.legend(loc=legend_place(metric))
     return picture
@@ -196,7 +205,7 @@ def bounded(axes: Any, metric: str) -> None:
         axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
-def _separation(history: History) -> Any:
+def separation(history: History) -> Any:
     """Return a figure of the separation gaps of CFL's split tests, and below them the norms.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from securecluster.runs.plots.figure import long, tick_names
+from securecluster.runs.plots.figure import figure_of, long, tick_names
 
 NAMED = 200  # leaves; with more, their names would not be readable
 UPRIGHT = 30  # leaves; with more, their names are turned so that they do not overlap
@@ -24,6 +24,7 @@ def dendrogram(
     distance: str = "distance",
     compared: str = "clients' updates",
     names: Sequence[str] | None = None,
+    axes: Any = None,
 ) -> Any:
     """Return a figure of the merges, coloured by cluster, with the cut as a line.
 
@@ -34,8 +35,8 @@ def dendrogram(
         distance: label of the vertical axis.
         compared: the merged quantity, as the title names it.
         names: of the clients, (m,); None is their positions.
+        axes: matplotlib axes to draw on; None for a new figure.
     """
-    from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram as scipy_dendrogram
 
     merges = linkage.merges.numpy()
@@ -47,8 +48,7 @@ def dendrogram(
 
     width = 1.2 + 0.12 * len(leaves)  # inches
     width = min(16.0, max(6.4, width))
-    picture = Figure(figsize=(width, 4.6), layout="constrained")
-    axes = picture.subplots()
+    picture, axes = figure_of(axes, width, 4.6)
     _draw_links(axes, layout)
     highest_merge = float(merges[:, 2].max())
     _mark_cut(axes, float(linkage.threshold), highest_merge)

@@ -45,6 +45,19 @@ def figure(
     return picture, axes
 
 
+def figure_of(axes: Any, width: float, height: float) -> tuple[Any, Any]:
+    """Return the figure of given axes, or a new figure and its axes.
+
+    Args:
+        axes: matplotlib axes to draw on; None for new ones.
+        width: of a new figure, in inches.
+        height: of a new figure, in inches.
+    """
+    if axes is None:
+        return figure(width, height)
+    return axes.figure, axes
+
+
 def tick_names(clients: Sequence[int], names: Sequence[str] | None) -> list[str]:
     """Return what clients are called at an axis; names of any length are cut.
 

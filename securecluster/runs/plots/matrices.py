@@ -8,22 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.runs.plots.figure import figure, long, tick_names
+from securecluster.runs.plots.figure import figure, figure_of, long, tick_names
 
 NAMED = 40  # clients; with more, their names would not be readable
 UPRIGHT = 25  # clients; with more, their names are turned so that they do not overlap
 Matrix = NDArray[np.float64]
 
 
-def similarity(alpha: Matrix, labels: Sequence[int], names: Sequence[str] | None = None) -> Any:
+def similarity(
+    alpha: Matrix, labels: Sequence[int], names: Sequence[str] | None = None, axes: Any = None
+) -> Any:
     """Return a figure of the cosines between updates.
 
     Args:
         alpha: cosine similarity of every two clients' updates, (m, m).
         labels: each client's cluster, (m,).
         names: of the clients, (m,); None is their positions.
+        axes: matplotlib axes to draw on; None for a new figure.
     """
-    picture, axes = figure(5.4, 4.6)
+    picture, axes = figure_of(axes, 5.4, 4.6)
     cosines = _off_diagonal(alpha)
     # the scale is symmetric, so that white is a cosine of 0
     largest = float(np.nanmax(np.abs(cosines)))
@@ -39,6 +42,7 @@ def relevance(
     labels: Sequence[int],
     ids: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
+    axes: Any = None,
 ) -> Any:
     """Return a figure of the relevance of clients' data to each other.
 
@@ -49,8 +53,9 @@ def relevance(
         labels: each client's cluster, (m,).
         ids: the r clients of the matrix; None is all clients.
         names: of the clients, (m,); None is their positions.
+        axes: matplotlib axes to draw on; None for a new figure.
     """
-    picture, axes = figure(5.4, 4.6)
+    picture, axes = figure_of(axes, 5.4, 4.6)
     values = _off_diagonal(between)
     image = _draw_matrix(axes, values, labels, ids, names, cmap="viridis", vmin=0, vmax=1)
     axes.set(title="relevance of clients' data to each other")
