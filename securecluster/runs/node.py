@@ -25,9 +25,10 @@ from securecluster.messaging import wire
 from securecluster.privacy.dp.budget import UNITS, Budget
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.derived import adds_noise, needs_samples
+from securecluster.runs.derived import adds_noise, needs_samples, training_sizes
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.method import Method, MethodObserver
+from securecluster.runs.newcomers import check_sizes, samples_batches
 from securecluster.runs.party import STATE, Party, number_of, stamp_of
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
@@ -46,10 +47,12 @@ class _Running:
     Args:
         endpoint: answers its frames.
         stamp: of the state's file that the endpoint agrees with; None without a file.
+        config: that the node agreed to.
     """
 
     endpoint: Endpoint[Any]
     stamp: tuple[int, int] | None
+    config: Mapping[str, Any]
 
 
 class Node(Party):
@@ -136,6 +139,7 @@ class Node(Party):
         with self._alone(), cpu_threads(self._settings.threads):
             running = self._living(run)
             try:
+                self._check_size(running.config, frame)
                 reply = running.endpoint.reply_frame(frame)
                 self._store(run, running)
             except BaseException:
@@ -143,6 +147,18 @@ class Node(Party):
                 del self._running[run]
                 raise
         return reply
+
+    def _check_size(self, config: Mapping[str, Any], frame: bytes) -> None:
+        """Raise PolicyError where a newcomer's training would cost more than that of clients."""
+        joins = self.number >= int(config["clients"])
+        if not joins or not samples_batches(self.method, config, wire.peek(frame).method):
+            return
+        try:
+            check_sizes(
+                self.method, config, self._data, training_sizes(self.method, self._data.facts)
+            )
+        except UsageError as error:
+            raise PolicyError(str(error)) from None
 
     def score(self, run: bytes) -> bytes:
         """Return the score of the client's model on its own test samples, as JSON.
@@ -215,7 +231,7 @@ class Node(Party):
             endpoint.client.restore(state)
             endpoint.keys.restore(state.secrets)
         self._resume(endpoint)
-        running = _Running(endpoint, stamp)
+        running = _Running(endpoint, stamp, config)
         if stamp is None:
             # its keys are on the disk before they are used: new ones would draw other noise
             self._store(run, running)
@@ -227,12 +243,14 @@ class Node(Party):
         """Return an endpoint of this client, as it is before the first call."""
         signed = self._roster is not None
         keys = KeySource(False, self._identity if signed else None, self._roster)
+        joins = self.number >= int(config["clients"])
         return build_client(
             self.method,
             self._data,
             replace(self._settings, dtype=str(config["dtype"])),
             key_source=keys,
-            agreed=config,
+            joins=config if joins else None,
+            agreed=None if joins else config,
             numbers=[self.number],
             budget=self._budget(str(config["dp_unit"])),
         )

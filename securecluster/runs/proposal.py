@@ -33,11 +33,13 @@ class Proposal:
             them; else None.
         facts: what the data of all clients have in common, for a key authority, which has none;
             None in runs without one.
+        joins: whether it is a finished run, of which newcomers join the clusters.
     """
 
     config: Mapping[str, Any]
     samples: tuple[int, ...] | None = None
     facts: ClientFacts | None = None
+    joins: bool = False
 
     @classmethod
     def of(cls, method: Method, facts: Facts, dtype: str, roster: Roster | None) -> Proposal:
@@ -59,7 +61,12 @@ class Proposal:
     def packed(self) -> bytes:
         """Return the proposal as bytes."""
         facts = None if self.facts is None else self.facts.as_json()
-        content = {"config": dict(self.config), "samples": self.samples, "facts": facts}
+        content = {
+            "config": dict(self.config),
+            "samples": self.samples,
+            "facts": facts,
+            "joins": self.joins,
+        }
         return json.dumps(content, sort_keys=True).encode()
 
     @classmethod
@@ -75,7 +82,7 @@ class Proposal:
         try:
             content = json.loads(data)
             config, samples = content["config"], content["samples"]
-            facts = content["facts"]
+            facts, joins = content["facts"], content["joins"] is True
             facts = None if facts is None else ClientFacts.read(facts)
             described = [config["protocol"], config["dtype"], config["mask"]]
             counted = [config["clients"], config["classes"], *(samples or ())]
@@ -86,7 +93,7 @@ class Proposal:
             raise FrameError("the server proposed no run") from None
         if not known or not whole or type(config["seed"]) is not int:
             raise FrameError("the server proposed no run")
-        return cls(config, None if samples is None else tuple(samples), facts)
+        return cls(config, None if samples is None else tuple(samples), facts, joins)
 
 
 def agreed_config(
@@ -141,8 +148,10 @@ def accepted(
     _check_protocol(proposal, method)
     proposed = proposal.config
     clients = int(proposed["clients"])
-    if not 0 <= number < clients:
-        raise PolicyError(f"the server proposes a run of {clients} clients without this one")
+    # a newcomer's number is beyond those of the clients of the run
+    if (number >= clients) is not proposal.joins:
+        without = "with" if proposal.joins else "without"
+        raise PolicyError(f"the server proposes a run of {clients} clients {without} this one")
     if own.classes is not None and int(proposed["classes"]) < own.classes:
         raise PolicyError(
             f"the server proposes {proposed['classes']} classes, and this client's data need more"
@@ -221,7 +230,8 @@ def _check_samples(
     if not policy.samples:
         raise PolicyError("this client does not tell its number of samples, which the run needs")
     samples = proposal.samples or ()
-    if len(samples) != int(proposal.config["clients"]) or samples[number] != own.samples:
+    clients = int(proposal.config["clients"])
+    if len(samples) != clients or (number < clients and samples[number] != own.samples):
         raise PolicyError("the server proposes other numbers of samples than the clients told")
 
 
