@@ -410,7 +410,7 @@ class Unmasking:
         commitments: survivor -> commitment to its seed, as it came with its row.
 
     Attributes:
-        altered: clients that revealed a share that does not fit the others.
+        altered: clients that revealed a share that does not fit the others, where it is plain.
 
     Raises:
         FrameError: a survivor without a commitment.
@@ -532,11 +532,20 @@ class Unmasking:
     def _find_altered(
         self, owner: int, shares: Sequence[shamir.Share], fitting: Sequence[shamir.Share]
     ) -> None:
-        """Note who revealed a share that does not fit those that give the seed."""
+        """Note who revealed a share that does not fit those that give the seed.
+
+        Clients that work together can make shares that give the seed and do not fit those of honest
+        ones. Their polynomial has the seed in common with the true one, and so at most t - 2 honest
+        shares. So nobody is named unless more shares fit than these and as many as do not fit.
+        """
         holder_at = {coordinate(client): client for client in self._survivors}
-        for item in shares:
-            if item not in fitting and self._checked(owner, [item, *fitting[1:]]) is None:
-                self.altered.add(holder_at[item.x])
+        altered = {
+            holder_at[item.x]
+            for item in shares
+            if item not in fitting and self._checked(owner, [item, *fitting[1:]]) is None
+        }
+        if len(shares) - len(altered) > self._context.threshold - 2 + len(altered):
+            self.altered |= altered
 
     def _checked(self, owner: int, shares: Sequence[shamir.Share]) -> bytes | None:
         """Return the seed that some shares give, if its owner committed to it."""

@@ -484,6 +484,7 @@ class _Rounds:
         query = LostMembers(self._call.method, _lost([sums[group] for group in groups]))
         response = self._send("reveal_pads", clients, groups, query)
         group_of = dict(zip(clients, groups, strict=True))
+        refused = []
         for k, client in enumerate(response.ids):
             group_sum = sums[group_of[client]]
             lost = set(group_sum.lost)
@@ -492,11 +493,13 @@ class _Rounds:
             if len(keys) != len(peers):
                 error = FrameError(f"client {client} revealed other pads than it was asked for")
                 self._port.refuse(error, [client])
-                # its row goes, and is not asked about again
-                group_sum.discard([client])
+                refused.append(client)
                 continue
             for peer, key in zip(peers, keys, strict=True):
                 group_sum.pad_keys[client, peer] = as_bytes(key)
+        # not before all replies are read: they are about those who were lost before
+        for client in refused:
+            sums[group_of[client]].discard([client])
         return True
 
     def reveal_shares(self, sums: Mapping[int, _GroupSum]) -> None:
