@@ -221,5 +221,5 @@ def training_size(method: Any, samples: int) -> int:
         method: says what share is held out.
         samples: that the client has.
     """
-    held_out = method.training.validation_share(method)
+    held_out: float = method.training.validation_share(method)
     return samples - math.floor(held_out * samples)
