@@ -35,11 +35,13 @@ from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import refusals
 from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.runs import run_folder
 from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, SCORE, answer
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types, opened_verbs
+from securecluster.runs.derived import call_types, needs_samples, opened_verbs
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
 from securecluster.runs.node import Node
 from securecluster.runs.party import Party, hello_statement
@@ -316,7 +318,12 @@ def _answer_in(reply: Message) -> tuple[str | None, bytes]:
 
 
 def gathered(
-    grid: Grid, parties: Sequence[int], run: int, roster: Roster | None, patience: Patience
+    grid: Grid,
+    parties: Sequence[int],
+    run: int,
+    roster: Roster | None,
+    patience: Patience,
+    welcome: Sequence[int] = (),
 ) -> tuple[dict[int, int], dict[int, ClientFacts | None]]:
     """Return Flower's node of each party, and what each told of its data.
 
@@ -326,6 +333,7 @@ def gathered(
     Args:
         grid: of the ServerApp.
         parties: numbers of the clients, and of the key authority where there is one.
+        welcome: numbers of parties that are not waited for.
         run: Flower's number of the run.
         roster: public keys of the clients; None takes their word.
         patience: how long to wait for them.
@@ -336,20 +344,22 @@ def gathered(
     began = time.monotonic()
     found: dict[int, int] = {}
     facts: dict[int, ClientFacts | None] = {}
-    while len(found) < len(parties):
+    missing = list(parties)
+    while missing:
         for node, number, told in _introductions(grid, set(found.values()), run, roster, patience):
             if number in found:
                 party = _name_of(number)
                 raise UsageError(f"two of Flower's nodes are {party}: stop one of them")
-            if number in parties:
+            if number in parties or number in welcome:
                 found[number] = node
                 facts[number] = told
         late = patience.start is not None and time.monotonic() - began > patience.start
-        missing = [_name_of(i) for i in parties if i not in found]
+        missing = [i for i in parties if i not in found]
         if missing and late:
+            listed = ", ".join(map(_name_of, missing))
             raise UsageError(
-                f"after {patience.start:g} s these are not there: {', '.join(missing)}; start "
-                "their nodes, or look at their logs"
+                f"after {patience.start:g} s these are not there: {listed}; start their nodes, or "
+                "look at their logs"
             )
         if missing:
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -467,13 +477,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     nodes, told = gathered(grid, parties, context.run_id, roster, patience)
     facts = [own for _, own in sorted(told.items()) if own is not None]
     proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster)
-    sent = {node: record_of(proposal.packed()) for node in nodes.values()}
-    answers = asked(grid, AGREE, sent, patience.call)
-    for party, node in sorted(nodes.items()):
-        code, _ = answers.get(node, (refusals.FAILED, b""))
-        if code != OK:
-            refusal = refusals.refusal("the run", code)
-            raise RefusedError(f"{_name_of(party)}: {refusal}", refusal.code)
+    _agree(grid, nodes, proposal, patience)
     authority = nodes.pop(AUTHORITY_NUMBER, None)
 
     def replies(name: str) -> type:
@@ -492,6 +496,75 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     if scores:
         run = replace(run, scores=told_scores)
     return run.carried_out(folder, report)
+
+
+def _agree(grid: Grid, nodes: Mapping[int, int], proposal: Proposal, patience: Patience) -> None:
+    """Propose a run to parties.
+
+    Args:
+        grid: of the ServerApp.
+        nodes: Flower's node of each party.
+        proposal: of the server.
+        patience: how long to wait.
+
+    Raises:
+        RefusedError: a party that refuses the run, or does not answer.
+    """
+    sent = {node: record_of(proposal.packed()) for node in nodes.values()}
+    answers = asked(grid, AGREE, sent, patience.call)
+    for party, node in sorted(nodes.items()):
+        code, _ = answers.get(node, (refusals.FAILED, b""))
+        if code != OK:
+            refusal = refusals.refusal("the run", code)
+            raise RefusedError(f"{_name_of(party)}: {refusal}", refusal.code)
+
+
+def join(
+    grid: Grid,
+    context: Context,
+    method: Method,
+    folder: Path,
+    newcomers: Sequence[int],
+    *,
+    roster: Roster | None = None,
+    patience: Patience | None = None,
+) -> Joined:
+    """Assign newcomers' nodes to the clusters of a finished run over Flower.
+
+    The nodes of the run's clients that are there are the hosts. Where numbers of samples belong to
+    the configuration, all of them have to be.
+
+    Args:
+        grid: of the ServerApp.
+        context: of the ServerApp.
+        method: the protocol.
+        folder: of the server's run.
+        newcomers: their numbers on the roster, after those of the run's clients.
+        roster: public keys of all parties; None verifies nothing.
+        patience: how long to wait.
+
+    Raises:
+        RefusedError: a newcomer that refuses the run, or what it is asked for.
+        UsageError: newcomers that are not there, or numbers of clients of the run.
+    """
+    patience = patience or Patience()
+    content = run_folder.run_config(folder)
+    config = content["network"]
+    clients = range(int(config["clients"]))
+    needed = [*newcomers, *(clients if needs_samples(method) else ())]
+    nodes, told = gathered(grid, needed, context.run_id, roster, patience, clients)
+    samples = {number: None if own is None else own.samples for number, own in told.items()}
+    of_clients = tuple(samples[i] or 0 for i in clients) if needs_samples(method) else None
+    proposal = Proposal(config, of_clients, joins=True)
+    _agree(grid, {i: nodes[i] for i in newcomers}, proposal, patience)
+
+    def replies(name: str) -> type:
+        return call_types(method, name)[1]
+
+    check = Deployment(method, config).reply_check()
+    transport = FlowerTransport(grid, nodes, replies, check, patience)
+    run = ServerRun(method, config, transport, content["clients"], roster=roster)
+    return run.join(folder, {i: samples[i] for i in newcomers})
 
 
 def _door(grid: Grid, node: int, patience: Patience) -> Callable[[bytes], bytes]:

@@ -31,7 +31,7 @@ from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Call, Empty, reply_header
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
-from securecluster.protocols import CFL, FedAvg, OneShot
+from securecluster.protocols import CFL, FedAvg, OneShot, Signature
 from securecluster.runs import flower
 from securecluster.runs.agent import Agent
 from securecluster.runs.authority_node import AuthorityNode
@@ -435,6 +435,42 @@ def test_calls_that_do_not_wait_for_each_other_go_out_together() -> None:
     responses = over.exchange_all(calls)
     assert pulls[0] == 5
     assert [response.ids for response in responses] == [(1, 0), (1,), (3,)]
+
+
+# --- newcomers ---
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 1.0, "noise": 0.01, "dp_unit": "example"}])
+def test_a_newcomer_s_node_joins_a_finished_run(
+    options: dict[str, Any], federation: Federation, tmp_path: Path
+) -> None:
+    made = Signature(**SMALL, mask="rotation", **options)
+    identities = [Identity.generate() for _ in range(CLIENTS)]
+    roster = Roster({i: one.public for i, one in enumerate(identities)})
+    everybody = apps(made, federation, tmp_path, identities, roster)
+    out = tmp_path / "server"
+    run(made, Grid(everybody), clients=CLIENTS - 1, roster=roster, folder=out)
+    context: Any = SimpleNamespace(run_id=2)
+    new = CLIENTS - 1
+
+    def first_host_is_gone(message: Message) -> Message | None:
+        kind = message.metadata.message_type
+        gone = message.metadata.src_node_id == 100 and kind == "query.frame"
+        return None if gone else message
+
+    grid = Grid(everybody, first_host_is_gone)
+    patience = flower.Patience(call=1.0)
+    joined = flower.join(grid, context, made, out, [new], roster=roster, patience=patience)
+    whole = made.fit(federation.select(range(new)), Settings(threads=1))
+    if not options:
+        assert list(joined.labels) == whole.predict(federation.select([new])).tolist()
+    assert [e.method for e in joined.ledger.events]
+    absent = Grid(everybody[:new])
+    patience = flower.Patience(start=0.5)
+    with pytest.raises(UsageError, match="not there: client 3;"):
+        flower.join(absent, context, made, out, [new], roster=roster, patience=patience)
+    with pytest.raises(RefusedError, match="client 1: the node refused the run"):
+        flower.join(Grid(everybody), context, made, out, [1], roster=roster)
 
 
 # --- a key authority ---
