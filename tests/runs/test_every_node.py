@@ -18,6 +18,7 @@ from benchmarks import golden
 from securecluster import Federation, LabelSwap, Settings
 from securecluster.core.serialization import pack
 from securecluster.errors import UsageError
+from securecluster.messaging import wire
 from securecluster.messaging.transcript import Transcript
 from securecluster.runs.derived import call_types
 from securecluster.runs.endpoints import KeySource, build_client
@@ -77,8 +78,11 @@ def run(made: Any, federation: Federation, folder: Path) -> tuple[Any, ServerHal
         node(i).agree(proposal.packed())
 
     def door(pool: ThreadPoolExecutor, i: int, frame: bytes) -> bytes:
-        once, again = pool.map(lambda living: living.answer(frame), [node(i), node(i)])
-        assert once == again
+        replies = pool.map(lambda living: living.answer(frame), [node(i), node(i)])
+        again, once = sorted(replies, key=len)
+        # a request that was carried out before reports no second training
+        trained = made.privacy.per_example and wire.peek(frame).method == "train_locally"
+        assert once == again or trained
         return once
 
     with ThreadPoolExecutor(2) as pool:
