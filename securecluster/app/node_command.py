@@ -18,9 +18,10 @@ from securecluster.errors import SecureClusterError, UsageError, unknown
 from securecluster.runs.number_format import printable
 
 IDENTITY, ROSTER, POLICY, SOCKET = "identity.key", "roster.txt", "policy.toml", "socket"
+ROLES = ("client", "authority")
 ABOUT = (
-    "A client of runs on many machines, run by its owner: `init` makes its folder, `serve` answers "
-    "for it, and `ledger` shows what it has released."
+    "A client of runs on many machines, or their key authority, run by its owner: `init` makes its "
+    "folder, `serve` answers for it, and `ledger` shows what it has released."
 )
 TEMPLATE = """\
 # What runs this client takes part in. Without a line, any is allowed.
@@ -39,22 +40,25 @@ roster = true              # only runs whose clients are on roster.txt
 
 @dataclass(frozen=True)
 class Init:
-    """Make the folder of a client, with a new key, and print the public part for the roster."""
+    """Make the folder of a node with a new key, and print its line for the roster."""
+
+    role: str = "client"
+    """client, or authority: the key authority of runs with encrypted sums or pairs, without data"""
 
 
 @dataclass(frozen=True)
 class Released:
-    """Show what the client has released in all runs, by its own ledger."""
+    """Show what a node has released, or decrypted, in all runs, by its own ledger."""
 
 
 @dataclass(frozen=True)
 class Serve:
-    """Answer for a client until it is stopped."""
+    """Answer for a client, or as the key authority, until it is stopped."""
 
     app: str
     """module that has `protocol`, a protocol with its hyper-parameters, and `load`, a function that
     returns the client's data, with the client's number and the number of clients as arguments, or
-    none; it may lie in the current folder
+    none; it may lie in the current folder. A key authority needs the protocol alone
     """
     socket: Path | None = None
     """path of the Unix socket; None is `socket` in the folder"""
@@ -84,9 +88,11 @@ def node(argv: list[str]) -> int:
 
 def _init(folder: Path, arguments: list[str]) -> int:
     """Make the folder of a node with a new key, and print the public part for the roster."""
-    from securecluster.privacy.masking.identities import Identity
+    from securecluster.privacy.masking.identities import AUTHORITY_WORD, Identity
 
-    _check_no_more(arguments, "init")
+    options = command_line.of_folder("node init", arguments, Init)
+    if options.role not in ROLES:
+        raise unknown("role", options.role, ROLES)
     atomic_files.make_private_folder(folder)
     if (folder / IDENTITY).exists():
         raise UsageError(f"{folder} has an identity already, which a new one would replace")
@@ -94,12 +100,13 @@ def _init(folder: Path, arguments: list[str]) -> int:
     identity.save(folder / IDENTITY)
     if not (folder / POLICY).exists():
         atomic_files.write_atomic(folder / POLICY, TEMPLATE.encode(), atomic_files.OWNER)
+    word = f"{AUTHORITY_WORD} " if options.role == "authority" else ""
     with output():
-        print(identity.public.hex())
+        print(f"{word}{identity.public.hex()}")
         print(
-            f"this is the client's public key: give it to who enrols the clients, put the roster "
-            f"that you get into {printable(str(folder / ROSTER))}, and write what you allow into "
-            f"{printable(str(folder / POLICY))}",
+            f"this is the {options.role}'s line of the roster: give it to who enrols the clients, "
+            f"put the roster that you get into {printable(str(folder / ROSTER))}, and write what "
+            f"you allow into {printable(str(folder / POLICY))}",
             file=sys.stderr,
         )
     return 0
@@ -115,7 +122,7 @@ def _serve(folder: Path, arguments: list[str]) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s")
     signal.signal(signal.SIGTERM, lambda number, frame: agent.stop())
     with output():
-        print(f"client {made.number} of {made.method.name} answers at {agent.path}", flush=True)
+        print(f"{_name_of(made)} of {made.method.name} answers at {agent.path}", flush=True)
     agent.serve()
     return 0
 
@@ -123,12 +130,15 @@ def _serve(folder: Path, arguments: list[str]) -> int:
 def _ledger(folder: Path, arguments: list[str]) -> int:
     """Print what a node has released in all runs, by its own ledger."""
     from securecluster.privacy.dp.budget import UNITS, Budget
+    from securecluster.runs.authority_node import LOG
     from securecluster.runs.node import NO_BUDGET, ledger_of
     from securecluster.runs.policy import Policy
 
     _check_no_more(arguments, "ledger")
     if not folder.is_dir():
         raise UsageError(f"{folder} is no node's folder: make one with securecluster node init")
+    if (folder / LOG).exists():
+        return _decrypted(folder)
     policy = Policy.load(folder / POLICY) if (folder / POLICY).exists() else Policy()
     rows = []
     for unit in UNITS:
@@ -148,6 +158,19 @@ def _ledger(folder: Path, arguments: list[str]) -> int:
     return 0
 
 
+def _decrypted(folder: Path) -> int:
+    """Print what a key authority was asked for in all runs, by its own log."""
+    from rich.console import Console
+
+    from securecluster.runs.authority_node import counted
+
+    rows = [(*request, str(count)) for request, count in counted(folder).items()]
+    with output():
+        head = ("run", "request", "outcome", "times")
+        Console().print(terminal.table(head, rows, "what this key authority was asked for"))
+    return 0
+
+
 def _node_of(folder: Path, name: str) -> Any:
     """Return the node of a folder.
 
@@ -158,8 +181,10 @@ def _node_of(folder: Path, name: str) -> Any:
     Raises:
         UsageError: no folder, or a module without protocol and data.
     """
-    from securecluster.privacy.masking.identities import Identity, Roster
-    from securecluster.runs.node import Node, number_of
+    from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
+    from securecluster.runs.authority_node import AuthorityNode
+    from securecluster.runs.node import Node
+    from securecluster.runs.party import number_of
     from securecluster.runs.policy import Policy
 
     if not (folder / IDENTITY).exists():
@@ -170,18 +195,29 @@ def _node_of(folder: Path, name: str) -> Any:
         )
     identity = Identity.load(folder / IDENTITY)
     roster = Roster.load(folder / ROSTER)
-    method, data = _project(name, number_of(None, identity, roster), roster.size)
-    return Node(
-        method, data, folder, identity=identity, roster=roster, policy=Policy.load(folder / POLICY)
-    )
+    policy = Policy.load(folder / POLICY)
+    number = number_of(None, identity, roster)
+    if number == AUTHORITY_NUMBER:
+        method, _ = _project(name, None, roster.size)
+        return AuthorityNode(method, folder, identity=identity, roster=roster, policy=policy)
+    method, data = _project(name, number, roster.size)
+    return Node(method, data, folder, identity=identity, roster=roster, policy=policy)
 
 
-def _project(name: str, number: int, clients: int) -> tuple[Any, Any]:
+def _name_of(node: Any) -> str:
+    """Return who a node answers for."""
+    from securecluster.runs.node import Node
+
+    return f"client {node.number}" if isinstance(node, Node) else "the key authority"
+
+
+def _project(name: str, number: int | None, clients: int) -> tuple[Any, Any]:
     """Return the protocol and the data of a user's module.
 
     Args:
         name: of the module.
-        number: of the client, for a function that takes it.
+        number: of the client, for a function that takes it; None for a key authority, whose data
+            are None.
         clients: on the roster.
 
     Raises:
@@ -195,8 +231,10 @@ def _project(name: str, number: int, clients: int) -> tuple[Any, Any]:
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(name)
-        arguments = (number, clients) if inspect.signature(module.load).parameters else ()
-        method, data = module.protocol, module.load(*arguments)
+        method, data = module.protocol, None
+        if number is not None:
+            arguments = (number, clients) if inspect.signature(module.load).parameters else ()
+            data = module.load(*arguments)
     except SecureClusterError:  # a mistake that the error names
         raise
     except Exception as error:  # anything that a module of somebody else's raises
@@ -204,7 +242,8 @@ def _project(name: str, number: int, clients: int) -> tuple[Any, Any]:
             f"{name} gives no protocol and no data ({type(error).__name__}: {error}): it needs "
             "protocol, and load(), which returns a Federation of this client alone"
         ) from None
-    if not isinstance(method, ClusteringProtocol) or not isinstance(data, Federation):
+    no_data = number is not None and not isinstance(data, Federation)
+    if not isinstance(method, ClusteringProtocol) or no_data:
         raise UsageError(
             f"{name} needs protocol, an object such as CFL(rounds=20), and load(), which returns a "
             "Federation of this client alone"

@@ -148,6 +148,13 @@ class Facts:
         return self.x.shape
 
     @property
+    def shared(self) -> ClientFacts:
+        """Return what every client tells of its data, but for numbers of classes and samples."""
+        return ClientFacts(
+            self.x, self.y, self.objective.as_json(), None, self.feature_names, self.bright
+        )
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Return the number of training samples of each client.
 

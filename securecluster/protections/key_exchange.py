@@ -16,8 +16,8 @@ from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Call, Empty, Picks, Response, Rows
 from securecluster.messaging.octets import as_bytes, as_table
-from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
+from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import KEY, KeyPair, check_public_keys, transcript
 from securecluster.runtime.channel_state import KeyDirectory, SumOffer
 from securecluster.runtime.port import TRIES, Port

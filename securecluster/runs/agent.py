@@ -21,6 +21,7 @@ from threading import Event, Thread
 from securecluster.errors import SecureClusterError, UsageError
 from securecluster.messaging import refusals
 from securecluster.runs.node import Node
+from securecluster.runs.party import Party
 
 FACTS, HELLO, AGREE, FRAME, SCORE = "facts", "hello", "agree", "frame", "score"
 OK = "ok"
@@ -34,14 +35,14 @@ class Agent:
     """Server of one node on a Unix socket.
 
     Args:
-        node: answers.
+        node: answers, a client's or that of a key authority.
         path: of the socket, which only its owner can open.
 
     Raises:
         UsageError: a path that is too long for a socket, or that another agent serves.
     """
 
-    def __init__(self, node: Node, path: Path | str) -> None:
+    def __init__(self, node: Party, path: Path | str) -> None:
         self.node = node
         self.path = Path(path)
         self._stop = Event()
@@ -95,7 +96,7 @@ class Agent:
                 return
 
 
-def answer(node_of: Callable[[], Node], kind: str, data: bytes) -> tuple[str, bytes]:
+def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, bytes]:
     """Return the status and the data of a node's answer; no text of an error leaves.
 
     Args:
@@ -106,12 +107,13 @@ def answer(node_of: Callable[[], Node], kind: str, data: bytes) -> tuple[str, by
     try:
         node = node_of()
         answers: dict[str, Callable[[bytes], bytes]] = {
-            FACTS: lambda data: json.dumps(node.facts().as_json()).encode(),
             HELLO: node.hello,
             AGREE: lambda data: node.agree(data).encode(),
             FRAME: node.answer,
-            SCORE: node.score,
         }
+        if isinstance(node, Node):  # which has data
+            answers[FACTS] = lambda data: json.dumps(node.facts().as_json()).encode()
+            answers[SCORE] = node.score
         if kind not in answers:
             raise UsageError(f"a node answers {', '.join(answers)}, and not {kind[:20]!r}")
         return OK, answers[kind](data)

@@ -23,8 +23,8 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
-from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.privacy.masking.key_agreement import AUTHORITY_NUMBER, KeyRing
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import transcript as encoded
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout

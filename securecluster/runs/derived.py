@@ -226,5 +226,15 @@ def training_sizes(method: Any, facts: Facts) -> list[int]:
         method: says what share is held out.
         facts: of the clients and their data.
     """
-    held_out = method.training.validation_share(method)
-    return [samples - math.floor(held_out * samples) for samples in facts.sizes]
+    return [training_size(method, samples) for samples in facts.sizes]
+
+
+def training_size(method: Any, samples: int) -> int:
+    """Return the number of samples that a client trains on, without validation samples.
+
+    Args:
+        method: says what share is held out.
+        samples: that the client has.
+    """
+    held_out: float = method.training.validation_share(method)
+    return samples - math.floor(held_out * samples)

@@ -34,13 +34,17 @@ from securecluster.data.facts import ClientFacts, agree
 from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import refusals
 from securecluster.messaging.messages import Call, Response
-from securecluster.privacy.masking.identities import Roster
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.runs import run_folder
 from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, SCORE, answer
+from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types
+from securecluster.runs.derived import call_types, needs_samples, opened_verbs
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
-from securecluster.runs.node import Node, hello_statement
+from securecluster.runs.node import Node
+from securecluster.runs.party import Party, hello_statement
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
@@ -48,7 +52,7 @@ from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Line
 from securecluster.runtime.run_secret import KEY_LENGTH
-from securecluster.runtime.transport import Framed
+from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
 CODE, DATA = "code", "data"
 KINDS = (HELLO, AGREE, FRAME, SCORE)
@@ -64,14 +68,15 @@ Request = tuple[int, int]  # position of a call among those that are sent togeth
 # --- a node ---
 
 
-def client_app(node_of: Callable[[Context], Node]) -> ClientApp:
+def client_app(node_of: Callable[[Context], Party]) -> ClientApp:
     """Return the app of a node that runs in the process which Flower starts for each message.
 
     Whoever may start a run chooses the code of that process, so data and keys are the owner's only
     where Flower runs no app but this one; else use an agent.
 
     Args:
-        node_of: returns the node, from Flower's context (`node_config` is the owner's).
+        node_of: returns the node, or that of the key authority, from Flower's context
+            (`node_config` is the owner's).
     """
     app = ClientApp()
     for kind in KINDS:
@@ -80,7 +85,7 @@ def client_app(node_of: Callable[[Context], Node]) -> ClientApp:
 
 
 def _handler(
-    kind: str, node_of: Callable[[Context], Node]
+    kind: str, node_of: Callable[[Context], Party]
 ) -> Callable[[Message, Context], Message]:
     """Return the function that answers messages of a kind."""
 
@@ -313,48 +318,62 @@ def _answer_in(reply: Message) -> tuple[str | None, bytes]:
 
 
 def gathered(
-    grid: Grid, clients: int, run: int, roster: Roster | None, patience: Patience
-) -> tuple[dict[int, int], list[ClientFacts]]:
-    """Return Flower's node of each client, and what each told of its data.
+    grid: Grid,
+    parties: Sequence[int],
+    run: int,
+    roster: Roster | None,
+    patience: Patience,
+    welcome: Sequence[int] = (),
+) -> tuple[dict[int, int], dict[int, ClientFacts | None]]:
+    """Return Flower's node of each party, and what each told of its data.
 
-    A client's number is that of its key on the roster, which it proves by a signature of this run,
+    A party's number is that of its key on the roster, which it proves by a signature of this run,
     of Flower's node and of a number drawn for it. Without a roster it is what the node says.
 
     Args:
         grid: of the ServerApp.
-        clients: m.
+        parties: numbers of the clients, and of the key authority where there is one.
+        welcome: numbers of parties that are not waited for.
         run: Flower's number of the run.
         roster: public keys of the clients; None takes their word.
         patience: how long to wait for them.
 
     Raises:
-        UsageError: not all clients are there, or two nodes are one client.
+        UsageError: not all parties are there, or two nodes are one of them.
     """
     began = time.monotonic()
     found: dict[int, int] = {}
-    facts: dict[int, ClientFacts] = {}
-    while len(found) < clients:
+    facts: dict[int, ClientFacts | None] = {}
+    missing = list(parties)
+    while missing:
         for node, number, told in _introductions(grid, set(found.values()), run, roster, patience):
             if number in found:
-                raise UsageError(f"two of Flower's nodes are client {number}: stop one of them")
-            if number < clients:
+                party = _name_of(number)
+                raise UsageError(f"two of Flower's nodes are {party}: stop one of them")
+            if number in parties or number in welcome:
                 found[number] = node
                 facts[number] = told
         late = patience.start is not None and time.monotonic() - began > patience.start
-        if len(found) < clients and late:
-            missing = [str(i) for i in range(clients) if i not in found]
+        missing = [i for i in parties if i not in found]
+        if missing and late:
+            listed = ", ".join(map(_name_of, missing))
             raise UsageError(
-                f"after {patience.start:g} s clients {', '.join(missing)} are not there: start "
-                "their nodes, or look at their logs"
+                f"after {patience.start:g} s these are not there: {listed}; start their nodes, or "
+                "look at their logs"
             )
-        if len(found) < clients:
+        if missing:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-    return found, [facts[i] for i in range(clients)]
+    return found, facts
+
+
+def _name_of(number: int) -> str:
+    """Return a party in words."""
+    return "the key authority" if number == AUTHORITY_NUMBER else f"client {number}"
 
 
 def _introductions(
     grid: Grid, known: set[int], run: int, roster: Roster | None, patience: Patience
-) -> Iterator[tuple[int, int, ClientFacts]]:
+) -> Iterator[tuple[int, int, ClientFacts | None]]:
     """Yield (Flower's node, number, facts) of each node that says who it is.
 
     A stranger, whose key is not on the roster, keeps no run from its clients: it is left out.
@@ -387,8 +406,10 @@ def _introductions(
         yield node, number, told
 
 
-def _introduced(data: bytes, statement: bytes, roster: Roster | None) -> tuple[int, ClientFacts]:
-    """Return the number of a node, and what it told of its data.
+def _introduced(
+    data: bytes, statement: bytes, roster: Roster | None
+) -> tuple[int, ClientFacts | None]:
+    """Return the number of a node, and what it told of its data; the key authority tells nothing.
 
     Raises:
         FrameError: no introduction, or one that the roster's key did not sign.
@@ -403,6 +424,8 @@ def _introduced(data: bytes, statement: bytes, roster: Roster | None) -> tuple[i
         raise FrameError("a node did not say which client it is") from None
     if roster is not None:
         roster.check(number, statement, signature)
+    if number == AUTHORITY_NUMBER:
+        return number, None
     return number, ClientFacts.read(told["facts"])
 
 
@@ -448,23 +471,23 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         RefusedError: a client that refuses the run.
     """
     patience = patience or Patience()
-    nodes, told = gathered(grid, clients, context.run_id, roster, patience)
-    proposal = Proposal.of(method, agree(told, seed, classes), dtype, roster)
-    sent = {node: record_of(proposal.packed()) for node in nodes.values()}
-    answers = asked(grid, AGREE, sent, patience.call)
-    for client, node in sorted(nodes.items()):
-        code, _ = answers.get(node, (refusals.FAILED, b""))
-        if code != OK:
-            refusal = refusals.refusal("the run", code)
-            raise RefusedError(f"client {client}: {refusal}", refusal.code)
+    parties = [*range(clients)]
+    if opened_verbs(method):
+        parties.append(AUTHORITY_NUMBER)
+    nodes, told = gathered(grid, parties, context.run_id, roster, patience)
+    facts = [own for _, own in sorted(told.items()) if own is not None]
+    proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster)
+    _agree(grid, nodes, proposal, patience)
+    authority = nodes.pop(AUTHORITY_NUMBER, None)
 
-    def types(name: str) -> tuple[type, type]:
-        return call_types(method, name)
+    def replies(name: str) -> type:
+        return call_types(method, name)[1]
 
     check = Deployment(method, proposal.config).reply_check()
-    transport = FlowerTransport(
-        grid, nodes, lambda name: call_types(method, name)[1], check, patience
-    )
+    transport: Transport = FlowerTransport(grid, nodes, replies, check, patience)
+    if authority is not None:
+        door = _door(grid, authority, patience)
+        transport = WithAuthority(transport, door, replies)
 
     def told_scores() -> list[float]:
         return _scores(grid, nodes, config_hash(proposal.config), patience)
@@ -473,6 +496,95 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     if scores:
         run = replace(run, scores=told_scores)
     return run.carried_out(folder, report)
+
+
+def _agree(grid: Grid, nodes: Mapping[int, int], proposal: Proposal, patience: Patience) -> None:
+    """Propose a run to parties.
+
+    Args:
+        grid: of the ServerApp.
+        nodes: Flower's node of each party.
+        proposal: of the server.
+        patience: how long to wait.
+
+    Raises:
+        RefusedError: a party that refuses the run, or does not answer.
+    """
+    sent = {node: record_of(proposal.packed()) for node in nodes.values()}
+    answers = asked(grid, AGREE, sent, patience.call)
+    for party, node in sorted(nodes.items()):
+        code, _ = answers.get(node, (refusals.FAILED, b""))
+        if code != OK:
+            refusal = refusals.refusal("the run", code)
+            raise RefusedError(f"{_name_of(party)}: {refusal}", refusal.code)
+
+
+def join(
+    grid: Grid,
+    context: Context,
+    method: Method,
+    folder: Path,
+    newcomers: Sequence[int],
+    *,
+    roster: Roster | None = None,
+    patience: Patience | None = None,
+) -> Joined:
+    """Assign newcomers' nodes to the clusters of a finished run over Flower.
+
+    The nodes of the run's clients that are there are the hosts. Where numbers of samples belong to
+    the configuration, all of them have to be.
+
+    Args:
+        grid: of the ServerApp.
+        context: of the ServerApp.
+        method: the protocol.
+        folder: of the server's run.
+        newcomers: their numbers on the roster, after those of the run's clients.
+        roster: public keys of all parties; None verifies nothing.
+        patience: how long to wait.
+
+    Raises:
+        RefusedError: a newcomer that refuses the run, or what it is asked for.
+        UsageError: newcomers that are not there, or numbers of clients of the run.
+    """
+    patience = patience or Patience()
+    content = run_folder.run_config(folder)
+    config = content["network"]
+    clients = range(int(config["clients"]))
+    needed = [*newcomers, *(clients if needs_samples(method) else ())]
+    nodes, told = gathered(grid, needed, context.run_id, roster, patience, clients)
+    samples = {number: None if own is None else own.samples for number, own in told.items()}
+    of_clients = tuple(samples[i] or 0 for i in clients) if needs_samples(method) else None
+    proposal = Proposal(config, of_clients, joins=True)
+    _agree(grid, {i: nodes[i] for i in newcomers}, proposal, patience)
+
+    def replies(name: str) -> type:
+        return call_types(method, name)[1]
+
+    check = Deployment(method, config).reply_check()
+    transport = FlowerTransport(grid, nodes, replies, check, patience)
+    run = ServerRun(method, config, transport, content["clients"], roster=roster)
+    return run.join(folder, {i: samples[i] for i in newcomers})
+
+
+def _door(grid: Grid, node: int, patience: Patience) -> Callable[[bytes], bytes]:
+    """Return the function from a frame to what the key authority answers.
+
+    Args:
+        grid: of the ServerApp.
+        node: Flower's node of the authority.
+        patience: how long to wait.
+    """
+
+    def answer_frame(frame: bytes) -> bytes:
+        code, data = asked(grid, FRAME, {node: record_of(frame)}, patience.call).get(
+            node, ("", b"")
+        )
+        if code != OK:  # no answer, or an agent that failed: refusals are frames, too
+            raise ConnectionError("the key authority does not reply")
+        return data
+
+    return answer_frame
 
 
 def _scores(grid: Grid, nodes: Mapping[int, int], run: str, patience: Patience) -> list[float]:
@@ -550,7 +662,7 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
 # --- a simulation ---
 
 # nodes of this process by folder: loading their data may take long
-_SIMULATED: dict[Path, Node] = {}
+_SIMULATED: dict[Path, Party] = {}
 
 
 def simulated(
@@ -562,7 +674,8 @@ def simulated(
 ) -> Message:
     """Return the answer of a simulated node, which has neither identity nor roster.
 
-    Its folder lies beside that of the server's run, and is there for every message.
+    Its folder lies beside that of the server's run, and is there for every message. In a run with a
+    key authority the last partition is the authority's, and no client's.
 
     Args:
         kind: of the message.
@@ -573,15 +686,19 @@ def simulated(
     """
     number = int(context.node_config["partition-id"])
     clients = int(context.node_config["num-partitions"])
+    clients -= 1 if opened_verbs(method) else 0
     out = Path(str(context.run_config["out"]))
     folder = out.with_name(f"{out.name}-nodes") / f"node-{number}"
 
-    def node() -> Node:
+    def node() -> Party:
         if folder not in _SIMULATED:
-            own = load(number, clients)
             policy = Policy(roster=False)
             atomic_files.make_folder(folder.parent)
-            _SIMULATED[folder] = Node(method, own, folder, number=number, policy=policy)
+            if number == clients:
+                _SIMULATED[folder] = AuthorityNode(method, folder, policy=policy)
+            else:
+                own = load(number, clients)
+                _SIMULATED[folder] = Node(method, own, folder, number=number, policy=policy)
         return _SIMULATED[folder]
 
     code, data = answer(node, kind, bytes_of(message.content))

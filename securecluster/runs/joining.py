@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from securecluster.core.client_names import named_in_errors
-from securecluster.core.devices import cpu_threads, reproducible
+from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
@@ -29,10 +29,11 @@ from securecluster.runs.derived import (
     call_types,
     server_copy,
     state_class,
+    training_size,
     training_sizes,
 )
 from securecluster.runs.endpoints import KeySource, build_client, samples_of
-from securecluster.runs.labels import checked_labels
+from securecluster.runs.labels import UNKNOWN_LABEL, checked_labels
 from securecluster.runs.method import Method
 from securecluster.runs.newcomers import NewcomerRecord, check_sizes, number_of, samples_batches
 from securecluster.runs.serialization import FittedState
@@ -40,7 +41,7 @@ from securecluster.runs.server_half import without_clients
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.runtime.transport import InProcess, Recorded
+from securecluster.runtime.transport import InProcess, Recorded, Transport
 
 
 @dataclass(frozen=True)
@@ -101,35 +102,163 @@ def join(
             check_sizes(protocol, config, newcomers, sizes)
         return guests.answer(call)
 
-    numbered = range(1 + max(planned.names))
-    names = [planned.names[i] for i in numbered]
-    transcript = Transcript(settings.transcript, None, partial(call_types, protocol), names)
     device = guests.client.cohort.device
-    transport = Recorded(InProcess(answer), transcript)
-    server = server_copy(protocol)
-    net = build_network(server, transport, config, device=device, secrets=secrets)
-    guest_names = dict(zip(numbers, newcomers.names, strict=True))
-    guest_samples = samples_of(guests.client) if protocol.privacy.per_example else {}
-    guest_ledger = Ledger(samples=guest_samples, names=guest_names)
-    # A copy by value, so that the state of the run does not change.
-    end_of_run = unpack(pack(learned.network), ChannelState)
-    net.state = replace(end_of_run, ledger=guest_ledger)
-    rounds = [line["round"] for line in learned.history]
-    net.round = 1 + max(rounds, default=0)
-    net.record = _recorder(net, ledger, planned, record, first)
-    state: Any = unpack(kept.server, state_class(protocol))
-    with (
-        named_in_errors(names),
-        without_clients(server),
-        torch.inference_mode(False),
-        cpu_threads(settings.threads),
-        reproducible(device),
-    ):
-        labels = server.assign_newcomers(net, state, guests.ids)
-    labels = protocol.observer.newcomer_labels(guests.client, state, labels)
+    samples = samples_of(guests.client) if protocol.privacy.per_example else {}
+    server = _Server(protocol, kept, InProcess(answer), device, secrets=secrets)
+    found = server.assigned(numbers, samples, ledger, planned, record)
+    labels = protocol.observer.newcomer_labels(guests.client, found.state, list(found.labels))
+    return replace(found.joined, labels=_checked(protocol, labels, len(guests.ids)))
+
+
+def join_over(
+    protocol: Method,
+    kept: FittedState,
+    record: NewcomerRecord,
+    transport: Transport,
+    newcomers: Mapping[int, int | None],
+    roster: Roster | None = None,
+) -> Joined:
+    """Assign newcomers' nodes to the clusters of a finished run of a server.
+
+    The run's own nodes are the hosts: one that has the mask seed seals it to newcomers on its
+    roster, which the server relays and cannot read.
+
+    Args:
+        protocol: with the hyper-parameters of the run.
+        kept: the state at the end of the run.
+        record: the file beside the run.
+        transport: carries calls to the newcomers and to the run's own clients.
+        newcomers: the number of training samples that each told, by its number on the roster; None
+            for who told none.
+        roster: public keys of all parties; None in runs without one.
+
+    Returns:
+        UNKNOWN_LABEL for newcomers that alone know their cluster.
+
+    Raises:
+        UsageError: a number of a client of the run, or numbers of samples that are not known.
+        RunFolderError: releases of newcomers cannot be recorded in the run's folder.
+    """
+    learned = kept.learned
+    config = learned.config
+    first = int(config["clients"])
+    numbers = sorted(newcomers)
+    if not numbers or numbers[0] < first:
+        raise UsageError(
+            f"newcomers have the numbers on the roster after the run's {first} clients: give one "
+            "or more of these"
+        )
+    samples = {}
+    for number, told in newcomers.items():
+        if protocol.privacy.per_example:
+            if told is None:
+                raise UsageError(f"newcomer {number} did not tell its number of samples")
+            # as `LocalTrainer` holds validation samples out
+            samples[number] = training_size(protocol, told)
+    ledger = unpack(pack(learned.network), ChannelState).ledger
+    ledger.names |= {i: str(i) for i in range(first, 1 + numbers[-1])}
+    ledger.samples |= samples
+    _opened_record(protocol, config, ledger, record)
+    device = choose_device(learned.settings.device)
+    server = _Server(protocol, kept, transport, device, key=kept.key, roster=roster)
+    found = server.assigned(numbers, samples, ledger, ledger, record)
+    labels = list(found.labels)
+    if not protocol.observer.server_knows_labels:
+        labels = [UNKNOWN_LABEL] * len(labels)
+        return replace(found.joined, labels=tuple(labels))
+    return replace(found.joined, labels=_checked(protocol, labels, len(numbers)))
+
+
+def _checked(protocol: Method, labels: Sequence[int], newcomers: int) -> tuple[int, ...]:
+    """Return newcomers' clusters after a check of what the protocol returned."""
     name = f"{type(protocol).__name__}.assign_newcomers"
-    clusters = tuple(checked_labels(name, labels, len(guests.ids)))
-    return Joined(clusters, net.state.ledger, transcript, transcript.totals())
+    return tuple(checked_labels(name, labels, newcomers))
+
+
+@dataclass(frozen=True)
+class _Assigned:
+    """What the server's half found out: the labels that it knows, and its state."""
+
+    joined: Joined
+    labels: Sequence[int]
+    state: Any
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The server's half of newcomers' assignment.
+
+    Args:
+        protocol: with the hyper-parameters of the run.
+        kept: the state at the end of the run.
+        transport: carries calls to newcomers and hosts.
+        device: where the server computes.
+        secrets: secret random streams of a simulated run.
+        key: 32 secret bytes of a deployed server.
+        roster: identities of the clients that a deployed server accepts.
+    """
+
+    protocol: Method
+    kept: FittedState
+    transport: Transport
+    device: torch.device
+    secrets: Randomness | None = None
+    key: bytes | None = None
+    roster: Roster | None = None
+
+    def assigned(
+        self,
+        numbers: Sequence[int],
+        samples: Mapping[int, int],
+        ledger: Ledger,
+        planned: Ledger,
+        record: NewcomerRecord | None,
+    ) -> _Assigned:
+        """Return the newcomers' clusters.
+
+        Args:
+            numbers: of the newcomers.
+            samples: that each trains on, where prices depend on it.
+            ledger: of the run and all its newcomers, which is added to.
+            planned: the ledger with the newcomers' names and numbers of samples.
+            record: the file beside the run; None where there is none.
+        """
+        protocol = self.protocol
+        learned = self.kept.learned
+        config = learned.config
+        settings = learned.settings
+        numbered = range(1 + max(planned.names))
+        names = [planned.names[i] for i in numbered]
+        transcript = Transcript(settings.transcript, None, partial(call_types, protocol), names)
+        server = server_copy(protocol)
+        net = build_network(
+            server,
+            Recorded(self.transport, transcript),
+            config,
+            self.key,
+            self.device,
+            self.roster,
+            self.secrets,
+        )
+        guest_names = {number: names[number] for number in numbers}
+        # A copy by value, so that the state of the run does not change.
+        end_of_run = unpack(pack(learned.network), ChannelState)
+        net.state = replace(end_of_run, ledger=Ledger(samples=dict(samples), names=guest_names))
+        rounds = [line["round"] for line in learned.history]
+        net.round = 1 + max(rounds, default=0)
+        first = int(config["clients"])
+        net.record = _recorder(net, ledger, planned, record, first)
+        state: Any = unpack(self.kept.server, state_class(protocol))
+        with (
+            named_in_errors(names),
+            without_clients(server),
+            torch.inference_mode(False),
+            cpu_threads(settings.threads),
+            reproducible(self.device),
+        ):
+            labels = server.assign_newcomers(net, state, tuple(numbers))
+        joined = Joined((), net.state.ledger, transcript, transcript.totals())
+        return _Assigned(joined, labels, state)
 
 
 def _newcomer_numbers(

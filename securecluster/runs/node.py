@@ -10,40 +10,33 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from securecluster.core import atomic_files
 from securecluster.core.devices import cpu_threads
 from securecluster.core.serialization import pack, unpack
 from securecluster.data.facts import ClientFacts
 from securecluster.data.federation import Federation
-from securecluster.errors import FrameError, PolicyError, RunFolderError, UsageError
-from securecluster.messaging import refusals, wire
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging import wire
 from securecluster.privacy.dp.budget import UNITS, Budget
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.derived import adds_noise, needs_samples
+from securecluster.runs.derived import adds_noise, needs_samples, training_sizes
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.method import Method, MethodObserver
+from securecluster.runs.newcomers import check_sizes, samples_batches
+from securecluster.runs.party import STATE, Party, number_of, stamp_of
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
-from securecluster.runtime.endpoint import Endpoint, config_hash
-from securecluster.runtime.refusals import answered
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
 
-AGREED = "agreed.json"
-STATE = "state.safetensors"
-LOCK = "lock"
-SECONDS_FOR_LOCK = 600.0  # an answer of another process may take as long as a client trains
 NO_BUDGET = math.inf
 
 
@@ -54,13 +47,15 @@ class _Running:
     Args:
         endpoint: answers its frames.
         stamp: of the state's file that the endpoint agrees with; None without a file.
+        config: that the node agreed to.
     """
 
     endpoint: Endpoint[Any]
     stamp: tuple[int, int] | None
+    config: Mapping[str, Any]
 
 
-class Node:
+class Node(Party):
     """A client of runs on many machines.
 
     Its folder can be read by its owner alone. It has a folder for each run that the node agreed to
@@ -100,17 +95,12 @@ class Node:
                 f"a node is one client, and these data are of {len(data)}: give one node to each"
             )
         data.facts_of(0)  # refuses classes whose names would tell of this client's labels
-        self.method = method
-        self.policy = policy or Policy()
-        self.folder = Path(folder)
-        self.number = number_of(number, identity, roster)
+        own = number_of(number, identity, roster)
+        super().__init__(method, folder, own, identity, roster, policy)
+        self.recipient = f"client/{own}"
         self._data = data
-        self._identity = identity
-        self._roster = roster
         self._settings = settings or Settings(threads=1)
         self._running: dict[str, _Running] = {}
-        self._thread = threading.RLock()
-        atomic_files.make_private_folder(self.folder)
 
     def __repr__(self) -> str:
         return f"Node({self.method.name}, client {self.number}, {self.folder})"
@@ -123,27 +113,9 @@ class Node:
         samples = needs_samples(self.method) and self.policy.samples
         return self._data.facts_of(0, samples)
 
-    def hello(self, challenge: bytes) -> bytes:
-        """Return which client this is, what it tells of its data, and a signature of the challenge.
-
-        Args:
-            challenge: JSON of a server: the run, its number for the node, and a number drawn for
-                this answer.
-
-        Raises:
-            FrameError: no challenge.
-        """
-        try:
-            statement = hello_statement(json.loads(challenge))
-        except (ValueError, KeyError, TypeError):
-            raise FrameError("a server's challenge has no run, node and nonce") from None
-        signature = b"" if self._identity is None else self._identity.sign(statement)
-        told = {
-            "number": self.number,
-            "facts": self.facts().as_json(),
-            "signature": signature.hex(),
-        }
-        return json.dumps(told).encode()
+    def _told(self) -> Any:
+        """Return what the node tells of its data, as JSON has it."""
+        return self.facts().as_json()
 
     def agree(self, data: bytes) -> str:
         """Take part in a run that a server proposes.
@@ -161,31 +133,7 @@ class Node:
         own = self._data.facts_of(0, samples=True, classes=True)
         proposal = Proposal.unpacked(data)
         config = accepted(proposal, self.method, own, self.number, self.policy, self._roster)
-        run = config_hash(config)
-        with self._alone():
-            folder = self._folder_of(run)
-            atomic_files.make_private_folder(folder)
-            if not (folder / AGREED).exists():
-                text = json.dumps(config, sort_keys=True)
-                atomic_files.write_atomic(
-                    folder / AGREED, text.encode(), atomic_files.OWNER, durable=True
-                )
-        return run
-
-    def answer(self, frame: bytes) -> bytes:
-        """Answer a frame of a run that the node agreed to.
-
-        State and ledger are on the disk before this returns. Where it fails, the node stays as it
-        was, but for what the ledger says.
-
-        Args:
-            frame: bytes of the request.
-
-        Returns:
-            The bytes of the reply, or of a refusal by a code: no text of an error leaves.
-        """
-        recipient = f"client/{self.number}"
-        return answered(self._answered, frame, recipient, refusals.log)
+        return self._keep(config)
 
     def _answered(self, frame: bytes) -> bytes:
         """Return the reply to a frame, or raise one of many errors."""
@@ -193,6 +141,7 @@ class Node:
         with self._alone(), cpu_threads(self._settings.threads):
             running = self._living(run)
             try:
+                self._check_size(running.config, frame)
                 reply = running.endpoint.reply_frame(frame)
                 self._store(run, running)
             except BaseException:
@@ -200,6 +149,18 @@ class Node:
                 del self._running[run]
                 raise
         return reply
+
+    def _check_size(self, config: Mapping[str, Any], frame: bytes) -> None:
+        """Raise PolicyError where a newcomer's training would cost more than that of clients."""
+        joins = self.number >= int(config["clients"])
+        if not joins or not samples_batches(self.method, config, wire.peek(frame).method):
+            return
+        try:
+            check_sizes(
+                self.method, config, self._data, training_sizes(self.method, self._data.facts)
+            )
+        except UsageError as error:
+            raise PolicyError(str(error)) from None
 
     def score(self, run: bytes) -> bytes:
         """Return the score of the client's model on its own test samples, as JSON.
@@ -251,10 +212,6 @@ class Node:
         units = [unit] if unit is not None else [one for one in UNITS if self._ledger(one).exists()]
         return {one: self._budget(one).spent for one in units}
 
-    def runs(self) -> list[str]:
-        """Return the names of the folders of runs that the node has agreed to."""
-        return sorted(path.parent.name for path in self.folder.glob(f"run-*/{AGREED}"))
-
     # private
 
     def _living(self, run: str) -> _Running:
@@ -266,17 +223,17 @@ class Node:
         path = self._folder_of(run) / STATE
         running = self._running.get(run)
         # another process may have answered since
-        if running is not None and running.stamp == _stamp(path):
+        if running is not None and running.stamp == stamp_of(path):
             return running
         config = self._agreed(run)
         endpoint = self._endpoint(config)
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         if stamp is not None:
             state: ClientState = unpack(atomic_files.read(path), ClientState)
             endpoint.client.restore(state)
             endpoint.keys.restore(state.secrets)
         self._resume(endpoint)
-        running = _Running(endpoint, stamp)
+        running = _Running(endpoint, stamp, config)
         if stamp is None:
             # its keys are on the disk before they are used: new ones would draw other noise
             self._store(run, running)
@@ -284,34 +241,18 @@ class Node:
         self._running = {run: running}
         return running
 
-    def _agreed(self, run: str) -> Mapping[str, Any]:
-        """Return the configuration of a run.
-
-        Raises:
-            FrameError: a run that the node has not agreed to.
-            RunFolderError: its file was changed.
-        """
-        path = self._folder_of(run) / AGREED
-        if not path.is_file():
-            raise FrameError("the node has agreed to no run of this configuration")
-        try:
-            config: Mapping[str, Any] = json.loads(atomic_files.read(path))
-        except ValueError:
-            config = {}
-        if config_hash(config) != run:
-            raise RunFolderError(f"{path} is not what the node agreed to: restore it from a copy")
-        return config
-
     def _endpoint(self, config: Mapping[str, Any]) -> Endpoint[Any]:
         """Return an endpoint of this client, as it is before the first call."""
         signed = self._roster is not None
         keys = KeySource(False, self._identity if signed else None, self._roster)
+        joins = self.number >= int(config["clients"])
         return build_client(
             self.method,
             self._data,
             replace(self._settings, dtype=str(config["dtype"])),
             key_source=keys,
-            agreed=config,
+            joins=config if joins else None,
+            agreed=None if joins else config,
             numbers=[self.number],
             budget=self._budget(str(config["dp_unit"])),
         )
@@ -326,11 +267,9 @@ class Node:
 
     def _store(self, run: str, running: _Running) -> None:
         """Write the state of a run, so that it is on the disk when this returns."""
-        path = self._folder_of(run) / STATE
         endpoint = running.endpoint
         data = pack(endpoint.client.state(endpoint.keys.secrets))
-        atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=True)
-        running.stamp = _stamp(path)
+        running.stamp = self._write_state(run, data)
 
     def _budget(self, unit: str) -> Budget:
         """Return the node's ledger of a unit, with the ε that its owner allows."""
@@ -342,36 +281,6 @@ class Node:
     def _ledger(self, unit: str) -> Path:
         return ledger_of(self.folder, unit)
 
-    def _folder_of(self, run: str) -> Path:
-        if not run.isalnum():
-            raise FrameError("the node has agreed to no run of this configuration")
-        return self.folder / f"run-{run}"
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other threads and processes from this node's folder.
-
-        Raises:
-            RunFolderError: another one has it for too long.
-        """
-        try:
-            with self._thread, FileLock(self.folder / LOCK, timeout=SECONDS_FOR_LOCK, mode=0o600):
-                yield
-        except Timeout:
-            raise RunFolderError(
-                f"another process has {self.folder} for more than {SECONDS_FOR_LOCK:.0f} s: stop it"
-            ) from None
-
-
-def hello_statement(challenge: Mapping[str, Any]) -> bytes:
-    """Return what a node signs to prove which client it is.
-
-    Args:
-        challenge: the run, the server's number for the node, and a number drawn for this answer.
-    """
-    named = {name: challenge[name] for name in ("run", "node", "nonce")}
-    return b"securecluster hello v1 " + json.dumps(named, sort_keys=True).encode()
-
 
 def ledger_of(folder: Path, unit: str) -> Path:
     """Return the path of a node's ledger.
@@ -381,37 +290,3 @@ def ledger_of(folder: Path, unit: str) -> Path:
         unit: of privacy, "client" or "example".
     """
     return folder / f"ledger-{unit}.jsonl"
-
-
-def number_of(number: int | None, identity: Identity | None, roster: Roster | None) -> int:
-    """Return the number of a client, which the roster has for its key.
-
-    Args:
-        number: None is that of the roster.
-        identity: of the client.
-        roster: public keys of all clients; None for none.
-
-    Raises:
-        UsageError: no number, or another one than the roster has.
-    """
-    if roster is None:
-        if number is None:
-            raise UsageError("a node without a roster has no number: give number")
-        return number
-    if identity is None:
-        raise UsageError("a node on a roster signs what it sends: give identity")
-    found = roster.number(identity.public)
-    if found is None:
-        raise UsageError("the roster has no key of this identity: ask who enrols the clients")
-    if number not in (None, found):
-        raise UsageError(f"the roster has this identity as client {found}, and not {number}")
-    return found
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what tells one version of a file from another; None without a file."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return (status.st_ino, status.st_mtime_ns)

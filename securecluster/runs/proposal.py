@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from securecluster.data.facts import ClientFacts, Facts
-from securecluster.errors import FrameError, PolicyError
+from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.models.objectives import objective
-from securecluster.privacy.masking.identities import Roster
-from securecluster.runs.derived import needs_samples
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.runs.derived import needs_samples, opened_verbs
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
 
@@ -31,10 +31,15 @@ class Proposal:
         config: that clients and server are to agree on.
         samples: number of training samples of each client, where the configuration follows from
             them; else None.
+        facts: what the data of all clients have in common, for a key authority, which has none;
+            None in runs without one.
+        joins: whether it is a finished run, of which newcomers join the clusters.
     """
 
     config: Mapping[str, Any]
     samples: tuple[int, ...] | None = None
+    facts: ClientFacts | None = None
+    joins: bool = False
 
     @classmethod
     def of(cls, method: Method, facts: Facts, dtype: str, roster: Roster | None) -> Proposal:
@@ -50,11 +55,18 @@ class Proposal:
             UsageError: a method that does not work with these facts.
         """
         samples = facts.sizes if needs_samples(method) else None
-        return cls(agreed_config(method, facts, dtype, roster), samples)
+        shared = facts.shared if opened_verbs(method) else None
+        return cls(agreed_config(method, facts, dtype, roster), samples, shared)
 
     def packed(self) -> bytes:
         """Return the proposal as bytes."""
-        content = {"config": dict(self.config), "samples": self.samples}
+        facts = None if self.facts is None else self.facts.as_json()
+        content = {
+            "config": dict(self.config),
+            "samples": self.samples,
+            "facts": facts,
+            "joins": self.joins,
+        }
         return json.dumps(content, sort_keys=True).encode()
 
     @classmethod
@@ -70,16 +82,18 @@ class Proposal:
         try:
             content = json.loads(data)
             config, samples = content["config"], content["samples"]
+            facts, joins = content["facts"], content["joins"] is True
+            facts = None if facts is None else ClientFacts.read(facts)
             described = [config["protocol"], config["dtype"], config["mask"]]
             counted = [config["clients"], config["classes"], *(samples or ())]
             known = all(isinstance(value, str) for value in described)
             known = known and config["dtype"] in DTYPES
             whole = all(type(n) is int and 0 <= n < MOST_CLIENTS for n in counted)
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except (KeyError, TypeError, ValueError, RecursionError, UsageError):
             raise FrameError("the server proposed no run") from None
         if not known or not whole or type(config["seed"]) is not int:
             raise FrameError("the server proposed no run")
-        return cls(config, None if samples is None else tuple(samples))
+        return cls(config, None if samples is None else tuple(samples), facts, joins)
 
 
 def agreed_config(
@@ -92,10 +106,20 @@ def agreed_config(
         facts: of all clients.
         dtype: of the models.
         roster: public keys of the clients, whose digest the configuration has; None for none.
+
+    Raises:
+        UsageError: a key authority that is not on the roster, so that clients would take anybody's
+            key for its own.
     """
     config = method.config(facts, dtype)
     if roster is None:
         return config
+    if opened_verbs(method) and roster.key(AUTHORITY_NUMBER) is None:
+        raise UsageError(
+            f"{method.name} encrypts for a key authority, and the roster has no key of it: add the "
+            "line `authority KEY`, with the key that securecluster node init --role authority "
+            "printed"
+        )
     return {**config, "roster": roster.digest}
 
 
@@ -121,21 +145,67 @@ def accepted(
         PolicyError: another run than this client takes part in, or one that its owner forbids.
         UsageError: a method that does not work with these facts.
     """
+    _check_protocol(proposal, method)
     proposed = proposal.config
-    if proposed["protocol"] != method.name:
-        raise PolicyError(
-            f"the server proposes {proposed['protocol']}, and this client runs {method.name}"
-        )
     clients = int(proposed["clients"])
-    if not 0 <= number < clients:
-        raise PolicyError(f"the server proposes a run of {clients} clients without this one")
+    # a newcomer's number is beyond those of the clients of the run
+    if (number >= clients) is not proposal.joins:
+        without = "with" if proposal.joins else "without"
+        raise PolicyError(f"the server proposes a run of {clients} clients {without} this one")
     if own.classes is not None and int(proposed["classes"]) < own.classes:
         raise PolicyError(
             f"the server proposes {proposed['classes']} classes, and this client's data need more"
         )
     _check_samples(proposal, method, own, number, policy)
+    return _derived(proposal, method, own, policy, roster)
+
+
+def accepted_by_authority(
+    proposal: Proposal, method: Method, policy: Policy, roster: Roster | None
+) -> dict[str, Any]:
+    """Return the configuration of a proposed run, which a key authority derived itself.
+
+    It has no data, so it takes the server's word for facts of the clients' data. A server that
+    tells it others than clients have gets another fingerprint of the run, under which no client's
+    ciphertexts can be opened.
+
+    Args:
+        proposal: of the server.
+        method: the authority's own protocol object.
+        policy: of its owner.
+        roster: that the owner was given; None for none.
+
+    Raises:
+        PolicyError: another run than this authority takes part in, or one that its owner forbids.
+        UsageError: a method that does not work with these facts.
+    """
+    _check_protocol(proposal, method)
+    if not opened_verbs(method) or proposal.facts is None:
+        raise PolicyError("the server proposes a run without a key authority")
+    samples = proposal.samples or ()
+    if needs_samples(method) and len(samples) != int(proposal.config["clients"]):
+        raise PolicyError("the server proposes other numbers of samples than there are clients")
+    return _derived(proposal, method, proposal.facts, policy, roster)
+
+
+def _check_protocol(proposal: Proposal, method: Method) -> None:
+    """Raise PolicyError for a run of another protocol."""
+    proposed = proposal.config["protocol"]
+    if proposed != method.name:
+        raise PolicyError(f"the server proposes {proposed}, and this client runs {method.name}")
+
+
+def _derived(
+    proposal: Proposal, method: Method, own: ClientFacts, policy: Policy, roster: Roster | None
+) -> dict[str, Any]:
+    """Return the configuration that follows from a method and facts, which is the proposed one.
+
+    Raises:
+        PolicyError: it is not, or its owner forbids it.
+    """
+    proposed = proposal.config
     facts = Facts(
-        clients=clients,
+        clients=int(proposed["clients"]),
         x=own.x,
         y=own.y,
         classes=int(proposed["classes"]),
@@ -162,7 +232,8 @@ def _check_samples(
     if not policy.samples:
         raise PolicyError("this client does not tell its number of samples, which the run needs")
     samples = proposal.samples or ()
-    if len(samples) != int(proposal.config["clients"]) or samples[number] != own.samples:
+    clients = int(proposal.config["clients"])
+    if len(samples) != clients or (number < clients and samples[number] != own.samples):
         raise PolicyError("the server proposes other numbers of samples than the clients told")
 
 

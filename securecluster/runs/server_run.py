@@ -28,10 +28,12 @@ from securecluster.runs.carry_out import complete, draw, resolved
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import call_types, params_as_json, program_of
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.joining import Joined, join_over
 from securecluster.runs.labels import UNKNOWN_LABEL
 from securecluster.runs.method import Method
+from securecluster.runs.newcomers import NewcomerRecord
 from securecluster.runs.result import Subject
-from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary
+from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary, read_kept
 from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime import run_secret
 from securecluster.runtime.run import Line, Run
@@ -97,6 +99,28 @@ class ServerRun:
         with run_folder.claimed(folder, force, "", texts):
             return self._completed(folder, report)
 
+    def join(self, folder: Path, newcomers: Mapping[int, int | None]) -> Joined:
+        """Assign newcomers' nodes to the clusters of the finished run in a folder.
+
+        They have agreed to the run (`Proposal.joins`). Releases of newcomers are recorded in the
+        folder.
+
+        Args:
+            folder: of the run.
+            newcomers: the number of training samples that each told, by its number on the roster;
+                None for who told none.
+
+        Raises:
+            RefusedError: a newcomer that refuses what it is asked for.
+            RunFolderError: the folder has another run, or one that has not ended.
+            UpdateError: a newcomer that does not reply.
+            UsageError: numbers of clients of the run.
+        """
+        run_folder.check_same(folder, run_folder.run_config(folder), self._content())
+        kept = read_kept(folder)
+        record = NewcomerRecord(folder, int(self.config["clients"]))
+        return join_over(self.method, kept, record, self.transport, newcomers, self.roster)
+
     @property
     def _settings(self) -> Settings:
         """Return the settings, as a run in a folder records them."""
@@ -141,6 +165,8 @@ class ServerRun:
                 roster=self.roster,
             )
             half.net.state.ledger.names = dict(enumerate(self._names))
+            # the price of DP-SGD depends on them
+            half.net.state.ledger.samples = dict(enumerate(self.config.get("sizes", ())))
             run = half.started(folder, observe=self._line, report=report)
             with named_in_errors(self._names) if self.names else nullcontext():
                 state = half.final_state(run)

@@ -37,3 +37,11 @@ class Authority(Protocol):
             The bytes of the reply, or of a refusal.
         """
         ...
+
+    def reply_frame(self, data: bytes) -> bytes:
+        """Return the reply to a frame, or raise the error of a refusal.
+
+        Args:
+            data: bytes of the request.
+        """
+        ...

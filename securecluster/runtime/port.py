@@ -54,12 +54,15 @@ class Port:
             call them.
         to_authority: sends a message to the key authority, whose number is 0.
         state: returns the state of the channel, which a resumed run replaces.
+        refuse: notes that replies are of no use: the error that they caused, and the clients that
+            are to blame, where these are known. It raises the error where that ends the run.
     """
 
     to_clients: Send
     from_server: Send
     to_authority: Send
     state: Callable[[], ChannelState]
+    refuse: Callable[[Exception, Sequence[int]], None]
 
 
 class Keys(Protocol):

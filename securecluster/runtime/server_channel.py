@@ -41,6 +41,7 @@ from securecluster.messaging.messages import (
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import SERVER, Party, lps
 from securecluster.messaging.receipts import Receipts
+from securecluster.messaging.refusals import code_of
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
 from securecluster.privacy.cohorts import Cohort, Cohorts, RowSpace
 from securecluster.privacy.dp.ledger import CHOICE, Event, PaidOnce
@@ -148,6 +149,7 @@ class ServerChannel:
             from_server=self._send,
             to_authority=partial(self._send, verb=AUTHORITY_CALL),
             state=lambda: self.state,
+            refuse=self._refuse,
         )
         self.aggregator.connect(port)
         self.pair_aggregator.connect(port)
@@ -742,9 +744,19 @@ class ServerChannel:
         """Store who refused a call."""
         self._refusing.difference_update(call.to)
         for client, code in response.refused.items():
-            self._refusing.add(client)
-            by_code = self.state.refused.setdefault(client, {})
-            self._note_round(by_code.setdefault(code, []))
+            self._note_refusal(client, code)
+
+    def _refuse(self, error: Exception, clients: Sequence[int]) -> None:
+        """Store whose replies were of no use, unless that ends the run, as `Port` declares."""
+        self._transport.tolerate(error)
+        for client in clients:
+            self._note_refusal(client, code_of(error))
+
+    def _note_refusal(self, client: int, code: str) -> None:
+        """Store that a client refused a request, or that its reply was refused."""
+        self._refusing.add(client)
+        by_code = self.state.refused.setdefault(client, {})
+        self._note_round(by_code.setdefault(code, []))
 
     def _note_round(self, rounds: list[int]) -> None:
         """Append this round, of which there may be several calls."""

@@ -86,8 +86,18 @@ class Transport(Protocol):
         """
         ...
 
+    def tolerate(self, error: Exception) -> None:
+        """Raise the error of a reply that was read and is of no use, or let the run go on.
 
-class InProcess:
+        Here it raises, since in a simulation one user is both sides.
+
+        Args:
+            error: that the reply caused.
+        """
+        raise error
+
+
+class InProcess(Transport):
     """Transport to clients in this process: a call is one batched pass, and nothing is encoded.
 
     Args:
@@ -172,7 +182,7 @@ def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set
     return lost
 
 
-class Framed:
+class Framed(Transport):
     """Transport to clients behind functions from request bytes to reply bytes.
 
     It does what a network transport does, over local calls.
@@ -326,6 +336,16 @@ class Framed:
     def relay(self, call: Call, answer: Response) -> None:
         """Do nothing, since all servers are in this process."""
 
+    def tolerate(self, error: Exception) -> None:
+        """Warn of a reply that is of no use, or raise where the transport is strict.
+
+        Args:
+            error: that the reply caused.
+        """
+        if self._strict:
+            raise error
+        warnings.warn(str(error), SecureClusterWarning, stacklevel=2)
+
 
 def _of_another_form(replies: Mapping[int, Any]) -> list[int]:
     """Return the clients whose reply cannot be stacked with those of most clients.
@@ -356,7 +376,7 @@ def _form(reply: Any) -> tuple[Any, ...]:
     return tuple(form)
 
 
-class WithAuthority:
+class WithAuthority(Transport):
     """Transport that delivers the server's calls to a key authority, and passes all others on.
 
     Args:
@@ -409,8 +429,16 @@ class WithAuthority:
         """
         self._inner.relay(call, answer)
 
+    def tolerate(self, error: Exception) -> None:
+        """Pass the error of a reply on.
 
-class Recorded:
+        Args:
+            error: that the reply caused.
+        """
+        self._inner.tolerate(error)
+
+
+class Recorded(Transport):
     """Transport that passes calls on and records them in a transcript, with their bytes.
 
     Args:
@@ -466,8 +494,16 @@ class Recorded:
         self._inner.relay(call, answer)
         self._transcript.record(call, answer)
 
+    def tolerate(self, error: Exception) -> None:
+        """Pass the error of a reply on; it follows from what is recorded.
 
-class Replay:
+        Args:
+            error: that the reply caused.
+        """
+        self._inner.tolerate(error)
+
+
+class Replay(Transport):
     """Transport that answers from a transcript, without clients.
 
     A request that differs from the recorded one by a bit is refused: a server that used anything
@@ -555,6 +591,13 @@ class Replay:
                     f"the server's reply to {call.method} (step {call.step}) differs from the "
                     "recorded one"
                 )
+
+    def tolerate(self, error: Exception) -> None:
+        """Do nothing: where the recorded run ended here, the record ends, too.
+
+        Args:
+            error: that a reply caused.
+        """
 
     def finish(self) -> None:
         """Raise ReplayError unless the server repeated every recorded call."""

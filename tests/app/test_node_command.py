@@ -9,21 +9,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from securecluster import Federation, LabelSwap, Settings
 from securecluster.app.cli import main
-from securecluster.errors import SecureClusterError
+from securecluster.app.node_command import _node_of
+from securecluster.errors import RefusedError, SecureClusterError
+from securecluster.messaging import wire
+from securecluster.messaging.messages import AUTHORITY_CALL, Call
 from securecluster.messaging.transcript import Transcript
-from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
+from securecluster.protections.encryption.messages import AuthorityRequest
 from securecluster.protocols import FedAvg
-from securecluster.runs.agent import AGREE, FRAME, ask
+from securecluster.runs.agent import AGREE, FACTS, FRAME, SCORE, Agent, ask
+from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.derived import call_types
+from securecluster.runs.party import Party
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import Framed
 
 CLIENTS = 3
@@ -158,7 +167,7 @@ def test_sigterm_ends_an_agent(folders: list[Path]) -> None:
         (["node"], ""),
         (["node", "nothing"], "unknown action of node 'nothing'"),
         (["node", "init"], "takes the node's folder"),
-        (["node", "init", "new", "more"], "leave out more"),
+        (["node", "ledger", "n0", "more"], "leave out more"),
         (["node", "ledger", "nowhere"], "no node's folder"),
         (["node", "serve", "nowhere", "--app", "own_project"], "no node's folder"),
         (["node", "serve", "n0", "--app", "nothing"], "gives no protocol and no data"),
@@ -190,6 +199,9 @@ def test_a_folder_without_a_roster_is_not_served(
         ("xyz", "no public key of 64"),
         ("00" * 31, "no public key of 64"),
         (f"{'ab' * 32} hospital\n{'ab' * 32}", "client 1 is there twice"),
+        ("authority", "no public key of 64"),
+        (f"authority {'ab' * 32}\nauthority {'cd' * 32}", "the key authority is there twice"),
+        (f"{'ab' * 32}\nauthority {'ab' * 32}", "the key authority is there twice"),
     ],
 )
 def test_a_roster_that_is_none_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
@@ -208,3 +220,63 @@ def test_a_roster_is_read_with_its_notes(tmp_path: Path) -> None:
     roster = Roster.load(path)
     assert (roster.key(0), roster.key(1), roster.key(2)) == (first, second, None)
     assert (roster.number(second), roster.number(bytes(32))) == (1, None)
+
+
+def test_a_key_authority_has_a_line_of_its_own_and_no_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_authority.py").write_text(
+        "from securecluster import FedAvg\n"
+        'protocol = FedAvg(rounds=1, epochs=1, model="linear", aggregation="bfv")\n'
+        'def load():\n    raise OSError("the authority has no data")\n'
+    )
+    clients = [init(tmp_path / f"c{i}", capsys) for i in range(2)]
+    folder = Path("a")
+    assert main(["node", "init", str(folder), "--role", "authority"]) == 0
+    line = capsys.readouterr().out.strip()
+    word, key = line.split()
+    assert word == "authority"
+    # wherever the line is: clients' numbers are those of their own lines
+    (folder / "roster.txt").write_text("\n".join([clients[0], line, clients[1]]))
+    roster = Roster.load(folder / "roster.txt")
+    assert roster.size == 2
+    assert roster.number(bytes.fromhex(clients[1])) == 1
+    assert roster.key(AUTHORITY_NUMBER) == bytes.fromhex(key)
+    made = _node_of(folder, "own_authority")
+    assert isinstance(made, AuthorityNode)
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=1), clients=2, samples=20, seed=0
+    )
+    proposal = Proposal.of(made.method, federation.facts, "float32", roster)
+    with running(made) as path:
+        ask(path, AGREE, proposal.packed())
+        for kind in (FACTS, SCORE):  # it has neither
+            with pytest.raises(RefusedError):
+                ask(path, kind)
+        call = Call(
+            config=config_hash(proposal.config),
+            method="authority_key",
+            verb=AUTHORITY_CALL,
+            round=0,
+            step=1,
+            to=(0,),
+            query=AuthorityRequest("bfv"),
+            members=(1,),
+        )
+        frame = wire.encode(call.header(0), call.query)
+        assert b"!refused" not in ask(path, FRAME, frame)
+    assert main(["node", "ledger", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "authority_key" in told and "answered" in told
+
+
+@contextmanager
+def running(node: Party) -> Iterator[Path]:
+    """The socket of an agent in a thread."""
+    agent = Agent(node, node.folder / "socket")
+    thread = Thread(target=agent.serve)
+    thread.start()
+    yield agent.path
+    agent.stop()
+    thread.join()

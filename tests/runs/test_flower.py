@@ -30,10 +30,11 @@ from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Call, Empty, reply_header
-from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.protocols import CFL, FedAvg, OneShot
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
+from securecluster.protocols import CFL, FedAvg, OneShot, Signature
 from securecluster.runs import flower
 from securecluster.runs.agent import Agent
+from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
@@ -127,6 +128,17 @@ def apps(
     return [flower.client_app(node_of)] * CLIENTS
 
 
+def authority_app(made: Any, folder: Path, identity: Identity | None, roster: Roster | None) -> Any:
+    """Return the app of the key authority."""
+
+    def authority_of(context: Context) -> AuthorityNode:
+        policy = Policy(roster=roster is not None)
+        place = folder / "authority"
+        return AuthorityNode(made, place, identity=identity, roster=roster, policy=policy)
+
+    return flower.client_app(authority_of)
+
+
 def run(made: Any, grid: Any, **options: Any) -> FittedRun:
     context: Any = SimpleNamespace(run_id=1)
     given = {"clients": CLIENTS, "seed": 0, "classes": 10, **options}
@@ -157,7 +169,7 @@ def test_clients_prove_their_numbers_by_the_roster(federation: Federation, tmp_p
     assert served.dropped_ == {} and served.refused_ == {}
     other = Roster({i: Identity.generate().public for i in range(CLIENTS)})
     grid = Grid(apps(made, federation, tmp_path, identities, roster))
-    with pytest.raises(UsageError, match="clients 0, 1, 2, 3 are not there"):
+    with pytest.raises(UsageError, match="not there: client 0, client 1, client 2, client 3;"):
         run(made, grid, roster=other, patience=flower.Patience(start=0.1))
 
 
@@ -277,7 +289,7 @@ def test_the_shim_imports_neither_torch_nor_this_package() -> None:
 
 def test_missing_clients_are_named_after_a_while(federation: Federation, tmp_path: Path) -> None:
     grid = Grid(apps(FEDAVG, federation, tmp_path)[:2])
-    with pytest.raises(UsageError, match="clients 2, 3 are not there"):
+    with pytest.raises(UsageError, match="not there: client 2, client 3;"):
         run(FEDAVG, grid, patience=flower.Patience(start=0.1))
 
 
@@ -366,8 +378,9 @@ def test_an_app_takes_its_options_from_its_configuration(tmp_path: Path) -> None
             flower.configured({"key": str(tmp_path / name)})
 
 
+@pytest.mark.parametrize("name", ["fedavg, secagg", "fedavg, bfv"])
 def test_a_simulated_node_keeps_its_folder_and_its_data_between_messages(
-    federation: Federation, tmp_path: Path
+    name: str, federation: Federation, tmp_path: Path
 ) -> None:
     loads: list[int] = []
 
@@ -375,18 +388,20 @@ def test_a_simulated_node_keeps_its_folder_and_its_data_between_messages(
         loads.append(number)
         return federation.select([number])
 
-    made = METHODS["fedavg, secagg"]
+    made = {**METHODS, **ENCRYPTED}[name]
+    partitions = CLIENTS + (name in ENCRYPTED)
     config = {"out": str(tmp_path / "first"), "clients": CLIENTS, "seed": 0, "classes": 10}
 
     class Simulation(Grid):
         def reply_to(self, message: Message) -> Message | None:
             kind = message.metadata.message_type.removeprefix("query.")
             number = message.metadata.dst_node_id - 100
-            parts = {"partition-id": number, "num-partitions": CLIENTS}
+            parts = {"partition-id": number, "num-partitions": partitions}
             context = Context(1, number, parts, RecordDict(), config)
             return flower.simulated(kind, message, context, made, load)
 
-    fitted = run(made, Simulation([None] * CLIENTS), folder=tmp_path / "first")
+    key = bytes(range(32)) if name in ENCRYPTED else None
+    fitted = run(made, Simulation([None] * partitions), folder=tmp_path / "first", key=key)
     whole = made.fit(federation, Settings(threads=1))
     assert pack(fitted.state_) == pack(whole.state_)
     assert sorted(loads) == list(range(CLIENTS))
@@ -420,6 +435,85 @@ def test_calls_that_do_not_wait_for_each_other_go_out_together() -> None:
     responses = over.exchange_all(calls)
     assert pulls[0] == 5
     assert [response.ids for response in responses] == [(1, 0), (1,), (3,)]
+
+
+# --- newcomers ---
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 1.0, "noise": 0.01, "dp_unit": "example"}])
+def test_a_newcomer_s_node_joins_a_finished_run(
+    options: dict[str, Any], federation: Federation, tmp_path: Path
+) -> None:
+    made = Signature(**SMALL, mask="rotation", **options)
+    identities = [Identity.generate() for _ in range(CLIENTS)]
+    roster = Roster({i: one.public for i, one in enumerate(identities)})
+    everybody = apps(made, federation, tmp_path, identities, roster)
+    out = tmp_path / "server"
+    run(made, Grid(everybody), clients=CLIENTS - 1, roster=roster, folder=out)
+    context: Any = SimpleNamespace(run_id=2)
+    new = CLIENTS - 1
+
+    def first_host_is_gone(message: Message) -> Message | None:
+        kind = message.metadata.message_type
+        gone = message.metadata.src_node_id == 100 and kind == "query.frame"
+        return None if gone else message
+
+    grid = Grid(everybody, first_host_is_gone)
+    patience = flower.Patience(call=1.0)
+    joined = flower.join(grid, context, made, out, [new], roster=roster, patience=patience)
+    whole = made.fit(federation.select(range(new)), Settings(threads=1))
+    if not options:
+        assert list(joined.labels) == whole.predict(federation.select([new])).tolist()
+    assert [e.method for e in joined.ledger.events]
+    absent = Grid(everybody[:new])
+    patience = flower.Patience(start=0.5)
+    with pytest.raises(UsageError, match="not there: client 3;"):
+        flower.join(absent, context, made, out, [new], roster=roster, patience=patience)
+    with pytest.raises(RefusedError, match="client 1: the node refused the run"):
+        flower.join(Grid(everybody), context, made, out, [1], roster=roster)
+
+
+# --- a key authority ---
+
+ENCRYPTED = {
+    "fedavg, bfv": FedAvg(**SMALL, aggregation="bfv"),
+    "oneshot, ckks": OneShot(**SMALL, relevance="ckks", aggregation="ckks"),
+}
+
+
+@pytest.mark.parametrize("name", ENCRYPTED)
+def test_a_key_authority_is_one_of_flower_s_nodes(
+    name: str, federation: Federation, tmp_path: Path
+) -> None:
+    made = ENCRYPTED[name]
+    identities = [Identity.generate() for _ in range(CLIENTS + 1)]
+    keys = {i: one.public for i, one in enumerate(identities[:-1])}
+    roster = Roster({**keys, AUTHORITY_NUMBER: identities[-1].public})
+    clients = apps(made, federation, tmp_path, identities, roster)
+    everybody = [*clients, authority_app(made, tmp_path, identities[-1], roster)]
+    served = run(made, Grid(everybody), roster=roster, key=bytes(range(32)))
+    whole = made.fit(federation, Settings(threads=1))
+    assert list(served.labels_) == list(whole.labels_)
+    assert served.bytes_ == whole.bytes_
+    assert served.dropped_ == {} and served.refused_ == {}
+    patience = flower.Patience(start=2.0)
+    with pytest.raises(UsageError, match="are not there: the key authority;"):
+        run(made, Grid(clients), roster=roster, key=bytes(32), patience=patience)
+
+
+def test_an_authority_that_stops_answering_ends_the_run_by_a_sentence(
+    federation: Federation, tmp_path: Path
+) -> None:
+    made = ENCRYPTED["fedavg, bfv"]
+
+    def fault(message: Message) -> Message | None:
+        gone = message.metadata.src_node_id == 104
+        return None if gone and message.metadata.message_type == "query.frame" else message
+
+    everybody = [*apps(made, federation, tmp_path), authority_app(made, tmp_path, None, None)]
+    patience = flower.Patience(call=0.3)
+    with pytest.raises(FrameError, match="the key authority does not reply: start it, and resume"):
+        run(made, Grid(everybody, fault), key=bytes(range(32)), patience=patience)
 
 
 # --- scores ---

@@ -28,10 +28,10 @@ from securecluster.errors import (
 )
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.budget import Budget
-from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, OneShot, Signature
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.runs import node as node_module
+from securecluster.runs import party
 from securecluster.runs.derived import call_types
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
@@ -68,8 +68,10 @@ def federation() -> Federation:
 
 @pytest.fixture(scope="module")
 def enrolled() -> tuple[list[Identity], Roster]:
-    identities = [Identity.generate() for _ in range(CLIENTS)]
-    return identities, Roster({i: one.public for i, one in enumerate(identities)})
+    """Clients and, last, a key authority, of which most runs have no need."""
+    identities = [Identity.generate() for _ in range(CLIENTS + 1)]
+    keys = {i: one.public for i, one in enumerate(identities[:-1])}
+    return identities, Roster({**keys, AUTHORITY_NUMBER: identities[-1].public})
 
 
 Enrolled = tuple[list[Identity], Roster]
@@ -585,7 +587,7 @@ def test_facts_have_the_number_of_samples_only_where_it_is_needed_and_allowed(
 def test_another_process_that_keeps_the_folder_is_told(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "SECONDS_FOR_LOCK", 0.1)
+    monkeypatch.setattr(party, "SECONDS_FOR_LOCK", 0.1)
     first = Node(NOISY, federation.select([0]), tmp_path, number=0)
     second = Node(NOISY, federation.select([0]), tmp_path, number=0)
     told = pytest.raises(RunFolderError, match="another process has")
@@ -609,13 +611,13 @@ def test_a_node_proves_who_it_is_for_one_challenge(
     signature = bytes.fromhex(told["signature"])
     assert told["number"] == 1
     assert ClientFacts.read(told["facts"]) == federation.facts_of(1)
-    roster.check(1, node_module.hello_statement(challenge), signature)
+    roster.check(1, party.hello_statement(challenge), signature)
     for name, other in (("run", 8), ("node", 6), ("nonce", "ac")):
-        statement = node_module.hello_statement({**challenge, name: other})
+        statement = party.hello_statement({**challenge, name: other})
         with pytest.raises(FrameError, match="client 1 did not sign"):
             roster.check(1, statement, signature)
     # what the node signs for a server is nothing that it signs in a run
-    assert node_module.hello_statement(challenge).startswith(b"securecluster hello v1 ")
+    assert party.hello_statement(challenge).startswith(b"securecluster hello v1 ")
     for malformed in (b"", b"[]", b"1", b'{"run":1,"node":1}', b"\xff"):
         with pytest.raises(FrameError, match="has no run, node and nonce"):
             node.hello(malformed)

@@ -23,6 +23,11 @@ from securecluster.errors import FrameError, UsageError
 SIGNATURE = 64
 # Stands for the signature of a client without an identity; no key verifies it.
 UNSIGNED = bytes(SIGNATURE)
+# Ids of clients, also of those that join later, are below.
+MOST_CLIENTS = 1 << 31
+# number of a key authority on rosters, and the word before its key in their files
+AUTHORITY_NUMBER = MOST_CLIENTS - 1
+AUTHORITY_WORD = "authority"
 
 
 class Identity:
@@ -104,7 +109,7 @@ class Identity:
 
 
 class Roster:
-    """Public keys of the clients that take part.
+    """Public keys of the clients that take part, and of the key authority (`AUTHORITY_NUMBER`).
 
     Args:
         keys: client id -> public key, 32 bytes; or a function that returns it, and None for a
@@ -134,6 +139,8 @@ class Roster:
     def load(cls, path: Path | str) -> Roster:
         """Return the roster of a text file: one public key a line, in the order of the numbers.
 
+        A line `authority KEY` has that of the key authority, which is no client.
+
         Args:
             path: of the file; what follows a key or # on a line is a note.
 
@@ -149,15 +156,20 @@ class Roster:
             words = line.partition("#")[0].split()
             if not words:
                 continue
+            number = len(keys.keys() - {AUTHORITY_NUMBER})
+            party = f"client {number}"
+            if words[0] == AUTHORITY_WORD:
+                number, party = AUTHORITY_NUMBER, "the key authority"
+                words = [*words[1:], ""]
             try:
                 key = bytes.fromhex(words[0])
             except ValueError:
                 key = b""
             if not _is_key(key):
                 raise UsageError(f"{path}: a line has no public key of 64 hexadecimal digits")
-            if key in keys.values():
-                raise UsageError(f"{path}: the key of client {len(keys)} is there twice")
-            keys[len(keys)] = key
+            if key in keys.values() or number in keys:
+                raise UsageError(f"{path}: the key of {party} is there twice")
+            keys[number] = key
         return cls(keys)
 
     @classmethod
@@ -185,10 +197,10 @@ class Roster:
     @property
     def size(self) -> int:
         """Return the number of clients whose key was given."""
-        return len(self._keys)
+        return len(self._keys.keys() - {AUTHORITY_NUMBER})
 
     def number(self, public: bytes) -> int | None:
-        """Return the number of a client by its key; None for a key that is not on the roster.
+        """Return the number of a party by its key; None for a key that is not on the roster.
 
         Args:
             public: 32 bytes.

@@ -31,7 +31,13 @@ from securecluster.core.serialization import restored
 from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
-from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity, Roster
+from securecluster.privacy.masking.identities import (
+    MOST_CLIENTS,
+    SIGNATURE,
+    UNSIGNED,
+    Identity,
+    Roster,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -42,10 +48,6 @@ R = TypeVar("R")
 # bytes of a public key, and of a sealed seed
 KEY = 32
 BOX = 48
-# Ids of clients, also of those that join later, are below.
-MOST_CLIENTS = 1 << 31
-# number of a key authority on rosters of identities
-AUTHORITY_NUMBER = MOST_CLIENTS - 1
 # recipients of the seed in one frame; a server with more sends several frames
 PEERS = Upto("peers", "clients", minimum=1)
 

@@ -191,10 +191,13 @@ class KeyAuthority:
         Returns:
             The bytes of the reply, or of a refusal.
         """
-        return answered(self._answered, data, AUTHORITY, self.on_refusal)
+        return answered(self.reply_frame, data, AUTHORITY, self.on_refusal)
 
-    def _answered(self, data: bytes) -> bytes:
-        """Return the reply to a frame.
+    def reply_frame(self, data: bytes) -> bytes:
+        """Return the reply to a frame; who calls this sends no text of an error.
+
+        Args:
+            data: bytes of the request.
 
         Raises:
             FrameError: a frame that does not parse, or is not for the authority of this run.

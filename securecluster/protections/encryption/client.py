@@ -20,8 +20,8 @@ from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.messages import Ack, Call, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.cohorts import Cohort
-from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.privacy.masking.key_agreement import AUTHORITY_NUMBER, KeyRing
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, SIGNATURE
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import KEY, KeyPair, transcript
 from securecluster.protections.encryption.ciphers import PublicCipher, fingerprint
 from securecluster.protections.encryption.envelopes import (

@@ -24,6 +24,7 @@ import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations, islice
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
@@ -32,6 +33,9 @@ from securecluster.privacy.masking.pads import pad_sign
 from securecluster.protections.secure_sums import shamir
 from securecluster.protections.secure_sums.graph import Graph
 from securecluster.protections.secure_sums.shares import ShareSeal
+
+# of the shares of a seed, which are tried where some were altered
+MOST_SUBSETS = 1000
 
 
 class TooFewSurvivorsError(SecureClusterError):
@@ -294,7 +298,7 @@ class MaskedSum:
             FrameError: a client that is no member or whose row is in the sum, or a row of another
                 shape or type.
         """
-        self._check(row)
+        self.check(row)
         if client in self._added or client not in self._graph.ring:
             raise FrameError(
                 f"{self._field}: client {client} is no member of the secure sum, or sent two rows"
@@ -312,7 +316,7 @@ class MaskedSum:
         Raises:
             FrameError: a client whose row is not in the sum, or a row of another shape or type.
         """
-        self._check(row)
+        self.check(row)
         if client not in self._added:
             raise FrameError(f"{self._field}: the row of client {client} is not in the secure sum")
         # Exact in the ring, which is why a row can be taken out again.
@@ -364,7 +368,12 @@ class MaskedSum:
         pads.add_pads(unmasked, streams)
         return unmasked
 
-    def _check(self, row: torch.Tensor) -> None:
+    def check(self, row: torch.Tensor) -> None:
+        """Raise FrameError for a row of another shape or type than the sum has.
+
+        Args:
+            row: masked row.
+        """
         if row.shape != self._total.shape or row.dtype != self._total.dtype:
             raise FrameError(
                 f"{self._field}: a masked row has shape {tuple(row.shape)} and type {row.dtype}, "
@@ -400,6 +409,9 @@ class Unmasking:
         survivors: clients whose rows are in the sum.
         commitments: survivor -> commitment to its seed, as it came with its row.
 
+    Attributes:
+        altered: clients that revealed a share that does not fit the others, where it is plain.
+
     Raises:
         FrameError: a survivor without a commitment.
     """
@@ -421,6 +433,7 @@ class Unmasking:
         self._survivors = tuple(sorted(survivors))
         self._commitments = commitments
         self._replied: set[int] = set()
+        self.altered: set[int] = set()
         self._shares: dict[int, list[shamir.Share]] = {owner: [] for owner in self._survivors}
 
     def expected_shares(self, holder: int) -> tuple[int, ...]:
@@ -483,17 +496,67 @@ class Unmasking:
         seeds = {}
         for owner, shares in self._shares.items():
             # the same holders for all owners where possible, whose weights are computed once
-            chosen = sorted(shares, key=lambda item: item.x)[:threshold]
-            seed = shamir.recover(chosen)
-            expected = self._commitments[owner]
-            # In constant time, as for all secrets.
-            if not hmac.compare_digest(commitment(seed, self._context), expected):
+            seed = self._seed(owner, shares)
+            if seed is None:
                 raise FrameError(
                     f"the shares of the seed of client {owner} do not give what it committed to: "
                     "a share was altered"
                 )
             seeds[owner] = seed
         return seeds
+
+    def _seed(self, owner: int, shares: Sequence[shamir.Share]) -> bytes | None:
+        """Return the seed that an owner committed to; None if no shares give it.
+
+        Where shares were altered, the others are looked for: one altered share after another is
+        left out, first those of clients that altered another owner's.
+        """
+        suspects = {coordinate(client) for client in self.altered}
+        ordered = sorted(shares, key=lambda item: (item.x in suspects, item.x))
+        threshold = self._context.threshold
+        seed = self._checked(owner, ordered[:threshold])
+        if seed is not None:
+            return seed
+        subsets = (
+            [item for item in ordered if item not in left_out][:threshold]
+            for count in range(1, len(ordered) - threshold + 1)
+            for left_out in combinations(ordered, count)
+        )
+        for chosen in islice(subsets, MOST_SUBSETS):
+            seed = self._checked(owner, chosen)
+            if seed is not None:
+                self._find_altered(owner, ordered, chosen)
+                return seed
+        return None
+
+    def _find_altered(
+        self, owner: int, shares: Sequence[shamir.Share], fitting: Sequence[shamir.Share]
+    ) -> None:
+        """Note who revealed a share that does not fit those that give the seed.
+
+        Clients that work together can make shares that give the seed and do not fit those of honest
+        ones. Their polynomial has the seed in common with the true one, and so at most t - 2 honest
+        shares. So nobody is named unless more shares fit than these and as many as do not fit.
+        """
+        holder_at = {coordinate(client): client for client in self._survivors}
+        altered = {
+            holder_at[item.x]
+            for item in shares
+            if item not in fitting and self._checked(owner, [item, *fitting[1:]]) is None
+        }
+        if len(shares) - len(altered) > self._context.threshold - 2 + len(altered):
+            self.altered |= altered
+
+    def _checked(self, owner: int, shares: Sequence[shamir.Share]) -> bytes | None:
+        """Return the seed that some shares give, if its owner committed to it."""
+        try:
+            seed = shamir.recover(shares)
+        except FrameError:
+            return None
+        # In constant time, as for all secrets.
+        if hmac.compare_digest(commitment(seed, self._context), self._commitments[owner]):
+            return seed
+        return None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,11 @@ with these. Two exchanges of keys come before the first sum of a run.
 
 Where clients are in cohorts, who does not reply is asked again, and a cohort that still lacks a
 member is left out of the sum as a whole (`privacy.cohorts`).
+
+Of a client whose reply is of no use, the others' sum does not suffer where that can be: its row is
+left out, or its shares are, as if it had not replied, and it counts as refused. A sum that cannot
+be read, since nobody can tell who altered what, is given up. So is one that is beyond its range
+when it is unmasked: a pad of a lost client that a survivor made up is not seen before.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ from securecluster.protections.secure_sums.messages import (
 from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Exchange, Total, members_by_group
-from securecluster.runtime.port import TRIES, Connected, Send
+from securecluster.runtime.port import TRIES, Connected, Port
 
 # bytes of masked rows that are kept until the sum is unmasked: a client that is lost after its row
 # arrived can then be taken out again
@@ -132,7 +137,7 @@ class SecureSums(Connected):
             return None
         for group_sum in sums.values():
             group_sum.hold_to(self._asked.get(group_sum.context.values, []))
-        unmasking = _Rounds(self.keys.port.to_clients, call, texts)
+        unmasking = _Rounds(self.keys.port, call, texts)
         unmasking.reveal_pads(sums)
         opened = [group_sum for group_sum in sums.values() if group_sum.can_finish]
         if not opened:
@@ -184,10 +189,12 @@ class SecureSums(Connected):
             Class of the replies; None if nobody replied.
         """
         masked: type | None = None
+        refused: set[int] = set()
         budget = KEPT_BYTES
         tries = TRIES if any(group_sum.cohorts for group_sum in sums.values()) else 1
         for _ in range(tries):
             silent = [k for k in positions if not sums[group_of[call.to[k]]].has(call.to[k])]
+            silent = [k for k in silent if call.to[k] not in refused]
             if not silent:
                 break
             for response in exchange.stream(call.select(silent)):
@@ -197,53 +204,62 @@ class SecureSums(Connected):
                 for k, client in enumerate(response.ids):
                     row = _MaskedRow.read(response.reply, k)
                     budget -= row.bytes
-                    sums[group_of[client]].add(client, row, keep=budget >= 0)
+                    try:
+                        sums[group_of[client]].add(client, row, keep=budget >= 0)
+                    except FrameError as error:
+                        self.keys.port.refuse(error, [client])
+                        refused.add(client)
         for group_sum in sums.values():
             group_sum.leave_out_parts()
         return masked
 
     def _total(self, masked: type, call: Call, sums: Mapping[int, _GroupSum], groups: int) -> Total:
         """Return the sums without masks; zeros for groups that failed."""
-        released = {
-            group: group_sum for group, group_sum in sums.items() if group_sum.seeds is not None
-        }
         counts = [0] * groups
         survivors: set[int] = set()
-        for group, group_sum in released.items():
+        tables: dict[str, torch.Tensor] = {}
+        for group, group_sum in sums.items():
+            if group_sum.seeds is None:
+                continue
+            try:
+                decoded = self._decoded(masked, group_sum)
+            except FrameError as error:
+                self.keys.port.refuse(error, [])  # whose row or pad it was cannot be told
+                continue
             counts[group] = len(group_sum.survivors)
             survivors.update(group_sum.survivors)
-        if not released:
+            for name, row in decoded.items():
+                if name not in tables:
+                    tables[name] = torch.zeros((groups, *row.shape), dtype=row.dtype)
+                tables[name][group] = row
+        if not survivors:
             return Total(None, tuple(counts), ())
-        tables: dict[str, Rows | None] = {}
-        for name, bits in bits_of(masked).items():
-            tables[name] = self._decoded(name, bits, released, groups)
+        rows = {name: Rows(tables[name]) if name in tables else None for name in bits_of(masked)}
         ids = tuple(client for client in call.to if client in survivors)
-        return Total(summed_class(masked)(**tables), tuple(counts), ids)
+        return Total(summed_class(masked)(**rows), tuple(counts), ids)
 
-    def _decoded(
-        self, name: str, bits: int, released: Mapping[int, _GroupSum], groups: int
-    ) -> Rows | None:
-        """Return one field's sums (groups, …); None for a field that the replies do not have."""
-        table: torch.Tensor | None = None
-        for group, group_sum in released.items():
+    def _decoded(self, masked: type, group_sum: _GroupSum) -> dict[str, torch.Tensor]:
+        """Return the sums of one group by field, without those that the replies do not have.
+
+        Raises:
+            FrameError: a sum beyond its range.
+        """
+        decoded = {}
+        members = len(group_sum.context.members)
+        for name, bits in bits_of(masked).items():
             unmasked = group_sum.unmasked(name)
             if unmasked is None:
-                return None
+                continue
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if bits == 32 else torch.float64
-            members = len(group_sum.context.members)
             noise = self._ranges.noise_of(name)
             if noise is not None and bits == 32:
                 plan = noise.plan(unmasked.numel(), members)
-                decoded = noise.decode(unmasked, plan, dtype)
+                decoded[name] = noise.decode(unmasked, plan, dtype)
             else:
                 codec = self._ranges.fixed_point(name, bits, members)
-                decoded = codec.decode(unmasked, len(group_sum.survivors), dtype)
-            if table is None:
-                table = torch.zeros((groups, *decoded.shape), dtype=dtype)
-            table[group] = decoded
-        assert table is not None
-        return Rows(table)
+                decoded[name] = codec.decode(unmasked, len(group_sum.survivors), dtype)
+        return decoded
 
 
 def _add_cohort(group_sum: _GroupSum | None, cohort: Cohort) -> None:
@@ -330,6 +346,21 @@ class _GroupSum:
         Raises:
             FrameError: a row with other fields than the first one, or another number of boxes.
         """
+        self._check(client, row)
+        for name, values in row.fields.items():
+            self.sums[name].add(client, values)
+        self.survivors = tuple(sorted((*self.survivors, client)))
+        self.commitments[client] = row.commitment
+        for peer, box in zip(self.graph.neighbours(client), row.boxes, strict=True):
+            self.boxes[client, peer] = box
+        if keep:
+            self.rows[client] = row
+
+    def _check(self, client: int, row: _MaskedRow) -> None:
+        """Raise FrameError for a row that cannot be added, before anything is.
+
+        The first row has the fields that the others must have.
+        """
         neighbours = self.graph.neighbours(client)
         if len(row.boxes) != len(neighbours):
             raise FrameError(
@@ -344,13 +375,7 @@ class _GroupSum:
         if set(row.fields) != set(self.sums):
             raise FrameError("masked rows of a secure sum differ in their fields")
         for name, values in row.fields.items():
-            self.sums[name].add(client, values)
-        self.survivors = tuple(sorted((*self.survivors, client)))
-        self.commitments[client] = row.commitment
-        for peer, box in zip(neighbours, row.boxes, strict=True):
-            self.boxes[client, peer] = box
-        if keep:
-            self.rows[client] = row
+            self.sums[name].check(values)
 
     def has(self, client: int) -> bool:
         """Return whether a client's row has arrived."""
@@ -419,13 +444,13 @@ class _Rounds:
     """The exchanges that unmask the sums of one call, for all of its groups at once.
 
     Args:
-        send: sends a message to clients.
+        port: sends messages to clients, and notes whose replies are of no use.
         call: the call for the rows.
         texts: members of each group, as text.
     """
 
-    def __init__(self, send: Send, call: Call, texts: Mapping[int, str]) -> None:
-        self._to_clients = send
+    def __init__(self, port: Port, call: Call, texts: Mapping[int, str]) -> None:
+        self._port = port
         self._call = call
         self._texts = texts
 
@@ -459,15 +484,22 @@ class _Rounds:
         query = LostMembers(self._call.method, _lost([sums[group] for group in groups]))
         response = self._send("reveal_pads", clients, groups, query)
         group_of = dict(zip(clients, groups, strict=True))
+        refused = []
         for k, client in enumerate(response.ids):
             group_sum = sums[group_of[client]]
             lost = set(group_sum.lost)
             peers = [peer for peer in group_sum.graph.neighbours(client) if peer in lost]
             keys = response.reply.keys.table[list(response.reply.keys.picks[k])]
             if len(keys) != len(peers):
-                raise FrameError(f"client {client} revealed other pads than it was asked for")
+                error = FrameError(f"client {client} revealed other pads than it was asked for")
+                self._port.refuse(error, [client])
+                refused.append(client)
+                continue
             for peer, key in zip(peers, keys, strict=True):
                 group_sum.pad_keys[client, peer] = as_bytes(key)
+        # not before all replies are read: they are about those who were lost before
+        for client in refused:
+            sums[group_of[client]].discard([client])
         return True
 
     def reveal_shares(self, sums: Mapping[int, _GroupSum]) -> None:
@@ -496,11 +528,21 @@ class _Rounds:
                 break
             replied.update(self._ask_for_shares(sums, open_groups, clients, groups))
             for group, unmasking in list(open_groups.items()):
-                try:
-                    sums[group].seeds = unmasking.seeds()
-                except TooFewSurvivorsError:
-                    continue  # ask those that did not reply again
-                del open_groups[group]
+                if self._put_together(unmasking, sums[group]):
+                    del open_groups[group]
+
+    def _put_together(self, unmasking: Unmasking, group_sum: _GroupSum) -> bool:
+        """Take the seeds that shares give; return whether no more shares can help."""
+        try:
+            group_sum.seeds = unmasking.seeds()
+        except TooFewSurvivorsError:
+            return False  # those that did not reply are asked again
+        except FrameError as error:
+            self._port.refuse(error, [])  # who altered a share cannot be told
+        for client in sorted(unmasking.altered):
+            altered = FrameError(f"client {client} altered a share of a secure sum")
+            self._port.refuse(altered, [client])
+        return True
 
     def _ask_for_shares(
         self,
@@ -528,7 +570,9 @@ class _Rounds:
             owners = unmasking.expected_shares(client)
             shares = response.reply.shares.table[list(response.reply.shares.picks[k])]
             if len(shares) != len(owners):
-                raise FrameError(f"client {client} revealed other shares than it was asked for")
+                error = FrameError(f"client {client} revealed other shares than it was asked for")
+                self._port.refuse(error, [client])
+                continue
             values = [int.from_bytes(as_bytes(share), "big") for share in shares]
             unmasking.add_shares(client, dict(zip(owners, values, strict=True)))
         return response.ids
@@ -539,7 +583,7 @@ class _Rounds:
         texts = [self._texts[group] for group in groups]
         counts = dict(zip(self._call.to, self._call.members, strict=True))
         members = [counts[client] for client in clients]
-        return self._to_clients(
+        return self._port.to_clients(
             method, clients, query, call=self._call, group=texts, members=members
         )
 

@@ -1,0 +1,180 @@
+"""The key authority of runs on many machines: its keys, and what it decrypted, in its own folder.
+
+It has no data. It takes part in runs of its own protocol object alone, as clients do, so a server
+can neither name another function of R nor smaller sums than the protocol has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from securecluster.core import atomic_files, manifest
+from securecluster.core.serialization import pack, unpack
+from securecluster.errors import SecureClusterError, UsageError
+from securecluster.messaging import refusals, wire
+from securecluster.messaging.messages import Header
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
+from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import opened_verbs, server_copy
+from securecluster.runs.method import Method
+from securecluster.runs.party import STATE, Party, number_of, stamp_of
+from securecluster.runs.policy import Policy
+from securecluster.runs.proposal import Proposal, accepted_by_authority
+from securecluster.runtime.authority import Authority
+
+LOG = "log.jsonl"
+ANSWERED = "answered"
+
+
+class AuthorityNode(Party):
+    """The key authority of runs on many machines.
+
+    Its folder can be read by its owner alone. It has a folder for each run that the authority
+    agreed to (`agreed.json`, `state.safetensors`), and a line for each request in `log.jsonl`: the
+    clients of the sum, and whether it was answered.
+
+    Args:
+        method: the protocol that the authority runs, with its owner's hyper-parameters.
+        folder: of the authority, which is made if it is not there.
+        identity: signs its keys; None in runs without a roster.
+        roster: public keys of all clients and of the authority, from who enrols them, and not from
+            the server.
+        policy: what its owner allows; None allows every run of the method that has a roster.
+
+    Raises:
+        UsageError: a method without a key authority, or a roster that has this identity as a
+            client.
+    """
+
+    recipient = "authority"
+
+    def __init__(
+        self,
+        method: Method,
+        folder: Path | str,
+        *,
+        identity: Identity | None = None,
+        roster: Roster | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        if not opened_verbs(method):
+            raise UsageError(
+                f"{method.name} has no key authority with these options: it has one with "
+                "aggregation or relevance bfv or ckks"
+            )
+        number = number_of(AUTHORITY_NUMBER if roster is None else None, identity, roster)
+        if number != AUTHORITY_NUMBER:
+            raise UsageError(
+                f"the roster has this identity as client {number}, and not as the key authority: "
+                "its line there begins with the word authority"
+            )
+        super().__init__(method, folder, number, identity, roster, policy)
+        # by run: the authority, and the stamp of the state's file that it agrees with
+        self._running: dict[str, tuple[Authority, tuple[int, int] | None]] = {}
+
+    def __repr__(self) -> str:
+        return f"AuthorityNode({self.method.name}, {self.folder})"
+
+    def agree(self, data: bytes) -> str:
+        """Take part in a run that a server proposes.
+
+        Args:
+            data: a packed `Proposal`, of a server that may propose anything.
+
+        Returns:
+            The fingerprint of the configuration, which frames of the run carry.
+
+        Raises:
+            FrameError: no proposal.
+            PolicyError: a run that this authority does not take part in.
+        """
+        proposal = Proposal.unpacked(data)
+        return self._keep(accepted_by_authority(proposal, self.method, self.policy, self._roster))
+
+    def _answered(self, frame: bytes) -> bytes:
+        """Return the reply to a frame, or raise one of many errors.
+
+        What a refused request changed is on the disk, too: a sum that was refused after it was
+        recorded must not be tried in another one.
+        """
+        header = wire.peek(frame)
+        run = header.config
+        with self._alone():
+            authority = self._living(run)
+            outcome = refusals.FAILED
+            try:
+                reply = authority.reply_frame(frame)
+                outcome = ANSWERED
+            except SecureClusterError as error:
+                outcome = refusals.code_of(error)
+                raise
+            finally:
+                self._store(run, authority)
+                self._log(header, outcome)
+        return reply
+
+    def _living(self, run: str) -> Authority:
+        """Return the authority of a run as it is on the disk, from memory where that agrees.
+
+        Raises:
+            FrameError: a run that the authority has not agreed to.
+        """
+        stamp = stamp_of(self._folder_of(run) / STATE)
+        if run in self._running:
+            authority, known = self._running[run]
+            if known == stamp:
+                return authority
+        authority = self._authority(self._agreed(run))
+        if stamp is not None:
+            data = atomic_files.read(self._folder_of(run) / STATE)
+            authority.restore(unpack(data, type(authority.state)))
+        return authority
+
+    def _authority(self, config: Mapping[str, Any]) -> Authority:
+        """Return the authority as it is before the first request."""
+        deployment = Deployment(server_copy(self.method), config)
+        authority = deployment.authority(False, self._identity, roster=self._roster)
+        assert authority is not None  # of the method, as was checked
+        return authority
+
+    def _store(self, run: str, authority: Authority) -> None:
+        """Write the state of a run; what is in memory counts only when it is on the disk."""
+        self._running = {}
+        stamp = self._write_state(run, pack(authority.state))
+        self._running = {run: (authority, stamp)}
+
+    def _log(self, header: Header, outcome: str) -> None:
+        """Write down a request, so that it is on the disk when this returns."""
+        line = {
+            "run": header.config,
+            "round": header.round,
+            "step": header.step,
+            "method": header.method,
+            "clients": header.group,
+            "outcome": outcome,
+        }
+        path = self.folder / LOG
+        atomic_files.append_line(path, json.dumps(line), atomic_files.OWNER, durable=True)
+
+
+def counted(folder: Path) -> dict[tuple[str, str, str], int]:
+    """Return how often an authority was asked, by run, request and outcome.
+
+    Args:
+        folder: of the authority.
+
+    Raises:
+        RunFolderError: its log is damaged.
+    """
+
+    def request(line: str) -> tuple[str, str, str]:
+        content = json.loads(line)
+        return str(content["run"]), str(content["method"]), str(content["outcome"])
+
+    path = folder / LOG
+    requests = manifest.read_lines(path, atomic_files.read(path), request)
+    return dict(sorted(Counter(requests).items()))
