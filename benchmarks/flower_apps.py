@@ -147,7 +147,7 @@ def _node(case: str, number: int) -> Node:
         own = clients_of_all().select([number])
         policy = Policy(roster=False)
         _NODES[case, number] = SeededNode(
-            protocol_of(case), own, folder, number=number, policy=policy
+            protocol_of(case), own, folder, number=number, policy=policy, durable=False
         )
     return _NODES[case, number]
 

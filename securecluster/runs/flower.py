@@ -581,7 +581,9 @@ def simulated(
             own = load(number, clients)
             policy = Policy(roster=False)
             atomic_files.make_folder(folder.parent)
-            _SIMULATED[folder] = Node(method, own, folder, number=number, policy=policy)
+            _SIMULATED[folder] = Node(
+                method, own, folder, number=number, policy=policy, durable=False
+            )
         return _SIMULATED[folder]
 
     code, data = answer(node, kind, bytes_of(message.content))

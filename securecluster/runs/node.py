@@ -77,6 +77,8 @@ class Node:
         number: of the client; None is that of its key on the roster.
         policy: what its owner allows; None allows every run of the method that has a roster.
         settings: device and threads.
+        durable: state and ledger outlive a power cut. Only a simulation, whose server is on the
+            same machine, may do without: it then waits for no disk.
 
     Raises:
         UsageError: several clients, a roster without this client, or no number.
@@ -93,6 +95,7 @@ class Node:
         number: int | None = None,
         policy: Policy | None = None,
         settings: Settings | None = None,
+        durable: bool = True,
     ) -> None:
         if len(data) != 1:
             raise UsageError(
@@ -106,6 +109,7 @@ class Node:
         self._identity = identity
         self._roster = roster
         self._settings = settings or Settings(threads=1)
+        self._durable = durable
         self._running: dict[str, _Running] = {}
         self._thread = threading.RLock()
         atomic_files.make_private_folder(self.folder)
@@ -166,7 +170,7 @@ class Node:
             if not (folder / AGREED).exists():
                 text = json.dumps(config, sort_keys=True)
                 atomic_files.write_atomic(
-                    folder / AGREED, text.encode(), atomic_files.OWNER, durable=True
+                    folder / AGREED, text.encode(), atomic_files.OWNER, durable=self._durable
                 )
         return run
 
@@ -262,13 +266,17 @@ class Node:
             FrameError: a run that the node has not agreed to.
         """
         path = self._folder_of(run) / STATE
+        stamp = _stamp(path)
         running = self._running.get(run)
         # another process may have answered since
-        if running is not None and running.stamp == _stamp(path):
+        if running is not None and running.stamp == stamp:
             return running
-        config = self._agreed(run)
-        endpoint = self._endpoint(config)
-        stamp = _stamp(path)
+        # of which nothing is left if its state cannot be read
+        running = self._running.pop(run, None)
+        if running is not None and stamp is not None and not _targets(running.endpoint):
+            endpoint = running.endpoint  # with the keys that it derived
+        else:
+            endpoint = self._endpoint(self._agreed(run))
         if stamp is not None:
             state: ClientState = unpack(atomic_files.read(path), ClientState)
             endpoint.client.restore(state)
@@ -316,25 +324,31 @@ class Node:
 
     def _resume(self, endpoint: Endpoint[Any]) -> None:
         """Hold an endpoint to a target ε, of which the run has spent a part."""
+        targets = _targets(endpoint)
+        if not targets:
+            return
         own = [each for each in endpoint.reservations if isinstance(each, ReleaseBudget)]
         spent = [replace(event, ids=(self.number,)) for each in own for event in each.recorded()]
-        for each in endpoint.reservations:
-            if isinstance(each, ReleaseTarget):
-                each.learn(spent)
+        for target in targets:
+            target.learn(spent)
 
     def _store(self, run: str, running: _Running) -> None:
         """Write the state of a run, so that it is on the disk when this returns."""
         path = self._folder_of(run) / STATE
         endpoint = running.endpoint
         data = pack(endpoint.client.state(endpoint.keys.secrets))
-        atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=True)
+        atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=self._durable)
         running.stamp = _stamp(path)
 
     def _budget(self, unit: str) -> Budget:
         """Return the node's ledger of a unit, with the ε that its owner allows."""
         epsilon = self.policy.most_epsilon
         return Budget(
-            self._ledger(unit), NO_BUDGET if epsilon is None else epsilon, self.policy.delta, unit
+            self._ledger(unit),
+            NO_BUDGET if epsilon is None else epsilon,
+            self.policy.delta,
+            unit,
+            self._durable,
         )
 
     def _ledger(self, unit: str) -> Path:
@@ -404,6 +418,11 @@ def number_of(number: int | None, identity: Identity | None, roster: Roster | No
     if number not in (None, found):
         raise UsageError(f"the roster has this identity as client {found}, and not {number}")
     return found
+
+
+def _targets(endpoint: Endpoint[Any]) -> list[ReleaseTarget]:
+    """Return the targets ε of an endpoint, which count releases in memory."""
+    return [each for each in endpoint.reservations if isinstance(each, ReleaseTarget)]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
