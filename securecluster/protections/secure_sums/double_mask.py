@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
@@ -129,6 +129,7 @@ class ClientMasks:
         pair_keys: neighbour -> key of the pair (`KeyPair.pair_key`).
         context: the attempt.
         graph: graph of its members.
+        seal: returns the seal of a pair's key; None makes it anew.
 
     Raises:
         UsageError: a graph of other members or another threshold, or a neighbour without a key.
@@ -141,6 +142,7 @@ class ClientMasks:
         pair_keys: Mapping[int, bytes],
         context: SumContext,
         graph: Graph,
+        seal: Callable[[bytes], ShareSeal] | None = None,
     ) -> None:
         _check_graph(context, graph)
         self.client = client
@@ -154,6 +156,7 @@ class ClientMasks:
         self._secret = secret
         # Keys of clients that are no neighbours stay out of reach of a request to reveal them.
         self._pair_keys = {peer: pair_keys[peer] for peer in self.neighbours}
+        self._seal_of = seal or partial(ShareSeal, run=context.run)
         self._seed = self._derive("securecluster self mask v1")
 
     def __repr__(self) -> str:
@@ -246,7 +249,7 @@ class ClientMasks:
         return keys
 
     def _seal(self, peer: int) -> ShareSeal:
-        return ShareSeal(self._pair_keys[peer], self._context.run)
+        return self._seal_of(self._pair_keys[peer])
 
 
 class MaskedSum:
