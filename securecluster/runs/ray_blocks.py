@@ -48,6 +48,7 @@ from securecluster.runs.serialization import SHARED
 from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
+from securecluster.runtime.transport import Transport
 from securecluster.training.chance_level import Chance, at_chance
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -383,7 +384,7 @@ def blocks_of(clients: int, workers: int) -> list[list[int]]:
     return [[int(position) for position in block] for block in blocks]
 
 
-class BlockTransport:
+class BlockTransport(Transport):
     """Transport to clients in blocks.
 
     Args:
@@ -402,14 +403,6 @@ class BlockTransport:
             call: requests to clients.
         """
         return _Replies(self._blocks, call, self._lost(call)).part(call)
-
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Answer several calls, one after another.
-
-        Args:
-            calls: requests to clients.
-        """
-        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Ask all blocks at once, and yield the replies in the parts of a run in one process.

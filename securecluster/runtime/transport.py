@@ -51,12 +51,14 @@ class Transport(Protocol):
         ...
 
     def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Send several calls, and collect their replies; a network sends all of them at once.
+        """Send several calls one after another, and collect their replies.
+
+        A network sends all of them at once.
 
         Args:
             calls: requests to clients, none of which waits for another's replies.
         """
-        ...
+        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call's frames, and yield the replies in parts, for sums over many clients.
@@ -87,7 +89,7 @@ class Transport(Protocol):
         ...
 
 
-class InProcess:
+class InProcess(Transport):
     """Transport to clients in this process: a call is one batched pass, and nothing is encoded.
 
     Args:
@@ -117,14 +119,6 @@ class InProcess:
         if not reached:  # endpoints expect one recipient or more
             return Response((), None)
         return self._answer(call.select(reached))
-
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Answer several calls, one after another.
-
-        Args:
-            calls: requests to clients, none of which waits for another's replies.
-        """
-        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Answer a call chunk by chunk.
@@ -172,7 +166,7 @@ def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set
     return lost
 
 
-class Framed:
+class Framed(Transport):
     """Transport to clients behind functions from request bytes to reply bytes.
 
     It does what a network transport does, over local calls.
@@ -212,14 +206,6 @@ class Framed:
                 its budget.
         """
         return self.read(call, self.carried(call, self.frames_of(call)))
-
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Send several calls, one after another.
-
-        Args:
-            calls: requests to clients, none of which waits for another's replies.
-        """
-        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call to one chunk of its clients after another.
@@ -467,7 +453,7 @@ class Recorded:
         self._transcript.record(call, answer)
 
 
-class Replay:
+class Replay(Transport):
     """Transport that answers from a transcript, without clients.
 
     A request that differs from the recorded one by a bit is refused: a server that used anything
@@ -493,14 +479,6 @@ class Replay:
         recorded, response = self._next(call)
         _check_same(call, recorded)
         return response
-
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Return the recorded responses to requests that equal the recorded ones.
-
-        Args:
-            calls: requests to clients, none of which waits for another's replies.
-        """
-        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Yield the recorded responses to the parts of a request, as the run asked them.

@@ -399,21 +399,26 @@ def test_a_query_that_differs_a_little_opens_no_other_list_either(federation: Fe
         net.sum(HiddenClient.send_moments, PublicMean(Shared(mean + 1e-9)), to=net.clients[1:])
 
 
-def test_a_sum_that_failed_after_shares_were_revealed_is_asked_for_over_the_same_clients(
-    federation: Federation,
-) -> None:
-    calls: list[Call] = []
+def points_lost(gone: dict[int, set[int]], calls: list[Call]) -> Callable[[Call], set[int]]:
+    """Lose the points of clients by call, and the shares of three clients in the first call."""
 
     def lost(call: Call) -> set[int]:
         if call.method == "send_point":
             calls.append(call)
-            return {5} if call.step == 1 else set()
+            return gone.get(call.step, set())
         # in the first call two clients reveal their shares, which are too few
         if call.method == "reveal_shares" and call.step == 1:
             return {2, 3, 4}
         return set()
 
-    served = serve(make("hidden", rounds=1), federation, lost)
+    return lost
+
+
+def test_a_sum_that_failed_after_shares_were_revealed_is_asked_for_over_the_same_clients(
+    federation: Federation,
+) -> None:
+    calls: list[Call] = []
+    served = serve(make("hidden", rounds=1), federation, points_lost({1: {5}}, calls))
     assert [call.to for call in calls] == [tuple(range(6))] * 2
     lists = {
         tuple(call.query.lost.table[list(call.query.lost.picks[0])].tolist())
@@ -429,16 +434,7 @@ def test_a_sum_over_other_clients_than_the_one_list_is_not_asked_for(
 ) -> None:
     """Client 5 is lost in the first attempt, and client 4 in the second; then all are there."""
     calls: list[Call] = []
-
-    def lost(call: Call) -> set[int]:
-        if call.method == "send_point":
-            calls.append(call)
-            return {1: {5}, 2: {4}}.get(call.step, set())
-        if call.method == "reveal_shares" and call.step == 1:
-            return {2, 3, 4}
-        return set()
-
-    served = serve(make("hidden", rounds=1), federation, lost)
+    served = serve(make("hidden", rounds=1), federation, points_lost({1: {5}, 2: {4}}, calls))
     assert [call.step for call in calls] == [1, 2, 3]
     revealed = [
         served.transcript.content(k)[0]
