@@ -203,6 +203,31 @@ class ServerChannel:
         response = self._calls_of(method, tries)(call)
         return self._gathered_replies(method, to, call, response)
 
+    def begin(
+        self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]
+    ) -> Callable[[], Replies[A]]:
+        """Gather beside the calls that follow: return the function that collects the replies.
+
+        Args:
+            method: client method to call.
+            query: message with one frame per recipient.
+            to: ids of the recipients, which none of the calls beside asks.
+        """
+        ready, step = self._open(method, query, to, None)
+        call = self._call(method, GATHER, query, to, ready, step, [1] * len(ready))
+        finish = self._transport.begin(call)
+
+        def collected() -> Replies[A]:
+            return self._gathered_replies(method, to, call, self._begun(method, call, finish))
+
+        return collected
+
+    def _begun(self, method: Method, call: Call, finish: Callable[[], Response]) -> Response:
+        """Return the replies to a call that was sent before, after their checks."""
+        response = finish()
+        self._note_refusals(call, response)
+        return self._checked(method, call, response)
+
     def _gathered_replies(
         self, method: ClientMethod[C, Q, A], to: Sequence[int], call: Call, response: Response
     ) -> Replies[A]:

@@ -60,6 +60,16 @@ class Transport(Protocol):
         """
         return [self.exchange(call) for call in calls]
 
+    def begin(self, call: Call) -> Callable[[], Response]:
+        """Return a function that brings the replies to a call, beside which others go out.
+
+        A network sends the call at once. In one process clients answer when the function is called.
+
+        Args:
+            call: requests to clients.
+        """
+        return lambda: self.exchange(call)
+
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call's frames, and yield the replies in parts, for sums over many clients.
 
@@ -377,6 +387,14 @@ class WithAuthority:
         """
         return self._inner.exchange_all(calls)
 
+    def begin(self, call: Call) -> Callable[[], Response]:
+        """Pass a call to clients on.
+
+        Args:
+            call: requests to clients.
+        """
+        return self._inner.begin(call)
+
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Pass a call to clients on.
 
@@ -428,6 +446,21 @@ class Recorded:
         for call, response in zip(calls, responses, strict=True):
             self._transcript.record(call, response)
         return responses
+
+    def begin(self, call: Call) -> Callable[[], Response]:
+        """Pass a call on, and record it when its replies are there.
+
+        Args:
+            call: requests to clients.
+        """
+        finish = self._inner.begin(call)
+
+        def finished() -> Response:
+            response = finish()
+            self._transcript.record(call, response)
+            return response
+
+        return finished
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Pass a call on, and record its parts as they arrive.
