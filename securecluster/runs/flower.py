@@ -56,6 +56,7 @@ SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
 # seconds between two looks for replies, which grow while none arrives; Flower's own loop takes 3
 SHORTEST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
+PAUSE_PER_LOOK = 4.0  # of the time that the last look took
 
 
 R = TypeVar("R")
@@ -318,7 +319,9 @@ def pulled(
     due = time.monotonic() + (float("inf") if seconds is None else seconds)
     pause = SHORTEST_PAUSE
     while waiting:
+        began = time.monotonic()
         replies = list(grid.pull_messages(list(waiting)))
+        ended = time.monotonic()
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id)
             yield request, *_answer_in(reply)
@@ -326,6 +329,8 @@ def pulled(
         if not waiting or left <= 0:
             return
         pause = SHORTEST_PAUSE if replies else min(1.5 * pause, LONGEST_PAUSE)
+        # a look at many messages takes the processor, and in a simulation a lock, from the nodes
+        pause = max(pause, PAUSE_PER_LOOK * (ended - began))
         time.sleep(min(pause, left))
 
 

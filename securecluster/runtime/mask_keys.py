@@ -38,16 +38,12 @@ class MaskKeys:
             clients: ids of the clients of the next call; who does not reply joins at a later one.
             *beside: exchanges of other keys, which go out together with an agreement.
         """
-        newcomers = self._without_seed(clients)
+        keyed = set(self._port.state().keyed)
+        newcomers = [client for client in clients if client not in keyed]
         if newcomers:
             self._port.together(self._agreement(newcomers), *beside)
-        without = set(self._without_seed(clients))
-        return [client for client in clients if client not in without]
-
-    def _without_seed(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that do not have the seed yet."""
         keyed = set(self._port.state().keyed)
-        return [client for client in clients if client not in keyed]
+        return [client for client in clients if client in keyed]
 
     def _agreement(self, newcomers: Sequence[int]) -> KeyMessages:
         """Yield the messages of a key agreement with some clients."""
