@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,37 @@ def test_without_dropouts_a_sum_takes_two_exchanges_and_a_run_two_more(
     fitted = make("fedavg").fit(federation, FULL)
     methods = [entry.method for entry in fitted.transcript_.entries]
     assert methods == ["sum_offer", "sum_keys", *["contribute", "reveal_shares"] * 4, "receive"]
+
+
+def test_keys_of_masks_and_of_sums_go_out_together(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[list[str]] = []
+
+    def exchange_all(transport: InProcess, calls: Sequence[Call]) -> list[Response]:
+        trips.append([call.method for call in calls])
+        return [transport.exchange(call) for call in calls]
+
+    monkeypatch.setattr(InProcess, "exchange_all", exchange_all)
+    fitted = make("fedavg", mask="rotation").fit(federation, FULL)
+    together = [["key_offer", "sum_offer"], ["key_seal", "sum_keys"], ["key_open"]]
+    assert trips == together
+    methods = [entry.method for entry in fitted.transcript_.entries]
+    assert methods[5] == "contribute"
+
+
+def test_who_offers_no_key_beside_the_agreement_is_asked_again(federation: Federation) -> None:
+    def lost(call: Call) -> set[int]:
+        return {1} if call.method == "sum_offer" and call.step == 1 else set()
+
+    served = serve(make("fedavg", mask="rotation", rounds=1), federation, lost)
+    entries = served.transcript.entries
+    sent = [served.transcript.content(k)[0] for k in range(len(entries))]
+    assert [call.to for call in sent if call.method == "sum_offer"] == [tuple(range(6)), (1,)]
+    # the others then lack its key, and it lacks none
+    assert next(call.to for call in sent if call.method == "sum_keys") == (0, 2, 3, 4, 5)
+    assert [call.to for call in sent if call.method == "contribute"] == [tuple(range(6))]
+    assert set(served.net.state.sum_keys.told.values()) == {6}
 
 
 def test_clients_may_be_lost_in_every_exchange() -> None:
