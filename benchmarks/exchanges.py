@@ -31,8 +31,8 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"mask": "none"},
     "masked": {"mask": "permutation"},
     "secure sums": SECAGG,
-    "masked, secure sums": {"mask": "rotation", "aggregation": "secagg"},
-    "padded pairs, secure sums": {"aggregation": "secagg", "relevance": "pads"},
+    "masked and secure sums": {"mask": "rotation", "aggregation": "secagg"},
+    "padded pairs and secure sums": {"aggregation": "secagg", "relevance": "pads"},
 }
 
 
@@ -106,7 +106,9 @@ def counted(variant: str, options: Mapping[str, Any], federation: Federation) ->
     """
     protocol, params = VARIANTS[variant]
     small = {"epochs": 1, "model": "mlp-32", "rounds": ROUNDS}
-    method = protocol(**{**small, **params, **options})
+    # who is sampled late would need keys late
+    given = {name: value for name, value in params.items() if name != "participation"}
+    method = protocol(**{**small, **given, **options})
     Counting.trips = Counting.one_by_one = 0
     with mock.patch.object(clients_half, "InProcess", Counting), warnings.catch_warnings():
         warnings.simplefilter("ignore")
