@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from securecluster.runs.policy import Policy
 from securecluster.runtime.endpoint import Endpoint
 
 CASE = "case"
+SPENT = "spent"  # by a node on its answer
+SECONDS = "processor-seconds"
 # set by `over_flower`, and read by the workers that Flower starts
 VARIABLES = {"clients": "OVER_FLOWER_CLIENTS", "rounds": "OVER_FLOWER_ROUNDS"}
 FOLDER = "OVER_FLOWER_FOLDER"
@@ -94,12 +97,17 @@ class OfCase:
     Args:
         grid: Flower's.
         case: its name.
+
+    Attributes:
+        messages: number of messages to nodes.
+        spent: processor seconds of all nodes on their answers.
     """
 
     def __init__(self, grid: Grid, case: str) -> None:
         self._grid = grid
         self._case = case
         self.messages = 0
+        self.spent = 0.0
 
     def get_node_ids(self) -> list[int]:
         """Return the numbers of all nodes."""
@@ -123,7 +131,11 @@ class OfCase:
         Args:
             numbers: of the messages.
         """
-        return list(self._grid.pull_messages(numbers))
+        replies = list(self._grid.pull_messages(numbers))
+        for reply in replies:
+            if reply.has_content():
+                self.spent += float(reply.content[SPENT][SECONDS])
+        return replies
 
 
 _NODES: dict[tuple[str, int], Node] = {}  # of this process
@@ -147,7 +159,7 @@ def _node(case: str, number: int) -> Node:
         own = clients_of_all().select([number])
         policy = Policy(roster=False)
         _NODES[case, number] = SeededNode(
-            protocol_of(case), own, folder, number=number, policy=policy
+            protocol_of(case), own, folder, number=number, policy=policy, durable=False
         )
     return _NODES[case, number]
 
@@ -156,10 +168,13 @@ def _handler(kind: str) -> Callable[[Message, Context], Message]:
     """Return the function that answers messages of a kind."""
 
     def handle(message: Message, context: Context) -> Message:
+        began = time.process_time()
         number = int(context.node_config["partition-id"])
         case = str(message.content[CASE][CASE])
         code, data = answer(lambda: _node(case, number), kind, flower.bytes_of(message.content))
-        return Message(flower.record_of(data, code), reply_to=message)
+        content = flower.record_of(data, code)
+        content[SPENT] = MetricRecord({SECONDS: time.process_time() - began})
+        return Message(content, reply_to=message)
 
     return handle
 
@@ -182,6 +197,7 @@ def train(message: Message, context: Context) -> Message:
         message: with the weights.
         context: with the number of the client.
     """
+    began = time.process_time()
     torch.set_num_threads(1)
     shard = clients_of_all().shards[int(context.node_config["partition-id"])]
     model = network()
@@ -195,7 +211,7 @@ def train(message: Message, context: Context) -> Message:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     weights = ArrayRecord(model.state_dict())
-    metrics = MetricRecord({"num-examples": len(y)})
+    metrics = MetricRecord({"num-examples": len(y), SECONDS: time.process_time() - began})
     return Message(RecordDict({"arrays": weights, "metrics": metrics}), reply_to=message)
 
 

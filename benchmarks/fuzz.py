@@ -880,8 +880,33 @@ class _Liar:
         net._calls_of = tried_calls
         net._hidden_calls_of = tried_hidden_calls
         net._send = sent
+        self._intercept_together(net)
         # the channel's parts hold the function that they were given before
         net.connect()
+
+    def _intercept_together(self, net: Any) -> None:
+        """Have a network try forged replies to what goes out beside other calls, too."""
+        send_all = net._send_all
+        posted = net._posted
+        begun = net._begun
+
+        def tried_sent(messages: Sequence[Any]) -> Any:
+            liars = [client for message in messages for client in message.to]
+            names = " and ".join(message.method for message in messages)
+            return self._tried(partial(send_all, messages), liars, names)
+
+        def tried_posted(method: Any, calls: Sequence[Any]) -> Any:
+            if not calls:
+                return []
+            liars = [client for call in calls for client in call.to]
+            return self._tried(partial(posted, method, calls), liars, method.__name__)
+
+        def tried_begun(method: Any, call: Any, finish: Any) -> Any:
+            return self._tried(partial(begun, method, call, finish), call.to, method.__name__)
+
+        net._send_all = tried_sent
+        net._posted = tried_posted
+        net._begun = tried_begun
 
     def _tried(self, ask: Callable[[], Any], to: Sequence[int], name: str) -> Any:
         for _ in range(VARIANTS):

@@ -6,7 +6,8 @@ python -m benchmarks.over_flower cost --clients 50 --rounds 3 [--out FILE]
 `conformance` runs every protocol plain, masked, with secure sums or pads, and with noise, each
 node's endpoint made of its stored state by whichever process takes the message, and compares state,
 labels, calls and bytes with a run in one process. `cost` runs FedAvg and CFL beside Flower's own
-FedAvg on the same nodes, in one start of Ray: seconds a round, messages, and bytes of frames.
+FedAvg on the same nodes, in one start of Ray: seconds a round, messages, bytes of frames, and
+processor time of a message at the server, with Flower's own engine, and at a node.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks import golden
+from benchmarks import golden, timed_code
 from benchmarks.flower_apps import (
     COSTS,
     FOLDER,
+    SECONDS,
     VARIABLES,
     OfCase,
     client_app,
@@ -105,8 +107,8 @@ def facts_of(fitted: Any) -> Row:
     }
 
 
-def over_flower(grid: Any, context: Any, case: str) -> tuple[Row, float, int]:
-    """Return what a run over Flower ends with, its seconds, and the messages that it took.
+def over_flower(grid: Any, context: Any, case: str) -> tuple[Row, Row]:
+    """Return what a run over Flower ends with, and what it costs.
 
     Args:
         grid: Flower's.
@@ -116,6 +118,7 @@ def over_flower(grid: Any, context: Any, case: str) -> tuple[Row, float, int]:
     of_case: Any = OfCase(grid, case)
     lines: list[float] = []
     patience = flower.Patience(call=600.0)
+    began = time.process_time()
     fitted = flower.serve(
         of_case,
         context,
@@ -128,7 +131,27 @@ def over_flower(grid: Any, context: Any, case: str) -> tuple[Row, float, int]:
     )
     rounds = max(1, len(lines) - 1)
     seconds = (lines[-1] - lines[0]) / rounds if len(lines) > 1 else float("nan")
-    return {**facts_of(fitted), "lost": len(fitted.dropped_)}, seconds, of_case.messages
+    spent = (time.process_time() - began, of_case.spent)
+    return {**facts_of(fitted), "lost": len(fitted.dropped_)}, cost(
+        seconds, of_case.messages, *spent
+    )
+
+
+def cost(seconds: float, messages: int, server: float, nodes: float) -> Row:
+    """Return the costs of a run, as the table has them.
+
+    Args:
+        seconds: that a round takes.
+        messages: to nodes, in the whole run.
+        server: processor seconds of the server's process.
+        nodes: processor seconds of all nodes.
+    """
+    return {
+        "seconds": round(seconds, 2),
+        "messages": messages,
+        "server_ms": round(1e3 * server / messages, 1),
+        "node_ms": round(1e3 * nodes / messages, 1),
+    }
 
 
 def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
@@ -147,7 +170,7 @@ def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
         variant, _, way = case.partition(", ")
         row: Row = {"case": case, "variant": variant, "way": way}
         try:
-            found, _, messages = over_flower(grid, context, case)
+            found, spent = over_flower(grid, context, case)
         except Exception as error:
             row |= {"equal": False, "differs": f"{type(error).__name__}: {error}"}
         else:
@@ -156,15 +179,15 @@ def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
                 "equal": not differing,
                 "differs": " ".join(differing),
                 "calls": found["calls"],
-                "messages": messages,
+                "messages": spent["messages"],
             }
         rows.append(row)
         print(row, flush=True)
     return rows
 
 
-def flowers_own(grid: Any, rounds: int, clients: int) -> float:
-    """Return the seconds that a round of Flower's own FedAvg takes.
+def flowers_own(grid: Any, rounds: int, clients: int) -> Row:
+    """Return what Flower's own FedAvg costs.
 
     Args:
         grid: Flower's.
@@ -174,12 +197,17 @@ def flowers_own(grid: Any, rounds: int, clients: int) -> float:
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients)
     weights = ArrayRecord(network().state_dict())
     began = time.monotonic()
-    strategy.start(grid=grid, initial_arrays=weights, num_rounds=rounds)
-    return (time.monotonic() - began) / rounds
+    began_server = time.process_time()
+    result = strategy.start(grid=grid, initial_arrays=weights, num_rounds=rounds)
+    seconds = (time.monotonic() - began) / rounds
+    server = time.process_time() - began_server
+    # means over the clients of a round, which have equally many samples
+    means = [float(found[SECONDS]) for found in result.train_metrics_clientapp.values()]
+    return cost(seconds, rounds * clients, server, clients * sum(means))
 
 
 def costs(grid: Any, context: Any, rounds: int, clients: int) -> list[Row]:
-    """Return a row for each of Flower's FedAvg and our protocols: seconds a round, messages, bytes.
+    """Return a row for each of Flower's FedAvg and our protocols: time, messages, bytes.
 
     Flower's own runs before the others and after them; its first run also starts Ray's workers.
 
@@ -191,17 +219,15 @@ def costs(grid: Any, context: Any, rounds: int, clients: int) -> list[Row]:
     """
     rows: list[Row] = []
 
-    def note(case: str, seconds: float, **more: Any) -> None:
-        row = {"case": case, "clients": clients, "rounds": rounds, "seconds": round(seconds, 2)}
-        rows.append({**row, **more})
+    def note(case: str, spent: Row, **sent: Any) -> None:
+        rows.append({"case": case, "clients": clients, "rounds": rounds, **spent, **sent})
         print(rows[-1], flush=True)
 
     note("Flower's FedAvg, with the start of its workers", flowers_own(grid, 1, clients))
     note("Flower's FedAvg", flowers_own(grid, rounds, clients))
     for case in COSTS:
-        found, seconds, messages = over_flower(grid, context, case)
-        sent = {name: found[name] for name in ("calls", "up", "down", "lost")}
-        note(case, seconds, messages=messages, **sent)
+        found, spent = over_flower(grid, context, case)
+        note(case, spent, **{name: found[name] for name in ("calls", "up", "down", "lost")})
     note("Flower's FedAvg, again", flowers_own(grid, rounds, clients))
     return rows
 
@@ -242,6 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             writer = csv.DictWriter(file, names, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+        timed_code.record(options.out.stem, options.out.resolve().parent)
     different = [row["case"] for row in rows if not row.get("equal", True)]
     if options.what == "conformance":
         print(f"{len(rows) - len(different)} of {len(rows)} cases are equal")

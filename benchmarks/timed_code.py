@@ -42,6 +42,13 @@ SECURE_SUMS = (
     "securecluster/protections/secure_sums/client.py",
     "securecluster/protections/secure_sums/server.py",
 )
+OVER_FLOWER = (
+    "securecluster/runs/flower.py",
+    "securecluster/runs/node.py",
+    "securecluster/runs/server_run.py",
+    "securecluster/runtime/aggregators.py",
+    *SECURE_SUMS,
+)
 ENCRYPTED_SUMS = (
     "securecluster/protections/encryption/ciphers.py",
     "securecluster/protections/encryption/envelopes.py",
@@ -80,13 +87,8 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/privacy/masking/rotations.py",
     ),
     "memory": RUNS,
-    "over_flower_cost": (
-        "securecluster/runs/flower.py",
-        "securecluster/runs/node.py",
-        "securecluster/runs/server_run.py",
-        "securecluster/runtime/aggregators.py",
-        *SECURE_SUMS,
-    ),
+    "over_flower_cost": OVER_FLOWER,
+    "over_flower_cost_200": OVER_FLOWER,
     "papers/nsim_time": ("protocols/nsim/lcss.py", "protocols/nsim/similarity_model.py"),
     "peers_cnn": RUNS,
     "peers_cnn_1000": RUNS,

@@ -52,7 +52,7 @@ class Local(ClusteringProtocol):
         for t in run.rounds("train", state, self.rounds):
             sampled = sample_clients(net, net.clients, self.participation, t)
             query = outbox.message_for(sampled)
-            net.gather(SumClient.train_locally, query, to=sampled)
+            net.gather(SumClient.train_locally, query, to=sampled, keys=False)
         return state
 
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:

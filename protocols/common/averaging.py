@@ -11,14 +11,14 @@ Security rule: sums of weighted updates leave in groups of two or more only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.messages import Ack, Rows, select
-from securecluster.messaging.replies import Sums
+from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
@@ -277,31 +277,33 @@ def cluster_sums(
             sampled += sample_clients(net, members, share, t, c, minimum=MINIMUM)
     lone.sort()
     sampled.sort()
-    if lone:
-        _train_lone_clients(net, state, lone)
-    if not sampled:
-        return None
-    sums = net.sum(
-        SumClient.contribute,
-        state.outbox.message_for(sampled),
-        to=sampled,
-        by=[state.labels[i] for i in sampled],
-        groups=len(clusters),
-        rosters=clusters,
-    )
-    state.outbox.acknowledge(sums.ids)
-    if not sums.ids:
+    # the two wait for nothing of each other
+    finish = _begin_lone_training(net, state, lone) if lone else None
+    sums: Sums[Update] | None = None
+    if sampled:
+        sums = net.sum(
+            SumClient.contribute,
+            state.outbox.message_for(sampled),
+            to=sampled,
+            by=[state.labels[i] for i in sampled],
+            groups=len(clusters),
+            rosters=clusters,
+        )
+        state.outbox.acknowledge(sums.ids)
+    if finish is not None:
+        state.outbox.acknowledge(finish().ids)
+    if sums is None or not sums.ids:
         return None
     return sums
 
 
-def _train_lone_clients(net: ServerChannel, state: AveragingState, lone: Sequence[int]) -> None:
-    """Ask the clients of clusters of one to train alone."""
+def _begin_lone_training(
+    net: ServerChannel, state: AveragingState, lone: Sequence[int]
+) -> Callable[[], Replies[Ack]]:
+    """Ask the clients of clusters of one to train alone; return what collects their replies."""
     # Later averages would undo what a lone client learns, whether it replies in this round or not.
     state.outbox.unsubscribe(lone)
-    query = state.outbox.message_for(lone)
-    replies = net.gather(SumClient.train_locally, query, to=lone)
-    state.outbox.acknowledge(replies.ids)
+    return net.begin(SumClient.train_locally, state.outbox.message_for(lone), lone)
 
 
 def weighted_means(sums: Sums[Update]) -> torch.Tensor:

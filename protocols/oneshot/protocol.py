@@ -193,7 +193,9 @@ class OneShot(EigenvectorProtocol):
         """
         landmarks = sample_landmarks(net, net.clients, self.landmarks)
         # lines 2–5: clients share eigenvectors
-        shared = net.gather(OneShotClient.eigen, Empty(), to=landmarks, tries=TRIES)
+        # only pairs need keys of all: a client may turn out to be alone in its cluster
+        keys = net.pair_aggregator.keys is not None
+        shared = net.gather(OneShotClient.eigen, Empty(), to=landmarks, tries=TRIES, keys=keys)
         if len(shared) < 2:
             raise UpdateError(
                 f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run "

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Octets, Upto, Whole
-from securecluster.messaging.messages import Ack, Call, Empty, Picks, Response, Rows
+from securecluster.messaging.messages import Ack, Call, Empty, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import KEY, KeyPair, check_public_keys, transcript
 from securecluster.runtime.channel_state import KeyDirectory, SumOffer
-from securecluster.runtime.port import TRIES, Port
+from securecluster.runtime.port import TRIES, KeyMessage, KeyMessages, Port
 from securecluster.runtime.services import MessageTypes
 
 OFFERS = Upto("offers", "clients", minimum=1)
@@ -210,23 +210,39 @@ class KeyRelay:
         Args:
             clients: ids of the clients of the next sums.
         """
-        directory = self.directory
         for _ in range(TRIES):
-            offered = directory.keys
-            silent = [client for client in clients if client not in offered]
+            silent = self._silent(clients)
             if not silent:
                 break
-            self._collect_offers(silent)
+            self.port.together(self._offers(silent))
         for _ in range(TRIES):
             behind = self._behind(clients)
             if not behind:
                 break
-            self._relay_offers(behind)
+            self.port.together(self._relayed(behind))
+        directory = self.directory
         last = len(directory.offers)
         return [client for client in clients if directory.told.get(client) == last]
 
-    def _collect_offers(self, clients: Sequence[int]) -> None:
-        response = self._send("sum_offer", clients, Empty())
+    def beside(self, clients: Sequence[int]) -> KeyMessages:
+        """Yield one request for the keys of each client, and one message with those of the others.
+
+        Args:
+            clients: ids of the clients of the next call.
+        """
+        if silent := self._silent(clients):
+            yield from self._offers(silent)
+        if behind := self._behind(clients):
+            yield from self._relayed(behind)
+
+    def _silent(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have offered no key yet."""
+        offered = self.directory.keys
+        return [client for client in clients if client not in offered]
+
+    def _offers(self, clients: Sequence[int]) -> KeyMessages:
+        """Yield the request for the keys of some clients, and store those that arrive."""
+        response = yield self._message("sum_offer", clients, Empty())
         if response.reply is None:
             return
         keys = response.reply.key.values
@@ -242,7 +258,8 @@ class KeyRelay:
         last = len(directory.offers)
         return [c for c in clients if c in offered and directory.told.get(c, 0) < last]
 
-    def _relay_offers(self, clients: Sequence[int]) -> None:
+    def _relayed(self, clients: Sequence[int]) -> KeyMessages:
+        """Yield the message with the keys of the others, and store who has received them."""
         directory = self.directory
         last = len(directory.offers)
         picks = tuple(tuple(range(directory.told.get(c, 0), last)) for c in clients)
@@ -250,12 +267,12 @@ class KeyRelay:
         keys = as_table([offer.key for offer in directory.offers], KEY)
         signatures = as_table([offer.signature for offer in directory.offers], SIGNATURE)
         query = SumKeys(Picks(ids, picks), Picks(keys, picks), Picks(signatures, picks))
-        response = self._send("sum_keys", clients, query)
+        response = yield self._message("sum_keys", clients, query)
         for client in response.ids:
             directory.told[client] = last
 
-    def _send(self, method: str, to: Sequence[int], query: Any) -> Response:
-        """Send a message of the exchange."""
+    def _message(self, method: str, to: Sequence[int], query: Any) -> KeyMessage:
+        """Return a message of the exchange."""
         state = self.port.state()
         state.sum_step += 1
-        return self.port.to_clients(method, to, query, step=state.sum_step)
+        return KeyMessage(method, to, query, state.sum_step, from_server=False)

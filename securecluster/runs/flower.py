@@ -60,6 +60,7 @@ SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
 # seconds between two looks for replies, which grow while none arrives; Flower's own loop takes 3
 SHORTEST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
+PAUSE_PER_LOOK = 4.0  # of the time that the last look took
 
 
 R = TypeVar("R")
@@ -168,18 +169,28 @@ class FlowerTransport(Framed):
         self._away: set[int] = set()  # in this round
         self._round = 0
 
-    def carried(
-        self, call: Call, frames: Iterable[tuple[int, bytes]]
-    ) -> Iterable[tuple[int, bytes]]:
-        """Return what clients answer to their frames, in the order of the call.
+    def exchange(self, call: Call) -> Response:
+        """Ask the clients of a call, and collect their replies.
 
         Args:
-            call: that the frames are of.
-            frames: (client, bytes of the request).
+            call: requests to clients.
         """
-        requests = (((0, client), client, data) for client, data in frames)
-        answers = {client: data for (_, client), data in self._arriving([call], requests)}
-        return [(client, answers[client]) for client in call.to if client in answers]
+        return self.begin(call)()
+
+    def begin(self, call: Call) -> Callable[[], Response]:
+        """Ask the clients of a call, and return the function that collects their replies.
+
+        Args:
+            call: requests to clients.
+        """
+        requests = (((0, client), client, data) for client, data in self.frames_of(call))
+        sent = self._push([call], requests)
+
+        def collected() -> Response:
+            answers = {client: data for (_, client), data in self._pull(sent)}
+            return self.read(call, [(i, answers[i]) for i in call.to if i in answers])
+
+        return collected
 
     def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
         """Send several calls at once, and collect their replies.
@@ -192,7 +203,7 @@ class FlowerTransport(Framed):
             for position, call in enumerate(calls)
             for client, data in self.frames_of(call)
         )
-        answers = dict(self._arriving(calls, requests))
+        answers = dict(self._pull(self._push(calls, requests)))
         responses = []
         for position, call in enumerate(calls):
             own = [(i, answers[position, i]) for i in call.to if (position, i) in answers]
@@ -209,7 +220,7 @@ class FlowerTransport(Framed):
             chunk: clients of a part; None takes as many as memory allows.
         """
         requests = (((0, client), client, data) for client, data in self.frames_of(call))
-        arriving = self._arriving([call], requests)
+        arriving = self._pull(self._push([call], requests))
         waiting: dict[int, bytes] = {}
 
         def replies_of(part: Call) -> Response:
@@ -222,10 +233,10 @@ class FlowerTransport(Framed):
 
         return in_chunks(replies_of, call, chunk)
 
-    def _arriving(
+    def _push(
         self, calls: Sequence[Call], requests: Iterable[tuple[Request, int, bytes]]
-    ) -> Iterator[tuple[Request, bytes]]:
-        """Yield (request, bytes of its answer) as they arrive.
+    ) -> dict[str, Request]:
+        """Send requests, and return them by the numbers of their messages.
 
         Args:
             calls: of one round.
@@ -235,21 +246,27 @@ class FlowerTransport(Framed):
             if call.round != self._round:
                 self._round = call.round
                 self._away.clear()
-        away = frozenset(self._away)
-        silent: dict[Request, int] = {}
+        there = self._nodes.keys() - self._away
+        sent = (
+            (request, self._nodes[client], record_of(data))
+            for request, client, data in requests
+            if client in there
+        )
+        return pushed(self._grid, FRAME, sent)
 
-        def sent() -> Iterator[tuple[Request, int, RecordDict]]:
-            for request, client, data in requests:
-                if client in self._nodes and client not in away:
-                    silent[request] = client
-                    yield request, self._nodes[client], record_of(data)
+    def _pull(self, sent: dict[str, Request]) -> Iterator[tuple[Request, bytes]]:
+        """Yield (request, bytes of its answer) as they arrive.
 
-        for request, code, data in arriving(self._grid, FRAME, sent(), self._patience.call):
+        Args:
+            sent: what `_push` returned.
+        """
+        silent = dict.fromkeys(sent.values())
+        for request, code, data in pulled(self._grid, sent, self._patience.call):
             del silent[request]
             # a node answers refusals by frames, too, so a code is of an agent that failed
             if code is not None:
                 yield request, data
-        self._away |= set(silent.values())
+        self._away |= {client for _, client in silent}
 
 
 def asked(
@@ -264,24 +281,19 @@ def asked(
         seconds: to wait; None waits for all.
     """
     messages = ((node, node, content) for node, content in sent.items())
-    answers = arriving(grid, kind, messages, seconds)
+    answers = pulled(grid, pushed(grid, kind, messages), seconds)
     return {node: (code, data) for node, code, data in answers if code is not None}
 
 
-def arriving(
-    grid: Grid, kind: str, sent: Iterable[tuple[R, int, RecordDict]], seconds: float | None
-) -> Iterator[tuple[R, str | None, bytes]]:
-    """Send messages, and yield (request, code, data) of each answer as it arrives.
-
-    The code of an app that ended is None.
+def pushed(grid: Grid, kind: str, sent: Iterable[tuple[R, int, RecordDict]]) -> dict[str, R]:
+    """Send messages, and return the request of each by the number of its message.
 
     Args:
         grid: of the ServerApp.
         kind: of the messages.
         sent: (request, node, content), made as they are taken; requests are of the caller's choice.
-        seconds: to wait after the last message was sent; None waits for all.
     """
-    waiting: dict[str, R] = {}  # requests by the number of their message
+    waiting: dict[str, R] = {}
     contents = iter(sent)
     # Pushed in parts, so that not all requests are in memory at once.
     while part := list(islice(contents, FIRST_CHUNK)):
@@ -293,10 +305,28 @@ def arriving(
         for (request, _, _), number in zip(part, numbers, strict=False):
             if number:  # Flower has none for a message that it could not take
                 waiting[number] = request
+    return waiting
+
+
+def pulled(
+    grid: Grid, sent: Mapping[str, R], seconds: float | None
+) -> Iterator[tuple[R, str | None, bytes]]:
+    """Yield (request, code, data) of each answer as it arrives.
+
+    The code of an app that ended is None.
+
+    Args:
+        grid: of the ServerApp.
+        sent: requests by the numbers of their messages.
+        seconds: to wait; None waits for all.
+    """
+    waiting = dict(sent)
     due = time.monotonic() + (float("inf") if seconds is None else seconds)
     pause = SHORTEST_PAUSE
     while waiting:
+        began = time.monotonic()
         replies = list(grid.pull_messages(list(waiting)))
+        ended = time.monotonic()
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id)
             yield request, *_answer_in(reply)
@@ -304,6 +334,8 @@ def arriving(
         if not waiting or left <= 0:
             return
         pause = SHORTEST_PAUSE if replies else min(1.5 * pause, LONGEST_PAUSE)
+        # a look at many messages takes the processor, and in a simulation a lock, from the nodes
+        pause = max(pause, PAUSE_PER_LOOK * (ended - began))
         time.sleep(min(pause, left))
 
 
@@ -698,7 +730,9 @@ def simulated(
                 _SIMULATED[folder] = AuthorityNode(method, folder, policy=policy)
             else:
                 own = load(number, clients)
-                _SIMULATED[folder] = Node(method, own, folder, number=number, policy=policy)
+                _SIMULATED[folder] = Node(
+                    method, own, folder, number=number, policy=policy, durable=False
+                )
         return _SIMULATED[folder]
 
     code, data = answer(node, kind, bytes_of(message.content))

@@ -72,6 +72,8 @@ class Node(Party):
         number: of the client; None is that of its key on the roster.
         policy: what its owner allows; None allows every run of the method that has a roster.
         settings: device and threads.
+        durable: state and ledger outlive a power cut. Only a simulation, whose server is on the
+            same machine, may do without: it then waits for no disk.
 
     Raises:
         UsageError: several clients, a roster without this client, or no number; or classes that
@@ -89,6 +91,7 @@ class Node(Party):
         number: int | None = None,
         policy: Policy | None = None,
         settings: Settings | None = None,
+        durable: bool = True,
     ) -> None:
         if len(data) != 1:
             raise UsageError(
@@ -96,7 +99,7 @@ class Node(Party):
             )
         data.facts_of(0)  # refuses classes whose names would tell of this client's labels
         own = number_of(number, identity, roster)
-        super().__init__(method, folder, own, identity, roster, policy)
+        super().__init__(method, folder, own, identity, roster, policy, durable)
         self.recipient = f"client/{own}"
         self._data = data
         self._settings = settings or Settings(threads=1)
@@ -221,13 +224,18 @@ class Node(Party):
             FrameError: a run that the node has not agreed to.
         """
         path = self._folder_of(run) / STATE
+        stamp = stamp_of(path)
         running = self._running.get(run)
         # another process may have answered since
-        if running is not None and running.stamp == stamp_of(path):
+        if running is not None and running.stamp == stamp:
             return running
         config = self._agreed(run)
-        endpoint = self._endpoint(config)
-        stamp = stamp_of(path)
+        # of which nothing is left if its state cannot be read
+        running = self._running.pop(run, None)
+        if running is not None and stamp is not None and not _targets(running.endpoint):
+            endpoint = running.endpoint  # with the keys that it derived
+        else:
+            endpoint = self._endpoint(config)
         if stamp is not None:
             state: ClientState = unpack(atomic_files.read(path), ClientState)
             endpoint.client.restore(state)
@@ -259,11 +267,13 @@ class Node(Party):
 
     def _resume(self, endpoint: Endpoint[Any]) -> None:
         """Hold an endpoint to a target ε, of which the run has spent a part."""
+        targets = _targets(endpoint)
+        if not targets:
+            return
         own = [each for each in endpoint.reservations if isinstance(each, ReleaseBudget)]
         spent = [replace(event, ids=(self.number,)) for each in own for event in each.recorded()]
-        for each in endpoint.reservations:
-            if isinstance(each, ReleaseTarget):
-                each.learn(spent)
+        for target in targets:
+            target.learn(spent)
 
     def _store(self, run: str, running: _Running) -> None:
         """Write the state of a run, so that it is on the disk when this returns."""
@@ -275,7 +285,11 @@ class Node(Party):
         """Return the node's ledger of a unit, with the ε that its owner allows."""
         epsilon = self.policy.most_epsilon
         return Budget(
-            self._ledger(unit), NO_BUDGET if epsilon is None else epsilon, self.policy.delta, unit
+            self._ledger(unit),
+            NO_BUDGET if epsilon is None else epsilon,
+            self.policy.delta,
+            unit,
+            self._durable,
         )
 
     def _ledger(self, unit: str) -> Path:
@@ -290,3 +304,8 @@ def ledger_of(folder: Path, unit: str) -> Path:
         unit: of privacy, "client" or "example".
     """
     return folder / f"ledger-{unit}.jsonl"
+
+
+def _targets(endpoint: Endpoint[Any]) -> list[ReleaseTarget]:
+    """Return the targets ε of an endpoint, which count releases in memory."""
+    return [each for each in endpoint.reservations if isinstance(each, ReleaseTarget)]

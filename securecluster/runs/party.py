@@ -41,6 +41,7 @@ class Party(ABC):
         identity: signs what it sends; None in runs without a roster.
         roster: public keys of all parties, from who enrols them, and not from the server.
         policy: what its owner allows; None allows every run of the method that has a roster.
+        durable: what it writes outlives a power cut.
     """
 
     recipient: str  # its name in frames
@@ -53,6 +54,7 @@ class Party(ABC):
         identity: Identity | None,
         roster: Roster | None,
         policy: Policy | None,
+        durable: bool = True,
     ) -> None:
         self.method = method
         self.policy = policy or Policy()
@@ -60,6 +62,7 @@ class Party(ABC):
         self.number = number
         self._identity = identity
         self._roster = roster
+        self._durable = durable
         self._thread = threading.RLock()
         atomic_files.make_private_folder(self.folder)
 
@@ -128,7 +131,7 @@ class Party(ABC):
             if not (folder / AGREED).exists():
                 text = json.dumps(config, sort_keys=True)
                 atomic_files.write_atomic(
-                    folder / AGREED, text.encode(), atomic_files.OWNER, durable=True
+                    folder / AGREED, text.encode(), atomic_files.OWNER, durable=self._durable
                 )
         return run
 
@@ -157,7 +160,7 @@ class Party(ABC):
             What tells this version of the file from others.
         """
         path = self._folder_of(run) / STATE
-        atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=True)
+        atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=self._durable)
         return stamp_of(path)
 
     def _folder_of(self, run: str) -> Path:

@@ -404,14 +404,6 @@ class BlockTransport(Transport):
         """
         return _Replies(self._blocks, call, self._lost(call)).part(call)
 
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Answer several calls, one after another.
-
-        Args:
-            calls: requests to clients.
-        """
-        return [self.exchange(call) for call in calls]
-
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Ask all blocks at once, and yield the replies in the parts of a run in one process.
 

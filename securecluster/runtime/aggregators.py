@@ -15,7 +15,7 @@ from securecluster.errors import FrameError
 from securecluster.messaging.digests import reply_digests
 from securecluster.messaging.messages import Added, Call, Response, Rows
 from securecluster.privacy.cohorts import Cohort
-from securecluster.runtime.port import Connected, Port
+from securecluster.runtime.port import Connected, KeyMessages, Keys, Port
 
 
 class Exchange(Protocol):
@@ -70,6 +70,11 @@ class Aggregator(Protocol):
     hides_replies: bool
     needs_seed: bool
 
+    @property
+    def keys(self) -> Keys | None:
+        """Return its exchange of keys; None without any."""
+        ...
+
     def connect(self, port: Port) -> None:
         """Take the channel's port.
 
@@ -83,6 +88,14 @@ class Aggregator(Protocol):
 
         Args:
             clients: ids of the clients of the next sums.
+        """
+        ...
+
+    def beside(self, clients: Sequence[int]) -> KeyMessages:
+        """Yield what of an exchange of keys may go out beside another one.
+
+        Args:
+            clients: ids of the clients of the next call.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty, Response, Rows, Shared, select
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
-from securecluster.runtime.port import Port
+from securecluster.runtime.port import KeyMessage, KeyMessages, Port
 
 
 class MaskKeys:
@@ -31,32 +31,32 @@ class MaskKeys:
         """
         self._port = port
 
-    def ready(self, clients: Sequence[int]) -> list[int]:
+    def ready(self, clients: Sequence[int], *beside: KeyMessages) -> list[int]:
         """Return the clients that have the seed, after an agreement with those that do not.
 
         Args:
             clients: ids of the clients of the next call; who does not reply joins at a later one.
+            *beside: exchanges of other keys, which go out together with an agreement.
         """
-        self._agree(clients)
+        keyed = set(self._port.state().keyed)
+        newcomers = [client for client in clients if client not in keyed]
+        if newcomers:
+            self._port.together(self._agreement(newcomers), *beside)
         keyed = set(self._port.state().keyed)
         return [client for client in clients if client in keyed]
 
-    def _agree(self, clients: Sequence[int]) -> None:
-        """Run the key agreement with those clients that do not have the seed yet."""
-        keyed = set(self._port.state().keyed)
-        newcomers = [client for client in clients if client not in keyed]
-        if not newcomers:
-            return
-        offers = self._send("key_offer", newcomers, Empty())
+    def _agreement(self, newcomers: Sequence[int]) -> KeyMessages:
+        """Yield the messages of a key agreement with some clients."""
+        offers = yield self._message("key_offer", newcomers, Empty())
         # One frame names at most as many peers as the run has clients, however many join.
         positions = range(len(offers.ids))
         for first in positions[:: self._most_peers]:
             block = slice(first, first + self._most_peers)
             reply = select(offers.reply, positions[block])
-            self._agree_with(Response(offers.ids[block], reply))
+            yield from self._agreement_of(Response(offers.ids[block], reply))
 
-    def _agree_with(self, offers: Response) -> None:
-        """Distribute the mask seed to some clients: the first leader that replies seals it to them.
+    def _agreement_of(self, offers: Response) -> KeyMessages:
+        """Yield the messages that distribute the seed: the first leader that replies seals it.
 
         Args:
             offers: the clients' public keys.
@@ -68,7 +68,7 @@ class MaskKeys:
             signatures=Shared(offers.reply.signature.values),
         )
         for leader in self._leaders(offers):
-            sealed = self._send("key_seal", [leader], query).reply
+            sealed = (yield self._message("key_seal", [leader], query)).reply
             if sealed is None:
                 continue
             # a batch of one frame, the leader's, with one row per peer
@@ -78,7 +78,7 @@ class MaskKeys:
                 ciphertext=Rows(sealed.ciphertexts.values[0]),
                 signature=Rows(sealed.signatures.values[0]),
             )
-            opened = self._send("key_open", peers, message)
+            opened = yield self._message("key_open", peers, message)
             state = self._port.state()
             state.keyed = sorted({*state.keyed, *opened.ids})
             return
@@ -96,9 +96,9 @@ class MaskKeys:
         seeded = dict(zip(offers.ids, flags, strict=True))
         return sorted(offers.ids, key=lambda client: not seeded[client])
 
-    def _send(self, method: str, to: Sequence[int], query: Any) -> Response:
-        """Send a message of the key agreement, which has numbers of its own."""
+    def _message(self, method: str, to: Sequence[int], query: Any) -> KeyMessage:
+        """Return a message of the key agreement, which has numbers of its own."""
         state = self._port.state()
         state.key_step += 1
         # The seed is of the run: local parameter servers have no part in it.
-        return self._port.from_server(method, to, query, step=state.key_step)
+        return KeyMessage(method, to, query, state.key_step, from_server=True)

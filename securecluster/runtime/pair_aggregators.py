@@ -17,7 +17,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.runtime.aggregators import Exchange
-from securecluster.runtime.port import Connected, Port
+from securecluster.runtime.port import Connected, KeyMessages, Keys, Port
 
 # makes a function's value of the clusters' labels alone
 LabelledValue = Callable[[list[int]], Any]
@@ -113,6 +113,11 @@ class PairAggregator(Protocol):
     server_reads_rows: bool
     needs_seed: bool
 
+    @property
+    def keys(self) -> Keys | None:
+        """Return its exchange of keys; None without any."""
+        ...
+
     def connect(self, port: Port) -> None:
         """Take the channel's port.
 
@@ -133,6 +138,14 @@ class PairAggregator(Protocol):
 
     def ready(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that can take part now, after an exchange where one is needed.
+
+        Args:
+            clients: ids of the clients of the next call.
+        """
+        ...
+
+    def beside(self, clients: Sequence[int]) -> KeyMessages:
+        """Yield what of an exchange of keys may go out beside another one.
 
         Args:
             clients: ids of the clients of the next call.

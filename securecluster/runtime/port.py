@@ -2,11 +2,15 @@
 
 Keys of masks, of pads and of an encryption are exchanged in three ways that look the same from
 outside: `ready` returns the clients that have the keys, after an exchange where one is needed.
+
+Over a network each message takes a round trip, so two exchanges that do not wait for each other go
+out together (`Port.together`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +49,29 @@ class Send(Protocol):
 
 
 @dataclass(frozen=True)
+class KeyMessage:
+    """A message of an exchange of keys.
+
+    Args:
+        method: name of the method.
+        to: ids of the recipients.
+        query: message with one frame per recipient.
+        step: number of the message.
+        from_server: False for a message from whoever calls the clients.
+    """
+
+    method: str
+    to: Sequence[int]
+    query: Any
+    step: int
+    from_server: bool
+
+
+# yields its messages one after another, and takes the response to each
+KeyMessages = Generator[KeyMessage, Response, None]
+
+
+@dataclass(frozen=True)
 class Port:
     """By which a part of the channel sends its messages, and keeps its keys.
 
@@ -53,6 +80,7 @@ class Port:
         from_server: sends a message to clients from the server, also where local parameter servers
             call them.
         to_authority: sends a message to the key authority, whose number is 0.
+        all_to_clients: sends several messages at once, and returns the response to each.
         state: returns the state of the channel, which a resumed run replaces.
         refuse: notes that replies are of no use: the error that they caused, and the clients that
             are to blame, where these are known. It raises the error where that ends the run.
@@ -61,8 +89,27 @@ class Port:
     to_clients: Send
     from_server: Send
     to_authority: Send
+    all_to_clients: Callable[[Sequence[KeyMessage]], list[Response]]
     state: Callable[[], ChannelState]
     refuse: Callable[[Exception, Sequence[int]], None]
+
+    def together(self, *exchanges: KeyMessages) -> None:
+        """Carry out exchanges, of which the first messages go out together, then the second ones.
+
+        Args:
+            exchanges: none of which waits for another.
+        """
+        due: list[tuple[KeyMessages, KeyMessage]] = []
+        for exchange in exchanges:
+            with suppress(StopIteration):
+                due.append((exchange, next(exchange)))
+        while due:
+            responses = self.all_to_clients([message for _, message in due])
+            answered = zip(due, responses, strict=True)
+            due = []
+            for (exchange, _), response in answered:
+                with suppress(StopIteration):
+                    due.append((exchange, exchange.send(response)))
 
 
 class Keys(Protocol):
@@ -78,6 +125,14 @@ class Keys(Protocol):
 
     def ready(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that have the keys, after an exchange where one is needed.
+
+        Args:
+            clients: ids of the clients of the next call.
+        """
+        ...
+
+    def beside(self, clients: Sequence[int]) -> KeyMessages:
+        """Return as much of the exchange as may go out beside another one; `ready` does the rest.
 
         Args:
             clients: ids of the clients of the next call.
@@ -114,3 +169,12 @@ class Connected:
         if self.keys is None:
             return list(clients)
         return self.keys.ready(clients)
+
+    def beside(self, clients: Sequence[int]) -> KeyMessages:
+        """Yield what of an exchange of keys may go out beside another one.
+
+        Args:
+            clients: ids of the clients of the next call.
+        """
+        if self.keys is not None:
+            yield from self.keys.beside(clients)

@@ -52,7 +52,7 @@ from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, ReleasePolicy, release_of
 from securecluster.runtime.mask_keys import MaskKeys
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
-from securecluster.runtime.port import TRIES, Port
+from securecluster.runtime.port import TRIES, KeyMessage, Port
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
 from securecluster.runtime.transport import Transport
@@ -148,6 +148,7 @@ class ServerChannel:
             to_clients=partial(self._send, from_server=False),
             from_server=self._send,
             to_authority=partial(self._send, verb=AUTHORITY_CALL),
+            all_to_clients=self._send_all,
             state=lambda: self.state,
             refuse=self._refuse,
         )
@@ -175,6 +176,7 @@ class ServerChannel:
         to: Sequence[int],
         step: int | None = None,
         tries: int = 1,
+        keys: bool = True,
     ) -> Replies[A]:
         """Collect each client's reply individually, in the order of `to`.
 
@@ -186,17 +188,47 @@ class ServerChannel:
                 have the mask of that call and compare with its replies. The next number by default.
             tries: number of requests to a client that does not reply, for the mask's key and then,
                 with the same frame and under the same mask, for this call.
+            keys: where the mask's key is agreed on, exchange those of later sums or pairs, too;
+                False where the clients may have none.
 
         Returns:
             The replies that arrived, and the ids of the clients that did not reply.
         """
-        ready, step = self._open(method, query, to, step, tries)
+        part: Aggregator | PairAggregator | None = None
+        if keys:  # of the part that needs some: pairs come before sums
+            part = self.pair_aggregator if self.pair_aggregator.keys else self.aggregator
+        ready, step = self._open(method, query, to, part, step, tries)
         members = [1] * len(ready)  # each reply is read on its own
         call = self._call(
             method=method, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
         )
         response = self._calls_of(method, tries)(call)
         return self._gathered_replies(method, to, call, response)
+
+    def begin(
+        self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]
+    ) -> Callable[[], Replies[A]]:
+        """Gather beside the calls that follow: return the function that collects the replies.
+
+        Args:
+            method: client method to call.
+            query: message with one frame per recipient.
+            to: ids of the recipients, which none of the calls beside asks.
+        """
+        ready, step = self._open(method, query, to, None)
+        call = self._call(method, GATHER, query, to, ready, step, [1] * len(ready))
+        finish = self._transport.begin(call)
+
+        def collected() -> Replies[A]:
+            return self._gathered_replies(method, to, call, self._begun(method, call, finish))
+
+        return collected
+
+    def _begun(self, method: Method, call: Call, finish: Callable[[], Response]) -> Response:
+        """Return the replies to a call that was sent before, after their checks."""
+        response = finish()
+        self._note_refusals(call, response)
+        return self._checked(method, call, response)
 
     def _gathered_replies(
         self, method: ClientMethod[C, Q, A], to: Sequence[int], call: Call, response: Response
@@ -249,20 +281,24 @@ class ServerChannel:
         """
         calls = []
         for client in to:
-            ready, step = self._open(method, query, [client], self._next_post())
+            ready, step = self._open(method, query, [client], None, self._next_post())
             members = [1] * len(ready)
             calls.append(self._call(method, GATHER, query, [client], ready, step, members))
         # a client that lacks the mask's key is not asked
-        responses = iter(self._transport.exchange_all([call for call in calls if call.to]))
+        responses = iter(self._posted(method, [call for call in calls if call.to]))
         replies = []
         for client, call in zip(to, calls, strict=True):
-            response = Response((), None)
-            if call.to:
-                response = next(responses)
-                self._note_refusals(call, response)
-                response = self._checked(method, call, response)
+            response = next(responses) if call.to else Response((), None)
             replies.append(self._gathered_replies(method, [client], call, response))
         return replies
+
+    def _posted(self, method: Method, calls: Sequence[Call]) -> list[Response]:
+        """Send calls of a method at once, and return the replies to each after their checks."""
+        checked = []
+        for call, response in zip(calls, self._transport.exchange_all(calls), strict=True):
+            self._note_refusals(call, response)
+            checked.append(self._checked(method, call, response))
+        return checked
 
     def _next_post(self) -> int:
         """Return the number of the next posted call."""
@@ -297,7 +333,7 @@ class ServerChannel:
         Returns:
             Sums with (groups, …) fields, and the number of members of each.
         """
-        ready, step = self._open(method, query, to, tries=self._sum_tries)
+        ready, step = self._open(method, query, to, self.aggregator, tries=self._sum_tries)
         if by is None:
             by = [0] * len(to)
             rosters = [self.clients]
@@ -400,7 +436,7 @@ class ServerChannel:
             FrameError: the rows have another length.
         """
         self.pair_aggregator.check(then)
-        ready, step = self._open(method, query, to, tries=tries)
+        ready, step = self._open(method, query, to, self.pair_aggregator, tries=tries)
         ready = self.pair_aggregator.ready(ready)
         members = [2] * len(ready)  # a pair combines the rows of two clients
         call = self._call(
@@ -490,11 +526,18 @@ class ServerChannel:
         return self._costs.noise(field, dimension, trains)
 
     def _open(
-        self, method: Method, query: Any, to: Sequence[int], step: int | None = None, tries: int = 1
+        self,
+        method: Method,
+        query: Any,
+        to: Sequence[int],
+        part: Aggregator | PairAggregator | None,
+        step: int | None = None,
+        tries: int = 1,
     ) -> tuple[list[int], int]:
         """Prepare a call: check its query, agree on the mask's key and number the call.
 
         Args:
+            part: whose keys are exchanged beside the mask's; None for none.
             step: number of an earlier call to continue; the next number by default.
             tries: number of key agreements with clients that do not have the seed.
 
@@ -509,8 +552,10 @@ class ServerChannel:
         ready = list(to)
         if self._mask_keys is not None:
             # A client that only receives needs the seed, too: it must undo the mask.
+            members = [client for client in to if client < len(self.clients)]  # no newcomers
             for _ in range(tries):
-                ready = self._mask_keys.ready(to)
+                beside = () if part is None else (part.beside(members),)
+                ready = self._mask_keys.ready(to, *beside)
         if step is None:  # calls that continue an earlier one draw the same batches and masks
             self.state.step += 1
             step = self.state.step
@@ -646,14 +691,36 @@ class ServerChannel:
             verb: by which clients, or the key authority, are asked.
             from_server: False for a message from whoever calls the clients.
         """
-        asker: tuple[int, ...] = ()
-        if self._asker and not from_server:
-            asker = tuple(self._asker[client] for client in to)
         attempt = 0
         if call is not None:
             step = call.step
             attempt = call.attempt
-        request = Call(
+        request = self._message(method, to, query, step, verb, from_server)
+        request = dataclasses.replace(
+            request, members=tuple(members) or request.members, group=tuple(group), attempt=attempt
+        )
+        return self._within_bounds(request, self._carried(request))
+
+    def _send_all(self, messages: Sequence[KeyMessage]) -> list[Response]:
+        """Send messages of exchanges of keys to clients, all at once."""
+        requests = [
+            self._message(each.method, each.to, each.query, each.step, GATHER, each.from_server)
+            for each in messages
+        ]
+        responses = self._transport.exchange_all(requests)
+        for request, response in zip(requests, responses, strict=True):
+            self._note_refusals(request, response)
+            self._within_bounds(request, response)
+        return responses
+
+    def _message(
+        self, method: str, to: Sequence[int], query: Any, step: int, verb: str, from_server: bool
+    ) -> Call:
+        """Return a message of a part of the channel, which is of no sum."""
+        asker: tuple[int, ...] = ()
+        if self._asker and not from_server:
+            asker = tuple(self._asker[client] for client in to)
+        return Call(
             config=self._config,
             method=method,
             verb=verb,
@@ -661,15 +728,21 @@ class ServerChannel:
             step=step,
             to=tuple(to),
             query=query,
-            members=tuple(members) or (1,) * len(to),
+            members=(1,) * len(to),
             asker=asker,
-            group=tuple(group),
-            attempt=attempt,
         )
-        response = self._carried(request)
+
+    def _within_bounds(self, request: Call, response: Response) -> Response:
+        """Return a response whose reply is within its bounds.
+
+        Raises:
+            FrameError: it is not.
+        """
         if response.reply is not None:
             # The bounds of what clients send are the run's; the authority's have no sizes of it.
-            limits = Limits() if verb == AUTHORITY_CALL else self.limits.beside(query)
+            limits = self.limits.beside(request.query)
+            if request.verb == AUTHORITY_CALL:
+                limits = Limits()
             check(response.reply, limits)
         return response
 

@@ -51,12 +51,24 @@ class Transport(Protocol):
         ...
 
     def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Send several calls, and collect their replies; a network sends all of them at once.
+        """Send several calls one after another, and collect their replies.
+
+        A network sends all of them at once.
 
         Args:
             calls: requests to clients, none of which waits for another's replies.
         """
-        ...
+        return [self.exchange(call) for call in calls]
+
+    def begin(self, call: Call) -> Callable[[], Response]:
+        """Return a function that brings the replies to a call, beside which others go out.
+
+        A network sends the call at once. In one process clients answer when the function is called.
+
+        Args:
+            call: requests to clients.
+        """
+        return lambda: self.exchange(call)
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call's frames, and yield the replies in parts, for sums over many clients.
@@ -127,14 +139,6 @@ class InProcess(Transport):
         if not reached:  # endpoints expect one recipient or more
             return Response((), None)
         return self._answer(call.select(reached))
-
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Answer several calls, one after another.
-
-        Args:
-            calls: requests to clients, none of which waits for another's replies.
-        """
-        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Answer a call chunk by chunk.
@@ -222,14 +226,6 @@ class Framed(Transport):
                 its budget.
         """
         return self.read(call, self.carried(call, self.frames_of(call)))
-
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Send several calls, one after another.
-
-        Args:
-            calls: requests to clients, none of which waits for another's replies.
-        """
-        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call to one chunk of its clients after another.
@@ -411,6 +407,14 @@ class WithAuthority(Transport):
         """
         return self._inner.exchange_all(calls)
 
+    def begin(self, call: Call) -> Callable[[], Response]:
+        """Pass a call to clients on.
+
+        Args:
+            call: requests to clients.
+        """
+        return self._inner.begin(call)
+
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Pass a call to clients on.
 
@@ -471,6 +475,21 @@ class Recorded(Transport):
             self._transcript.record(call, response)
         return responses
 
+    def begin(self, call: Call) -> Callable[[], Response]:
+        """Pass a call on, and record it when its replies are there.
+
+        Args:
+            call: requests to clients.
+        """
+        finish = self._inner.begin(call)
+
+        def finished() -> Response:
+            response = finish()
+            self._transcript.record(call, response)
+            return response
+
+        return finished
+
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Pass a call on, and record its parts as they arrive.
 
@@ -529,14 +548,6 @@ class Replay(Transport):
         recorded, response = self._next(call)
         _check_same(call, recorded)
         return response
-
-    def exchange_all(self, calls: Sequence[Call]) -> list[Response]:
-        """Return the recorded responses to requests that equal the recorded ones.
-
-        Args:
-            calls: requests to clients, none of which waits for another's replies.
-        """
-        return [self.exchange(call) for call in calls]
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Yield the recorded responses to the parts of a request, as the run asked them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,37 @@ def test_without_dropouts_a_sum_takes_two_exchanges_and_a_run_two_more(
     fitted = make("fedavg").fit(federation, FULL)
     methods = [entry.method for entry in fitted.transcript_.entries]
     assert methods == ["sum_offer", "sum_keys", *["contribute", "reveal_shares"] * 4, "receive"]
+
+
+def test_keys_of_masks_and_of_sums_go_out_together(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[list[str]] = []
+
+    def exchange_all(transport: InProcess, calls: Sequence[Call]) -> list[Response]:
+        trips.append([call.method for call in calls])
+        return [transport.exchange(call) for call in calls]
+
+    monkeypatch.setattr(InProcess, "exchange_all", exchange_all)
+    fitted = make("fedavg", mask="rotation").fit(federation, FULL)
+    together = [["key_offer", "sum_offer"], ["key_seal", "sum_keys"], ["key_open"]]
+    assert trips == together
+    methods = [entry.method for entry in fitted.transcript_.entries]
+    assert methods[5] == "contribute"
+
+
+def test_who_offers_no_key_beside_the_agreement_is_asked_again(federation: Federation) -> None:
+    def lost(call: Call) -> set[int]:
+        return {1} if call.method == "sum_offer" and call.step == 1 else set()
+
+    served = serve(make("fedavg", mask="rotation", rounds=1), federation, lost)
+    entries = served.transcript.entries
+    sent = [served.transcript.content(k)[0] for k in range(len(entries))]
+    assert [call.to for call in sent if call.method == "sum_offer"] == [tuple(range(6)), (1,)]
+    # the others then lack its key, and it lacks none
+    assert next(call.to for call in sent if call.method == "sum_keys") == (0, 2, 3, 4, 5)
+    assert [call.to for call in sent if call.method == "contribute"] == [tuple(range(6))]
+    assert set(served.net.state.sum_keys.told.values()) == {6}
 
 
 def test_clients_may_be_lost_in_every_exchange() -> None:
@@ -399,21 +430,26 @@ def test_a_query_that_differs_a_little_opens_no_other_list_either(federation: Fe
         net.sum(HiddenClient.send_moments, PublicMean(Shared(mean + 1e-9)), to=net.clients[1:])
 
 
-def test_a_sum_that_failed_after_shares_were_revealed_is_asked_for_over_the_same_clients(
-    federation: Federation,
-) -> None:
-    calls: list[Call] = []
+def points_lost(gone: dict[int, set[int]], calls: list[Call]) -> Callable[[Call], set[int]]:
+    """Lose the points of clients by call, and the shares of three clients in the first call."""
 
     def lost(call: Call) -> set[int]:
         if call.method == "send_point":
             calls.append(call)
-            return {5} if call.step == 1 else set()
+            return gone.get(call.step, set())
         # in the first call two clients reveal their shares, which are too few
         if call.method == "reveal_shares" and call.step == 1:
             return {2, 3, 4}
         return set()
 
-    served = serve(make("hidden", rounds=1), federation, lost)
+    return lost
+
+
+def test_a_sum_that_failed_after_shares_were_revealed_is_asked_for_over_the_same_clients(
+    federation: Federation,
+) -> None:
+    calls: list[Call] = []
+    served = serve(make("hidden", rounds=1), federation, points_lost({1: {5}}, calls))
     assert [call.to for call in calls] == [tuple(range(6))] * 2
     lists = {
         tuple(call.query.lost.table[list(call.query.lost.picks[0])].tolist())
@@ -429,16 +465,7 @@ def test_a_sum_over_other_clients_than_the_one_list_is_not_asked_for(
 ) -> None:
     """Client 5 is lost in the first attempt, and client 4 in the second; then all are there."""
     calls: list[Call] = []
-
-    def lost(call: Call) -> set[int]:
-        if call.method == "send_point":
-            calls.append(call)
-            return {1: {5}, 2: {4}}.get(call.step, set())
-        if call.method == "reveal_shares" and call.step == 1:
-            return {2, 3, 4}
-        return set()
-
-    served = serve(make("hidden", rounds=1), federation, lost)
+    served = serve(make("hidden", rounds=1), federation, points_lost({1: {5}, 2: {4}}, calls))
     assert [call.step for call in calls] == [1, 2, 3]
     revealed = [
         served.transcript.content(k)[0]

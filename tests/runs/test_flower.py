@@ -437,6 +437,25 @@ def test_calls_that_do_not_wait_for_each_other_go_out_together() -> None:
     assert [response.ids for response in responses] == [(1, 0), (1,), (3,)]
 
 
+def test_a_call_that_is_begun_is_with_its_nodes_before_it_is_collected() -> None:
+    class Acknowledging(Grid):
+        def reply_to(self, message: Message) -> Message | None:
+            header = wire.peek(flower.bytes_of(message.content))
+            reply = wire.encode(reply_header(header), Ack())
+            return Message(flower.record_of(reply), reply_to=message)
+
+    grid = Acknowledging([])
+    nodes = {i: 100 + i for i in range(3)}
+    over = flower.FlowerTransport(grid, nodes, lambda name: Ack, lambda *_: None)
+    lone = Call("c" * 32, "receive", "gather", 1, 1, (2,), Empty(), (1,))
+    others = Call("c" * 32, "receive", "gather", 1, 2, (1, 0), Empty(), (1, 1))
+    finish = over.begin(lone)
+    assert len(grid.asked) == 1
+    assert over.exchange(others).ids == (1, 0)
+    assert finish().ids == (2,)
+    assert len(grid.asked) == 3
+
+
 # --- newcomers ---
 
 

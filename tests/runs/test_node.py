@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import stat
@@ -143,6 +144,40 @@ def test_a_run_on_nodes_that_are_started_for_each_message_is_the_run_in_this_pro
     assert [(e.method, e.ids, e.round) for e in events] == [
         (e.method, e.ids, e.round) for e in whole.ledger_.events
     ]
+
+
+@pytest.mark.parametrize("name", ["cfl, sketch and secagg", "fedavg, momentum kept"])
+def test_two_processes_take_turns_and_build_each_endpoint_once(
+    name: str,
+    federation: Federation,
+    enrolled: Enrolled,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = EQUAL[name]
+    whole = made.fit(federation, Settings(threads=1))
+    nodes = nodes_of(made, federation, enrolled, tmp_path)
+    others = nodes_of(made, federation, enrolled, tmp_path)
+    built: list[int] = []
+    endpoint = Node._endpoint
+
+    def counted(node: Node, config: Any) -> Endpoint[Any]:
+        built.append(node.number)
+        return endpoint(node, config)
+
+    monkeypatch.setattr(Node, "_endpoint", counted)
+    turns = itertools.cycle([nodes, nodes, others])
+
+    def in_turn(node: Node, frame: bytes) -> bytes:
+        return next(turns)[node.number].answer(frame)
+
+    serve(made, federation, nodes, enrolled[1], in_turn)
+    assert sorted(built) == sorted([*range(CLIENTS)] * 2)
+    for i, pair in enumerate(zip(nodes, others, strict=True)):
+        last = max(pair, key=lambda node: next(iter(node._running.values())).stamp[1])  # type: ignore[index]
+        (running,) = last._running.values()
+        found = running.endpoint.client.models.row(0).numpy()
+        np.testing.assert_array_equal(found, whole.client_models_.row(i).numpy())
 
 
 def test_models_on_nodes_are_those_of_the_run_in_this_process(

@@ -55,7 +55,12 @@ class Budget:
     """
 
     def __init__(
-        self, path: Path | str, epsilon: float, delta: float = DELTA, unit: str = "client"
+        self,
+        path: Path | str,
+        epsilon: float,
+        delta: float = DELTA,
+        unit: str = "client",
+        durable: bool = True,
     ) -> None:
         numeric = isinstance(epsilon, Real) and isinstance(delta, Real)
         if not numeric or not epsilon > 0 or not 0 < delta < 1:
@@ -69,7 +74,7 @@ class Budget:
         self.epsilon = float(epsilon)
         self.delta = float(delta)
         self.unit = unit
-        self._log = manifest.Log(self.path, mode=atomic_files.OWNER, durable=True)
+        self._log = manifest.Log(self.path, mode=atomic_files.OWNER, durable=durable)
         self._ledger = Ledger()
         # by run: its number, under which the ledger has the client, and what may be repeated
         self._numbers: dict[str, int] = {}

@@ -44,7 +44,7 @@ from securecluster.protections.encryption.tags import text_bytes
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Exchange, Total, members_by_group
 from securecluster.runtime.channel_state import KeyRecord
-from securecluster.runtime.port import TRIES, Connected, Port
+from securecluster.runtime.port import TRIES, Connected, KeyMessages, Port
 
 # clients whose ciphertexts are in memory at once
 CHUNK = 16
@@ -334,6 +334,14 @@ class EncryptionKeyRelay:
             # Who did not reply may not have it: it is told again, and not asked for a row before.
             record.told = sorted({*record.told, *response.ids})
         return [client for client in clients if client in record.told]
+
+    def beside(self, clients: Sequence[int]) -> KeyMessages:
+        """Yield nothing: the key authority's key comes first.
+
+        Args:
+            clients: ids of the clients.
+        """
+        yield from ()
 
 
 class GroupSum:

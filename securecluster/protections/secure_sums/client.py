@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
@@ -49,6 +50,7 @@ from securecluster.protections.secure_sums.messages import (
     masked_class,
 )
 from securecluster.protections.secure_sums.shamir import VALUE
+from securecluster.protections.secure_sums.shares import ShareSeal
 from securecluster.protections.secure_sums.sum_record import SumRecord
 from securecluster.protections.sum_calls import (
     FollowingSum,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
+KEPT_SEALS = 4096  # of pairs, in memory: of all neighbours of a client on a machine of its own
 
 
 class SecureSumService(ClientHalf):
@@ -101,6 +104,7 @@ class SecureSumService(ClientHalf):
         self._shares = shares
         self._fixed = fixed
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
+        self._seal = lru_cache(KEPT_SEALS)(partial(ShareSeal, run=self._run))
 
     @property
     def least_survivors(self) -> Callable[[int], int] | None:
@@ -359,7 +363,7 @@ class SecureSumService(ClientHalf):
             record.mask = self._keys.secret(client, "secure sum self masks")
         neighbours = graph.neighbours(client)
         pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
-        return ClientMasks(client, record.mask, pair_keys, context, graph)
+        return ClientMasks(client, record.mask, pair_keys, context, graph, self._seal)
 
 
 def same_rows(purpose: str, fixed: Collection[str]) -> str:

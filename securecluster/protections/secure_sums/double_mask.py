@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, islice
 
 from securecluster.core.lazy_torch import torch
@@ -133,6 +133,7 @@ class ClientMasks:
         pair_keys: neighbour -> key of the pair (`KeyPair.pair_key`).
         context: the attempt.
         graph: graph of its members.
+        seal: returns the seal of a pair's key; None makes it anew.
 
     Raises:
         UsageError: a graph of other members or another threshold, or a neighbour without a key.
@@ -145,6 +146,7 @@ class ClientMasks:
         pair_keys: Mapping[int, bytes],
         context: SumContext,
         graph: Graph,
+        seal: Callable[[bytes], ShareSeal] | None = None,
     ) -> None:
         _check_graph(context, graph)
         self.client = client
@@ -158,6 +160,7 @@ class ClientMasks:
         self._secret = secret
         # Keys of clients that are no neighbours stay out of reach of a request to reveal them.
         self._pair_keys = {peer: pair_keys[peer] for peer in self.neighbours}
+        self._seal_of = seal or partial(ShareSeal, run=context.run)
         self._seed = self._derive("securecluster self mask v1")
 
     def __repr__(self) -> str:
@@ -185,12 +188,11 @@ class ClientMasks:
     def boxes(self) -> dict[int, bytes]:
         """Return the sealed share of the seed for each neighbour, by its id."""
         boxes = {}
-        for client, value in self._own_shares.items():
-            # The own share needs no box: it never leaves before the client may reveal it.
-            if client != self.client:
-                seal = self._seal(client)
-                box = seal.close([value], self._context.hash, self.client, client)
-                boxes[client] = box
+        # The own share needs no box: it never leaves before the client may reveal it.
+        for client in self.neighbours:
+            seal = self._seal(client)
+            value = self._own_share(client)
+            boxes[client] = seal.close([value], self._context.hash, self.client, client)
         return boxes
 
     def pad_keys(self, lost: Iterable[int]) -> dict[int, bytes]:
@@ -214,7 +216,8 @@ class ClientMasks:
         values = {}
         for owner in owners:
             if owner == self.client:
-                values[owner] = self._own_shares[owner]
+                # The client holds a share, too: fewer others are needed.
+                values[owner] = self._own_share(owner)
                 continue
             if owner not in boxes:
                 raise FrameError(f"client {self.client} was sent no box of client {owner}")
@@ -223,17 +226,17 @@ class ClientMasks:
             values[owner] = opened[0]
         return values
 
+    def _own_share(self, holder: int) -> int:
+        """Return the value of a holder's share of the client's own seed."""
+        return shamir.evaluate(self._polynomial, coordinate(holder))
+
     @cached_property
-    def _own_shares(self) -> dict[int, int]:
-        """Return the value of the share of the client's own seed for each holder."""
-        # The client holds a share, too: fewer others are needed.
-        holders = sorted((self.client, *self.neighbours))
-        coordinates = [coordinate(holder) for holder in holders]
+    def _polynomial(self) -> list[int]:
+        """Return the polynomial that the shares of the client's own seed lie on."""
         # Derived coefficients: a client that is asked again deals the same shares, and not a second
         # set, which together with the first would need fewer holders.
         source = pads.byte_source(self._derive("securecluster share polynomial v1"))
-        shares = shamir.share(self._seed, coordinates, self._context.threshold, source)
-        return {holder: item.y for holder, item in zip(holders, shares, strict=True)}
+        return shamir.polynomial(self._seed, self._context.threshold, source)
 
     def _derive(self, label: str) -> bytes:
         return pads.expand(self._secret, pads.transcript(label, self._context.hash))
@@ -250,7 +253,7 @@ class ClientMasks:
         return keys
 
     def _seal(self, peer: int) -> ShareSeal:
-        return ShareSeal(self._pair_keys[peer], self._context.run)
+        return self._seal_of(self._pair_keys[peer])
 
 
 class MaskedSum:

@@ -60,27 +60,38 @@ def share(
         UsageError: a secret of another length, a threshold that is not between 1 and n, or an
             x-coordinate that is zero or not unique.
     """
-    if len(secret) != SECRET:
-        raise UsageError(f"a secret to share has {SECRET} bytes, not {len(secret)}")
     if not 1 <= threshold <= len(holders):
         raise UsageError(
             f"a threshold lies between 1 and the number of holders, {len(holders)}: {threshold} "
             "does not"
         )
     _check_coordinates(holders, UsageError)
+    coefficients = polynomial(secret, threshold, source)
+    return [Share(label, threshold, x, evaluate(coefficients, x)) for x in holders]
+
+
+def polynomial(secret: bytes, threshold: int, source: ByteSource) -> list[int]:
+    """Return the coefficients (threshold,) of a secret's polynomial, the highest power's first.
+
+    Args:
+        secret: 32 secret bytes.
+        threshold: number of shares that give the secret, at least 1.
+        source: returns as many random bytes as it is asked for; the only randomness.
+
+    Raises:
+        UsageError: a secret of another length.
+    """
+    if len(secret) != SECRET:
+        raise UsageError(f"a secret to share has {SECRET} bytes, not {len(secret)}")
     coefficients = [int.from_bytes(secret, "big")]
     for _ in range(threshold - 1):
         random = int.from_bytes(source(COEFFICIENT), "big")
         coefficients.append(random % PRIME)
     coefficients.reverse()
-    shares = []
-    for x in holders:
-        y = _evaluate(coefficients, x)
-        shares.append(Share(label, threshold, x, y))
-    return shares
+    return coefficients
 
 
-def _evaluate(coefficients: Sequence[int], x: int) -> int:
+def evaluate(coefficients: Sequence[int], x: int) -> int:
     """Return a polynomial's value modulo PRIME by Horner's rule.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ import torch
 
 from securecluster import Federation
 from securecluster.errors import UpdateError
+from securecluster.messaging.messages import Call, Response
 from securecluster.protocols import ClusteringProtocol, FedAvg, Local, Settings
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
 from securecluster.protocols.common.client import TrainingClient
@@ -19,6 +20,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.transport import InProcess
 
 EXACT = Settings(dtype="float64", transcript="full")
 
@@ -44,6 +46,27 @@ class Told(ClusteringProtocol):
 
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         return [0] * len(to)
+
+
+def test_lone_clients_are_asked_beside_the_sum_of_the_others(
+    small: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    begin, exchange = InProcess.begin, InProcess.exchange
+
+    def noted_begin(transport: InProcess, call: Call) -> Callable[[], Response]:
+        events.append(f"ask {call.method}")
+        return begin(transport, call)
+
+    def noted_exchange(transport: InProcess, call: Call) -> Response:
+        events.append(f"collect {call.method}")
+        return exchange(transport, call)
+
+    monkeypatch.setattr(InProcess, "begin", noted_begin)
+    monkeypatch.setattr(InProcess, "exchange", noted_exchange)
+    Told(rounds=4, mask="none", model="linear").fit(small, EXACT)
+    beside = ["ask train_locally", "collect contribute", "collect train_locally"]
+    assert events == [*["collect contribute"] * 2, *beside * 2, "collect receive"]
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
