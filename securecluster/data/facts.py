@@ -151,7 +151,13 @@ class Facts:
     def shared(self) -> ClientFacts:
         """Return what every client tells of its data, but for numbers of classes and samples."""
         return ClientFacts(
-            self.x, self.y, self.objective.as_json(), None, self.feature_names, self.bright
+            x=self.x,
+            y=self.y,
+            objective=self.objective.as_json(),
+            feature_names=self.feature_names,
+            class_names=self.class_names,
+            scaling=self.scaling,
+            bright=self.bright,
         )
 
     @property
