@@ -23,7 +23,7 @@ from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.endpoint import ReleasePolicy
+from securecluster.runtime.endpoint import KEPT, ReleasePolicy
 from securecluster.training.config import LocalTraining
 
 A = TypeVar("A")
@@ -99,12 +99,25 @@ class ReleaseAccounting:
             return reply
         return replace(reply, **changes)  # type: ignore[type-var]
 
-    def assumed(self, release: ReleasePolicy) -> Receipts:
-        """Return the receipts of a client whose reply was lost, if it trained before that.
+    def receipts_or_assumed(self, release: ReleasePolicy, receipts: Receipts | None) -> Receipts:
+        """Return a client's receipts, or those of a training that it may have done in silence.
+
+        A client whose reply was lost may have trained before that. Where it only trains, it does so
+        once for a request that arrives twice, and has a receipt in its first reply alone.
 
         Args:
             release: declaration of the called method.
+            receipts: of the client; None where its reply was lost.
         """
+        if receipts is None:
+            return self._assumed(release)
+        only_trains = not release.private and release.trains != KEPT
+        if only_trains and all(receipt.mechanism != TRAINING for receipt in receipts):
+            return (*receipts, *self._assumed(release))
+        return receipts
+
+    def _assumed(self, release: ReleasePolicy) -> Receipts:
+        """Return the receipts of a client that has trained as the called method does."""
         plan = self.training.get(release.trains)
         if plan is None:
             return ()

@@ -890,9 +890,7 @@ class ServerChannel:
         due: list[Receipts] = []
         positions_of: dict[Receipts, list[int]] = {}
         for position, client in enumerate(ids):
-            receipts = self._receipts.get(client)
-            if receipts is None:
-                receipts = self._costs.assumed(release)
+            receipts = self._costs.receipts_or_assumed(release, self._receipts.get(client))
             due.append(paid.due(client, receipts, method.__name__, step))
             positions_of.setdefault(without_digests(due[-1]), []).append(position)
         events: list[Event] = []

@@ -65,8 +65,14 @@ class SeededNode(Node):
         )
 
 
-def run(made: Any, federation: Federation, folder: Path) -> tuple[Any, ServerHalf]:
-    """Run the server over nodes that answer each frame twice at once."""
+def run(
+    made: Any, federation: Federation, folder: Path, second: bool = False
+) -> tuple[Any, ServerHalf]:
+    """Run the server over nodes that answer each frame twice at once.
+
+    Args:
+        second: it gets the reply that was made second, since the first one was lost.
+    """
 
     def node(i: int) -> Node:
         policy = Policy(roster=False)
@@ -83,7 +89,7 @@ def run(made: Any, federation: Federation, folder: Path) -> tuple[Any, ServerHal
         # a request that was carried out before reports no second training
         trained = made.privacy.per_example and wire.peek(frame).method == "train_locally"
         assert once == again or trained
-        return once
+        return again if second else once
 
     with ThreadPoolExecutor(2) as pool:
         doors = {i: partial(door, pool, i) for i in range(CLIENTS)}
@@ -111,3 +117,14 @@ def test_a_node_that_forgets_and_hears_all_twice_makes_the_run_in_this_process(
     events = [(e.method, e.ids, e.round) for e in whole.ledger_.events]
     assert [(e.method, e.ids, e.round) for e in half.net.state.ledger.events] == events
     assert half.net.state.lost == {} and half.net.state.refused == {}
+
+
+def test_a_training_counts_whose_first_reply_was_lost(
+    federation: Federation, tmp_path: Path
+) -> None:
+    made = CASES["srfca loss, noised examples"].build()
+    whole = made.fit(federation, KEYS)
+    _, half = run(made, federation, tmp_path, second=True)
+    trainings = [e for e in whole.ledger_.events if e.method == "train_locally"]
+    assert trainings and all(e.mechanism == "dp-sgd" for e in trainings)
+    assert half.net.state.ledger.events == whole.ledger_.events

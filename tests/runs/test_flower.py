@@ -482,7 +482,7 @@ def test_a_newcomer_s_node_joins_a_finished_run(
     joined = flower.join(grid, context, made, out, [new], roster=roster, patience=patience)
     whole = made.fit(federation.select(range(new)), Settings(threads=1))
     if not options:
-        assert list(joined.labels) == whole.predict(federation.select([new])).tolist()
+        assert list(joined.labels) == whole.join(federation.select([new])).tolist()
     assert [e.method for e in joined.ledger.events]
     absent = Grid(everybody[:new])
     patience = flower.Patience(start=0.5)

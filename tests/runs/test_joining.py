@@ -142,7 +142,7 @@ def test_newcomers_nodes_get_the_clusters_of_the_run_in_this_process(
     made = METHODS[name]
     found = World(made, everyone, tmp_path).ran().joined(*NEW)
     whole = made.fit(everyone.select(range(CLIENTS)), Settings(threads=1))
-    expected = whole.predict(everyone.select(NEW))
+    expected = whole.join(everyone.select(NEW))
     if made.observer.server_knows_labels:
         assert list(found.labels) == expected.tolist()
     else:
@@ -161,7 +161,7 @@ def test_the_mask_seed_comes_from_a_host_that_lives(everyone: Federation, tmp_pa
     world.dead = {0, 1}
     found = world.joined(4)
     expected = made.fit(everyone.select(range(CLIENTS)), Settings(threads=1))
-    assert list(found.labels) == expected.predict(everyone.select([4])).tolist()
+    assert list(found.labels) == expected.join(everyone.select([4])).tolist()
     asked = [i for i, _ in world.asked]
     assert 2 in asked and 3 not in asked  # the first that replies leads
     world.dead = set(range(CLIENTS))

@@ -108,8 +108,14 @@ def test_a_client_whose_reply_was_lost_is_taken_to_have_trained() -> None:
     plan = LocalTraining(0.1, 2, 10, clip=1.0, noise=1.5)
     costs = ReleaseAccounting(Pipeline(), training={"usual": plan})
     trains = ReleasePolicy((GATHER,), private=False, trains="usual")
-    assert costs.assumed(trains) == (Receipt(TRAINING, (), 1.5, batch=10, epochs=2),)
-    assert costs.assumed(RELEASE) == ()
+    training = (Receipt(TRAINING, (), 1.5, batch=10, epochs=2),)
+    assert costs.receipts_or_assumed(trains, None) == training
+    assert costs.receipts_or_assumed(RELEASE, None) == ()
+    # it replies to a request that was carried out before, whose reply was lost
+    assert costs.receipts_or_assumed(trains, ()) == training
+    own = (Receipt(TRAINING, (), 3.0, batch=5, epochs=1),)
+    assert costs.receipts_or_assumed(trains, own) == own
+    assert costs.receipts_or_assumed(RELEASE, ()) == ()
 
 
 def test_a_reply_is_repeated_at_a_cost_unless_it_is_exact_or_free() -> None:
