@@ -16,6 +16,8 @@ OPTION = re.compile(
     r"|(?<![\w-])--(?P<name>[a-z][a-z\d-]*)"
     r"(?: (?P<numbers>\d[\d.]*(?: \d[\d.]*)*)\b| (?P<word>[A-Z]+\b|[a-z\d-]+(?=[),;:]|$)))?"
 )
+# what some options are called in Python
+IN_PYTHON = {"out": "folder", "force": "force=True"}
 _typed = False  # whether sentences are for the command line
 
 
@@ -44,7 +46,7 @@ def _as_keyword(match: re.Match[str]) -> str:
     name, numbers, word = match.group("name", "numbers", "word")
     if name is None:  # a command
         return match.group()
-    keyword = name.replace("-", "_")
+    keyword = IN_PYTHON.get(name, name.replace("-", "_"))
     if numbers is not None:
         values = numbers.split()
         return f"{keyword}={values[0]}" if len(values) == 1 else f"{keyword}=[{', '.join(values)}]"

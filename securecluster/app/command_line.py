@@ -110,7 +110,12 @@ class _Option:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that raises its errors."""
+    """Parser that raises its errors, and takes what begins as a negative number for a value."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # argparse's own knows whole and decimal numbers alone, and no bounds such as -3:3.5
+        self._negative_number_matcher = re.compile(r"^-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,18 +149,8 @@ def fit_in(
         raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
     plan = run_folder.RunPlan(method, simulation, resolved(settings))
     texts = {run_folder.CONFIG: plan.as_json(federation)}
-    with _in_python(), run_folder.claimed(folder, force, "", texts):
+    with run_folder.claimed(folder, force, "", texts):
         return _completed(folder, plan, federation, report)
-
-
-@contextmanager
-def _in_python() -> Iterator[None]:
-    """Give options the names that they have in Python, in the sentence of a refusal."""
-    try:
-        yield
-    except UsageError as error:
-        text = str(error).replace("--force", "force=True").replace("--out", "folder")
-        raise UsageError(text) from None
 
 
 def _completed(

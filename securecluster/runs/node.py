@@ -136,7 +136,24 @@ class Node(Party):
         own = self._data.facts_of(0, samples=True, classes=True)
         proposal = Proposal.unpacked(data)
         config = accepted(proposal, self.method, own, self.number, self.policy, self._roster)
-        return self._keep(config)
+        run = self._keep(config)
+        if proposal.joins:
+            self._start_anew(run)
+        return run
+
+    def _start_anew(self, run: str) -> None:
+        """Let a newcomer join a run from the beginning, with the keys that it has.
+
+        Whatever is asked of it again has the same noise, and anything else draws anew.
+        """
+        with self._alone():
+            path = self._folder_of(run) / STATE
+            if not path.exists():
+                return
+            self._running.pop(run, None)
+            state: ClientState = unpack(atomic_files.read(path), ClientState)
+            endpoint = self._endpoint(self._agreed(run))
+            self._write_state(run, pack(endpoint.client.state(state.secrets)))
 
     def _answered(self, frame: bytes) -> bytes:
         """Return the reply to a frame, or raise one of many errors."""

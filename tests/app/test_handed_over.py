@@ -149,7 +149,7 @@ def test_a_bundle_of_clusters_that_the_server_made_has_them(tmp_path: Path) -> N
 def hospitals(tmp_path: Path) -> FedAvg:
     """A run in a folder of clients with names, and an audit as one of them."""
     names = ("charite", "mayo", "karolinska", "necker")
-    federation = open_federation(samples=4)
+    federation = open_federation(samples=5)
     arrays = {
         name: (shard.x.reshape(len(shard.y), -1), shard.y)
         for name, shard in zip(names, federation.shards, strict=True)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.runs.plots.curves import _separation, draw
+from securecluster.runs.plots.curves import draw, separation
 from securecluster.runs.plots.matrices import similarity
 from securecluster.runs.plots.parameter_tree import WIDEST, few, positions, tree
 
@@ -154,7 +154,7 @@ def test_one_round_without_a_pair_of_replies_has_points_and_no_warning() -> None
         "members": 3,
         "split": False,
     }
-    made = _separation([{"round": 1, "gap": None, "split_tests": [test]}])
+    made = separation([{"round": 1, "gap": None, "split_tests": [test]}])
     norms = [line for line in made.axes[1].get_lines() if len(line.get_xdata())]
     assert [line.get_marker() for line in norms] == [".", "."]
     made.draw_without_rendering()

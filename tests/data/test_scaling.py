@@ -132,9 +132,9 @@ def test_options_of_the_command_line_say_the_same(scaling: Any) -> None:
 @pytest.mark.parametrize(
     ("scaling", "bounds", "sentence"),
     [
-        ("bounds", None, "--scaling bounds needs public bounds"),
-        ("client", ("0:1",), "--bounds are for --scaling bounds, not client"),
-        ("auto", None, "--scaling auto: give one of none, client, bounds"),
+        ("bounds", None, "scaling bounds needs public bounds"),
+        ("client", ("0:1",), "bounds are for scaling='bounds', not client"),
+        ("auto", None, "scaling='auto': give one of none, client, bounds"),
         (None, ("a=0",), r"bounds of column 'a' are a pair \(low, high\)"),
         (None, ("x",), "bounds of all features are a pair"),
     ],

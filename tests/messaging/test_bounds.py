@@ -209,7 +209,7 @@ def test_an_unknown_verb_of_a_key_call_is_refused(small: Federation) -> None:
 def test_newcomers_beyond_one_frame_agree_on_the_mask_in_several(small: Federation) -> None:
     """A frame names as many peers as the run has clients; more newcomers than that still join."""
     fitted = protocols.FedAvg(rounds=1, model="linear", mask="permutation").fit(small)
-    samples = (np.zeros((2, *small.shape), np.float32), np.arange(2))
+    samples = (np.zeros((5, *small.shape), np.float32), np.arange(5))
     clients = {f"n{k}": samples for k in range(2 * len(small) + 1)}
     many = Federation.from_arrays(clients, classes=10, seed=0)
     kmeans = protocols.LocalKMeans(k=2, rounds=1, local_rounds=1, model="linear").fit(small)

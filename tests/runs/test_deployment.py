@@ -36,7 +36,7 @@ from securecluster.core.serialization import unpack
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.identities import Identity
-from securecluster.protocols import CFL, ClusteringProtocol, OneShot
+from securecluster.protocols import CFL, ClusteringProtocol, OneShot, Signature
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import call_types
 from securecluster.runs.endpoints import build_client
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.exhaustive
 
 SMALL: dict[str, Any] = {"epochs": 1, "model": "linear", "aggregation": "secagg"}
 TASK = """\
-from securecluster import CFL, Federation, LabelSwap, OneShot
+from securecluster import CFL, Federation, LabelSwap, OneShot, Signature
 
 protocol = {protocol}
 
@@ -326,11 +326,11 @@ class Deployment:
         for name in list(self.processes):
             self.kill(name)
 
-    def model_of(self, i: int) -> torch.Tensor:
-        """Return a client's model, from the state of its node."""
+    def state_of(self, i: int) -> ClientState:
+        """Return the state of a client's node."""
         (path,) = self.node_of(i).glob(f"run-*/{STATE}")
         state: ClientState = unpack(path.read_bytes(), ClientState)
-        return state.table[state.index[0]]
+        return state
 
 
 @pytest.fixture
@@ -347,12 +347,13 @@ def deployed(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
         one.end()
 
 
-def twin(method: ClusteringProtocol, fitted: Any) -> tuple[Any, Any]:
+def twin(method: ClusteringProtocol, fitted: Any, noise: dict[int, bytes]) -> tuple[Any, Any]:
     """Return state and clients of a run in this process that misses the replies of another one.
 
     Args:
         method: of both.
         fitted: the result of the other run, with its transcript.
+        noise: keys of the clients' noise in the other run.
     """
     transcript = fitted.transcript_
     calls = iter([transcript.content(k) for k in range(transcript.count)])
@@ -363,10 +364,11 @@ def twin(method: ClusteringProtocol, fitted: Any) -> tuple[Any, Any]:
         return set(call.to) - set(response.ids)
 
     federation = federation_of(len(fitted.labels_))
-    endpoint = build_client(method, federation, Settings(threads=1))
+    config = fitted.kept_.learned.config
+    endpoint = build_client(method, federation, Settings(threads=1), agreed=config)
+    endpoint.keys.secrets.noise.update(noise)
     transport = InProcess(endpoint.answer, lost)
     record = Transcript("sizes", None, lambda name: call_types(method, name))
-    config = method.config(federation, "float32")
     half = ServerHalf.over(transport, method, config, record, secrets=Randomness(0))
     state = half.final_state(half.started())
     assert next(calls, None) is None
@@ -376,10 +378,12 @@ def twin(method: ClusteringProtocol, fitted: Any) -> tuple[Any, Any]:
 def check_same(deployment: Deployment, method: ClusteringProtocol) -> Any:
     """Check that a deployed run is one in this process, and return its result."""
     fitted = load(deployment.out)
-    state, client = twin(method, fitted)
+    nodes = [deployment.state_of(i) for i in range(deployment.clients)]
+    noise = {i: key for node in nodes for i, key in node.secrets.noise.items()}
+    state, client = twin(method, fitted, noise)
     assert list(state.labels) == fitted.labels_.tolist()
-    for i in range(deployment.clients):
-        assert torch.equal(deployment.model_of(i), client.models.row(i)), i
+    for i, node in enumerate(nodes):
+        assert torch.equal(node.table[node.index[0]], client.models.row(i)), i
     assert main(["replay", str(deployment.out)]) == 0
     return fitted
 
@@ -425,6 +429,30 @@ def test_nodes_and_server_that_die_lose_nothing_but_the_calls_that_they_missed(
     deployment.wait_for_end()
     fitted = check_same(deployment, method)
     assert len(fitted.history_) == 4
+
+
+def test_private_signatures_of_nodes_that_are_often_away(
+    deployed: Callable[..., Deployment],
+) -> None:
+    """A tenth of all calls is missed, and answered when the server has gone on."""
+    draw = random.Random(3)
+    rounds = 4
+    method = Signature(rounds=rounds, signature_noise=0.7, **SMALL)
+    options = f"rounds={rounds}, epochs=1, model='linear', aggregation='secagg'"
+    deployment = deployed(f"Signature({options}, signature_noise=0.7)", 5, seconds=25)
+    deployment.begin_run()
+    for number in range(1, rounds):
+        deployment.wait_for_round(number)
+        away = [i for i in range(5) if draw.random() < 0.1] or [draw.randrange(5)]
+        for i in away[:2]:
+            deployment.freeze(f"agent-{i}", deployment.seconds + 5)
+    deployment.wait_for_end()
+    fitted = check_same(deployment, method)
+    assert len(fitted.history_) == rounds
+    assert fitted.dropped_
+    # what each client released by its own ledger, which counts replies that came too late
+    for i in range(5):
+        assert main(["node", "ledger", str(deployment.node_of(i))]) == 0
 
 
 def test_runs_over_flower_s_simulation_are_those_in_this_process(tmp_path: Path) -> None:

@@ -211,10 +211,21 @@ def test_a_newcomer_agrees_to_what_clients_agreed_to(everyone: Federation, tmp_p
         world.node(4, policy=strict).agree(invitation.packed())
 
 
+def test_a_newcomer_joins_again_from_the_root_of_the_tree(
+    everyone: Federation, tmp_path: Path
+) -> None:
+    world = World(CFL(**SMALL, **SPLITTING), everyone, tmp_path).ran()
+    nodes = load(world.out).tree_.nodes
+    assert any(child for node in nodes[1:] for child in node.children)  # two levels or more
+    (first,) = world.joined(5).labels
+    assert world.joined(4, 5).labels[1] == first
+    assert world.joined(5).labels == (first,)
+
+
 def test_releases_of_newcomers_are_in_the_folder_and_on_their_own_ledgers(
     everyone: Federation, tmp_path: Path
 ) -> None:
-    made = PRIVATE
+    made = Signature(**SMALL, signature_noise=0.7)  # asks every newcomer
     world = World(made, everyone, tmp_path).ran()
     before = load(world.out).ledger_.price(1e-5).epsilon
     world.joined(5)  # its number stays its own, whoever comes first
@@ -225,14 +236,14 @@ def test_releases_of_newcomers_are_in_the_folder_and_on_their_own_ledgers(
     # what the newcomer sent again has the same bits, and costs nothing
     for number in NEW:
         own = ledger.of({str(number)}).price(1e-5).epsilon
-        assert world.node(number).spent() == {"client": pytest.approx(own)}
+        assert world.node(number).spent() == {"example": pytest.approx(own)}
     assert releases and {e.method for e in found.ledger.events} == {e.method for e in releases}
 
 
 def test_examples_of_newcomers_are_priced_by_the_number_that_they_told(
     everyone: Federation, tmp_path: Path
 ) -> None:
-    made = CFL(**SMALL, **SPLITTING, clip=1.0, noise=1.0, dp_unit="example")
+    made = Signature(**SMALL, clip=1.0, noise=1.0, dp_unit="example")
     world = World(made, everyone, tmp_path).ran()
     world.joined(4)
     ledger = load(world.out).ledger_
