@@ -365,7 +365,10 @@ def twin(method: ClusteringProtocol, fitted: Any, noise: dict[int, bytes]) -> tu
 
     federation = federation_of(len(fitted.labels_))
     config = fitted.kept_.learned.config
-    endpoint = build_client(method, federation, Settings(threads=1), agreed=config)
+    everyone = list(range(len(federation)))
+    endpoint = build_client(
+        method, federation, Settings(threads=1), agreed=config, numbers=everyone
+    )
     endpoint.keys.secrets.noise.update(noise)
     transport = InProcess(endpoint.answer, lost)
     record = Transcript("sizes", None, lambda name: call_types(method, name))
