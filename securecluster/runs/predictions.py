@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,15 @@ def read_samples(x: Any, kept: FittedState, client: int | None) -> torch.Tensor:
         UsageError: samples that are not numbers, or not of the run's shape or columns; or nobody's,
             where each client scaled its own.
     """
-    values = _numbers(x)
     config = kept.learned.config
     names = config.get("feature_names")
     column_names = names_of(x)
+    positions: Sequence[int] | None = None
+    # before the numbers: columns that are no features may hold text
     if names is not None and column_names is not None:
         positions = order(column_names, names, "X has other columns than the run's data")
+    values = _numbers(x)
+    if positions is not None:
         values = values[:, positions]
     elif names is not None:
         warnings.warn(

@@ -173,6 +173,7 @@ FRAME, LABELS = table(np.random.default_rng(5))
     [
         (lambda run: run.predict_samples("west", FRAME), "there is no client 'west'"),
         (lambda run: run.predict_samples("north", FRAME[["age"]]), "lacks dose, weight"),
+        (lambda run: run.predict_samples("north", FRAME.assign(ward="A")), "has ward besides"),
         (lambda run: run.predict_samples("north", torch.zeros(2, 4)), r"the run's are \(3,\)"),
         (lambda run: run.predict_samples("north", [["a"]]), "X .list. is no array of numbers"),
         (lambda run: run.predict_proba("north", FRAME * np.nan), "NaN or infinite"),
