@@ -12,10 +12,11 @@ def entry() -> None:
 
         # signals are handled from here on: loading the rest takes long enough to be interrupted
         stops.prepare_process()
-        from securecluster.app.cli import main
-        from securecluster.core.lazy_torch import prepare
+        with stops.lost_by_nobody():
+            from securecluster.app.cli import main
+            from securecluster.core.lazy_torch import prepare
 
-        prepare()
+            prepare()
         code = main(sys.argv[1:])
     except KeyboardInterrupt as stop:  # while the program was still being loaded
         print("securecluster: stopped", file=sys.stderr)

@@ -53,6 +53,37 @@ def prepare_process() -> None:
             stream.reconfigure(errors="securecluster")
 
 
+@contextmanager
+def lost_by_nobody() -> Iterator[None]:
+    """Stop for a signal in this context at its end at the latest.
+
+    Python drops what a handler raises while it cleans up after an import.
+
+    Raises:
+        Stopped: a signal arrived.
+    """
+    arrived: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        _on_signal(number, frame)
+
+    # a process in the background may ignore them
+    heeded = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if arrived:
+        raise Stopped(128 + arrived[0])
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
     raise Stopped(128 + number)
 
