@@ -172,9 +172,10 @@ def score_of(
         )
     if objective.kind == Classification.kind:
         labels = y.reshape(len(y), -1)[:, 0]
-        if not np.isin(labels, classes).any():
+        unknown = labels[~np.isin(labels, classes)]
+        if len(unknown):
             raise UsageError(
-                f"no label of y, such as {str(labels[0])!r}, is among the run's classes "
+                f"the label {str(unknown[0])!r} of y is none of the run's classes "
                 f"({', '.join(map(str, classes[:5]))}{' …' if len(classes) > 5 else ''})"
             )
         return float((predictions(outputs, classes, objective) == labels).mean())
