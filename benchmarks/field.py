@@ -531,7 +531,7 @@ def write_settings(settings: Mapping[str, Settings]) -> Path:
                     "own": ", ".join(options),
                 }
             )
-    return write("field_settings", rows)
+    return write("field_shares_settings", rows)
 
 
 def write_needed(rows: Sequence[Row]) -> Path:
@@ -548,7 +548,7 @@ def write_needed(rows: Sequence[Row]) -> Path:
         row["needed"] = _needed(rows, BY_FIELD, method, shift, EPSILONS)
         row["needed_by_ari"] = _needed(rows, BY_ARI, method, shift, ARI_EPSILONS)
         table.append(row)
-    return write("field_needed", table)
+    return write("field_shares_needed", table)
 
 
 def _needed(
@@ -661,7 +661,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--tune", action="store_true", help="choose settings on seeds 100 and 101")
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     given = read_options(parser, argv)
-    tuning = Sheet("field_tuning")
+    tuning = Sheet("field_shares_tuning")
     if given.tune:
         asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
         tuning.fill(asked, tuning_outcome, given.minutes)
@@ -676,7 +676,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         tuned = cell["setting"] == "rdpcfl" or setting_of(cell) in settings[tuned_for]
         if tuned and cell["method"] in given.methods:
             ready.append(cell)
-    sheet = Sheet("field")
+    sheet = Sheet("field_shares")
     sheet.fill(ready, lambda cell: measure(cell, settings), given.minutes)
     # rows of other methods, too
     rows = read(sheet.path)
