@@ -19,8 +19,10 @@ says what the table holds:
 `source` is a CSV file under benchmarks/results. `where` selects the rows that have these values;
 NAME=A|B selects either, NAME!=A the others. A table has a line for each combination of the columns
 that `rows` names, in the order of the file. A column is a statistic of the runs on that line: mean,
-min, max, median or sum of a column's numbers, `share` or `count` of its "True", `runs` for the
-number of runs, `first` for a text. `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
+min, max, median or sum of a column's numbers, `low` and `high` for the ends of the 95 % interval of
+the mean (the bootstrap's percentiles), `exact` for the runs whose number is 1 (an ARI of 1: the
+clusters are the true ones), `share` or `count` of its "True", `runs` for the number of runs,
+`first` for a text. `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
 `by` makes one set of columns for each value of another column, in ascending order if they are
 numbers. Every cell has one number. Below a table of timings stands which of the code that it times
 has changed since (`benchmarks.timed_code`).
@@ -37,6 +39,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks import timed_code
 from benchmarks.table import RESULTS, markdown_line
@@ -57,12 +61,34 @@ COLUMN = re.compile(
     r"(?P<statistic>\w+)(?: (?!as )(?P<name>[^:/]+?))?"
     r"(?:/(?P<divisor>[\d.e+-]+))?(?::(?P<form>\.\d+[fg%]))?(?: as (?P<heading>.+))?"
 )
+EXACT = 0.9995  # an ARI of 1, in files that are rounded to three digits
+DRAWS = 9999  # of the bootstrap
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean: percentiles of the means of draws with replacement.
+
+    The draws are the same in every call. Runs that all end alike have an interval without width,
+    which says less than their number does.
+
+    Args:
+        values: independent runs.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    rows = np.random.default_rng(0).integers(len(array), size=(DRAWS, len(array)))
+    low, high = np.percentile(array[rows].mean(1), [2.5, 97.5])
+    return float(low), float(high)
+
+
 NUMBERS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "min": min,
     "max": max,
     "median": statistics.median,
     "sum": sum,
+    "low": lambda values: interval(values)[0],
+    "high": lambda values: interval(values)[1],
+    "exact": lambda values: sum(value >= EXACT for value in values),
 }
 # of columns with "True" and "False", as the csv module writes bools
 TRUTHS: dict[str, Callable[[Sequence[bool]], float]] = {

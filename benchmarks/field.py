@@ -1,8 +1,9 @@
 """Compare private clustering with the field at equal ε of whole runs: ARI, accuracy, bytes.
 
-python -m benchmarks.field --tune [--minutes 15]      settings, on seeds 100 and 101
-python -m benchmarks.field [--seeds 5] [--minutes 10] the comparison, on seeds 0 to 4
+python -m benchmarks.field --tune [--minutes 15]       settings, on seeds 100 and 101
+python -m benchmarks.field [--seeds 20] [--minutes 10] the comparison, on seeds 2000 to 2019
     [--methods signature ifca ...] some methods only
+    [--part field|ari|few|rdpcfl] one part of the comparison only
 
 21 clients with 300 MNIST images each, in four clusters of 3, 6, 6 and 6 clients whose labels are
 swapped or whose images are turned. The model is softmax regression, trained by DP-SGD: every
@@ -12,22 +13,28 @@ are told it. `tuned` is the accuracy after every client has trained its model al
 without noise, which is the same for all methods. Local training is MR-MTL without regularization,
 whose models are released.
 
-Every method has the same grid: four learning rates by two values of one option of its own. The
-setting of the largest mean accuracy over both shifts is taken, at ε = 1 for levels up to 2, and at
-ε = 4 for larger ones; `field_settings.csv` has them. Methods that cluster are compared with the
-settings of their largest ARI, too, at more levels. PACFL has those of one-shot clustering. The clip
+Every method has the same grid at each ε: four learning rates by the values of one option of its
+own, which for all methods that cluster is the share of the budget (of 1/z²) that clustering gets.
+The setting of the largest mean accuracy over both shifts is taken. Methods that cluster are
+compared with the settings of their largest ARI, too, at more levels; those that cluster once, by
+what they release before training, then have one learning rate. PACFL has the settings of one-shot
+clustering. `rdpcfl-directions` is R-DPCFL with k - 1 principal directions in place of two. The clip
 norm is 1, and each step takes all examples.
 
-The second comparison is R-DPCFL's own setting but for its size: turned images, batches of 32,
-δ = 1e-4, 1000 images a client and 10 rounds in place of about 6,400 and 200, since clients of 6,400
-images share images. MNIST is read from SECURECLUSTER_DATA or the hub.
+Seeds 0 to 4 were those of this comparison before, and constants of `signature` were found on seeds
+0 to 2: no constant was found on the seeds from 2000 on.
+
+`few` has many clients with few samples, 240 with 60 each, with the settings for accuracy. `rdpcfl`
+is R-DPCFL's own setting but for its size: turned images, batches of 32, δ = 1e-4, 1000 images a
+client and 10 rounds in place of about 6,400 and 200, since clients of 6,400 images share images.
+MNIST is read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -57,10 +64,11 @@ from securecluster.protocols import (
 
 DATA = "mnist"
 CLUSTERS = 4
-PER_CLUSTER = 6
-SMALLEST = 3  # clients of the smallest cluster
+PER_CLUSTER = 6  # but for the smallest cluster, which has half of it
 SAMPLES = 300
 STEPS = 20  # of DP-SGD that are released
+FIRST_SEED = 2000
+SEEDS = 20
 ALONE_RATE = 0.5  # learning rate of training alone without noise
 CLIP = 1.0
 Settings = dict[tuple[str, float], tuple[float, int]]  # learning rate and option, by method and ε
@@ -69,8 +77,6 @@ EPSILONS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
 ARI_EPSILONS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0)
 BY_FIELD = "field"  # settings of the largest accuracy
 BY_ARI = "ari"  # settings of the largest ARI, of methods that cluster
-# settings are tuned at one ε for all levels up to 2, and at another above
-LOW_TUNED, LOW_UNTIL, HIGH_TUNED = 1.0, 2.0, 4.0
 TUNING_SEEDS = (100, 101)
 RATES = (0.5, 1.0, 2.0, 4.0)
 SHIFTS: dict[str, Any] = {
@@ -84,6 +90,12 @@ OWN_ROUNDS = 10
 OWN_DELTA = 1e-4
 OWN_EPSILONS = (3.0,)
 OWN_RATE = 0.5
+# many clients with few samples
+FEW_PER_CLUSTER = 60
+FEW_SAMPLES = 60
+FEW_EPSILONS = (2.0, 4.0)
+FEW_SEEDS = 5
+PARTS = ("field", "ari", "few", "rdpcfl")
 ENOUGH = 0.9  # ARI of which the table of needed ε is
 
 TWENTY_ROUNDS = {"rounds": STEPS, "epochs": 1}
@@ -92,40 +104,78 @@ TEN_ROUNDS = {"rounds": STEPS // 2, "epochs": 2}
 
 @dataclass(frozen=True)
 class Method:
-    """A protocol, its options in all runs, and the two values of its own that are tuned.
+    """A protocol, its options in all runs, and the values of its own that are tuned.
 
     Attributes:
         protocol: the class.
+        own: dicts of options. "share" is the share of the privacy budget (of 1/z²) that clustering
+            gets, and "pull" λ times the learning rate.
         fixed: options of all runs.
-        own: two dicts of options. "share" is the share of the privacy budget (of 1/z²) that
-            clustering gets, and "pull" λ times the learning rate.
-        clustering: the option that is the noise multiplier of clustering; None where all noise is
-            of one multiplier, which `target_epsilon` finds.
+        clustering: the option that is the noise multiplier of clustering; of methods that train in
+            the same rounds, over that of training; None where nothing is clustered.
+        once: whether clusters follow from what is released before training.
+        releases: how often a client releases what clusters follow from, by the options of a run.
+        before: rounds before training.
     """
 
     protocol: Any
-    own: tuple[dict[str, Any], dict[str, Any]]
+    own: tuple[dict[str, Any], ...]
     fixed: dict[str, Any] = field(default_factory=dict)
     clustering: str | None = None
+    once: bool = False
+    releases: Callable[[Mapping[str, Any]], int] = lambda options: 1
+    before: int = 0
 
 
-SHARES: tuple[dict[str, Any], dict[str, Any]] = ({"share": 0.2}, {"share": 0.6})
+SHARES: tuple[dict[str, Any], ...] = ({"share": 0.2}, {"share": 0.6})
+# R-DPCFL's choices are a small part of its price
+_RDPCFL = {"k": CLUSTERS, "selection_noise": 10.0}
 METHODS: dict[str, Method] = {
-    "signature": Method(Signature, SHARES, {"k": CLUSTERS}, "signature_noise"),
+    "signature": Method(Signature, SHARES, {"k": CLUSTERS}, "signature_noise", once=True),
     "oneshot": Method(
         OneShot,
         SHARES,
         {"tasks": CLUSTERS, "features": "dct", "vectors": 1, "common": "none"},
         "gram_noise",
+        once=True,
     ),
     "pacfl": Method(
-        PACFL, SHARES, {"k": CLUSTERS, "subspaces": "samples", "vectors": 1}, "gram_noise"
+        PACFL,
+        SHARES,
+        {"k": CLUSTERS, "subspaces": "samples", "vectors": 1},
+        "gram_noise",
+        once=True,
     ),
-    "clove": Method(CLoVE, ({"cluster_rounds": 5}, {"cluster_rounds": STEPS}), {"k": CLUSTERS}),
-    "rdpcfl": Method(
-        RDPCFL, ({"selection_noise": 5.0}, {"selection_noise": 20.0}), {"k": CLUSTERS}
+    "clove": Method(
+        CLoVE,
+        # the first two shares are those of losses that have the noise of training
+        (
+            {"cluster_rounds": 5, "share": 0.2},
+            {"cluster_rounds": STEPS, "share": 0.5},
+            {"cluster_rounds": 5, "share": 0.6},
+            {"cluster_rounds": STEPS, "share": 0.2},
+        ),
+        {"k": CLUSTERS},
+        "loss_noise",
+        releases=lambda options: int(options["cluster_rounds"]),
     ),
-    "ifca": Method(IFCA, (TWENTY_ROUNDS, TEN_ROUNDS), {"k": CLUSTERS, "starts": 1}),
+    "rdpcfl": Method(RDPCFL, SHARES, _RDPCFL, "first_noise", before=1),
+    "rdpcfl-directions": Method(
+        RDPCFL, SHARES, {**_RDPCFL, "directions": CLUSTERS - 1}, "first_noise", before=1
+    ),
+    "ifca": Method(
+        IFCA,
+        (
+            {**TWENTY_ROUNDS, "share": 21 / 41},
+            {**TEN_ROUNDS, "share": 11 / 31},
+            {**TWENTY_ROUNDS, "share": 0.2},
+            {**TEN_ROUNDS, "share": 0.6},
+        ),
+        {"k": CLUSTERS, "starts": 1},
+        "loss_noise",
+        # in each round, and at the end among the final models
+        releases=lambda options: 1 + int(options["rounds"]),
+    ),
     "mrmtl": Method(MRMTL, ({"pull": 0.1}, {"pull": 0.3})),
     "fedavg": Method(FedAvg, (TWENTY_ROUNDS, TEN_ROUNDS)),
     "finetune": Method(
@@ -143,62 +193,76 @@ ONE_CLUSTER = ("mrmtl", "fedavg", "finetune", "local")
 
 
 def tuning_cells() -> list[Cell]:
-    """Return method by ε by learning rate by option by shift by seed."""
+    """Return method by ε by learning rate by option by shift by seed.
+
+    Levels that only ARI is compared at have one learning rate for methods that cluster once.
+    """
     grid: list[Cell] = []
-    levels = (LOW_TUNED, HIGH_TUNED)
     tuned = [method for method in METHODS if method not in TUNED_AS]
-    settings = itertools.product(tuned, levels, RATES, range(2), SHIFTS, TUNING_SEEDS)
-    for method, epsilon, rate, own, shift, seed in settings:
-        grid.append(
-            {
-                "method": method,
-                "target": epsilon,
-                "lr": rate,
-                "own": own,
-                "shift": shift,
-                "seed": seed,
-            }
-        )
+    for method, epsilon in itertools.product(tuned, ARI_EPSILONS):
+        description = METHODS[method]
+        rates = RATES
+        if epsilon not in EPSILONS:
+            if description.clustering is None:
+                continue
+            if description.once or description.protocol is RDPCFL:
+                rates = RATES[:1]
+        own = range(len(description.own))
+        settings = itertools.product(rates, own, SHIFTS, TUNING_SEEDS)
+        for rate, number, shift, seed in settings:
+            grid.append(
+                {
+                    "method": method,
+                    "target": epsilon,
+                    "lr": rate,
+                    "own": number,
+                    "shift": shift,
+                    "seed": seed,
+                }
+            )
     return grid
 
 
-def cells(seeds: int) -> list[Cell]:
+def cells(seeds: int, parts: Sequence[str] = PARTS) -> list[Cell]:
     """Return seed by method by shift by ε, with settings for accuracy and for ARI, and R-DPCFL's.
 
     Args:
         seeds: how many.
+        parts: some of `PARTS`.
     """
     clusterers = [method for method in METHODS if method not in ONE_CLUSTER]
-    by_field = product(setting=[BY_FIELD], method=METHODS, shift=SHIFTS, target=EPSILONS)
-    by_ari = product(setting=[BY_ARI], method=clusterers, shift=SHIFTS, target=ARI_EPSILONS)
-    own = product(setting=["rdpcfl"], method=METHODS, shift=["rotation"], target=OWN_EPSILONS)
-    return [
-        *with_seeds(by_field, range(seeds)),
-        *with_seeds(by_ari, range(seeds)),
-        *with_seeds(own, range(seeds)),
-    ]
+    tables: dict[str, list[Cell]] = {
+        "field": product(setting=[BY_FIELD], method=METHODS, shift=SHIFTS, target=EPSILONS),
+        "ari": product(setting=[BY_ARI], method=clusterers, shift=SHIFTS, target=ARI_EPSILONS),
+        "few": product(setting=["few"], method=METHODS, shift=["swap"], target=FEW_EPSILONS),
+        "rdpcfl": product(
+            setting=["rdpcfl"], method=METHODS, shift=["rotation"], target=OWN_EPSILONS
+        ),
+    }
+    grid: list[Cell] = []
+    for part in parts:
+        count = min(seeds, FEW_SEEDS) if part in ("few", "rdpcfl") else seeds
+        grid += with_seeds(tables[part], range(FIRST_SEED, FIRST_SEED + count))
+    return grid
 
 
 @lru_cache(maxsize=4)
-def clients_of(shift: str, samples: int, seed: int) -> Federation:
-    """Return 21 clients of MNIST in clusters of 3, 6, 6 and 6.
+def clients_of(shift: str, samples: int, seed: int, size: int = PER_CLUSTER) -> Federation:
+    """Return clients of MNIST in four clusters, of which the first is half as large.
 
     Args:
         shift: a name of `SHIFTS`.
         samples: of each client.
         seed: of the federation.
+        size: clients of a cluster.
     """
     everyone = Federation.simulate(
-        DATA,
-        scenario=Iid() + SHIFTS[shift],
-        clients=CLUSTERS * PER_CLUSTER,
-        samples=samples,
-        seed=seed,
+        DATA, scenario=Iid() + SHIFTS[shift], clients=CLUSTERS * size, samples=samples, seed=seed
     )
     assert everyone.truth is not None
     # A small cluster is the hard case: the noise in its mean is the largest.
     smallest = [i for i, cluster in enumerate(everyone.truth) if cluster == 0]
-    left_out = smallest[SMALLEST:]
+    left_out = smallest[size // 2 :]
     remaining = [at(i) for i in range(len(everyone)) if i not in left_out]
     return everyone.select(remaining)
 
@@ -228,9 +292,27 @@ def options_of(method: str, epsilon: float, rate: float, own: int) -> dict[str, 
         options["regularization"] = pull / rate
     if share is None or description.clustering is None:
         return {**options, "target_epsilon": epsilon}
+    if not description.once:
+        steps = (options["rounds"] - description.before) * options["epochs"]
+        ratio = noise_ratio(description.releases(options), steps, share)
+        return {**options, description.clustering: ratio, "target_epsilon": epsilon}
     steps = options["rounds"] * options["epochs"]
     clustering, training = noises_for(epsilon, share, steps)
     return {**options, description.clustering: clustering, "noise": training}
+
+
+def noise_ratio(releases: int, steps: int, share: float) -> float:
+    """Return the noise multiplier of clustering over that of training, which gives it its share.
+
+    L releases for clusters and T steps of training cost L/z_c² and T/z_t², the first a share s of
+    both: z_c/z_t = √(L (1 − s) / (T s)).
+
+    Args:
+        releases: L.
+        steps: T.
+        share: s, in (0, 1).
+    """
+    return math.sqrt(releases * (1 - share) / (steps * share))
 
 
 def _common_options(delta: float) -> dict[str, Any]:
@@ -357,11 +439,10 @@ def setting_of(cell: Cell) -> tuple[str, float]:
     """Return the method and the ε whose setting a cell of the comparison takes.
 
     Args:
-        cell: one of `cells`, of the setting "field" or "ari".
+        cell: one of `cells`, but for R-DPCFL's setting.
     """
     method = str(cell["method"])
-    tuned_at = LOW_TUNED if cell["target"] <= LOW_UNTIL else HIGH_TUNED
-    return TUNED_AS.get(method, method), tuned_at
+    return TUNED_AS.get(method, method), float(cell["target"])
 
 
 def tuning_outcome(cell: Cell) -> dict[str, Any]:
@@ -390,8 +471,12 @@ def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
         federation = clients_of("rotation", OWN_SAMPLES, cell["seed"])
         options = own_setting(method, target)
     else:
-        rate, own = settings[cell["setting"]][setting_of(cell)]
-        federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
+        few = cell["setting"] == "few"
+        rate, own = settings[BY_FIELD if few else cell["setting"]][setting_of(cell)]
+        if few:
+            federation = clients_of(cell["shift"], FEW_SAMPLES, cell["seed"], FEW_PER_CLUSTER)
+        else:
+            federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
         options = options_of(method, target, rate, own)
     return outcome(federation, method, options)
 
@@ -446,7 +531,7 @@ def write_settings(settings: Mapping[str, Settings]) -> Path:
                     "own": ", ".join(options),
                 }
             )
-    return write("field_settings", rows)
+    return write("field_shares_settings", rows)
 
 
 def write_needed(rows: Sequence[Row]) -> Path:
@@ -463,7 +548,7 @@ def write_needed(rows: Sequence[Row]) -> Path:
         row["needed"] = _needed(rows, BY_FIELD, method, shift, EPSILONS)
         row["needed_by_ari"] = _needed(rows, BY_ARI, method, shift, ARI_EPSILONS)
         table.append(row)
-    return write("field_needed", table)
+    return write("field_shares_needed", table)
 
 
 def _needed(
@@ -571,11 +656,12 @@ def _line(number: int, method: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, and draw."""
-    parser = parser_of(__doc__, seeds=5)
+    parser = parser_of(__doc__, seeds=SEEDS)
+    parser.add_argument("--part", choices=PARTS, help="one part of the comparison only")
     parser.add_argument("--tune", action="store_true", help="choose settings on seeds 100 and 101")
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     given = read_options(parser, argv)
-    tuning = Sheet("field_tuning")
+    tuning = Sheet("field_shares_tuning")
     if given.tune:
         asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
         tuning.fill(asked, tuning_outcome, given.minutes)
@@ -585,12 +671,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if given.tune:
         return write_settings(settings)
     ready = []
-    for cell in cells(given.seeds):
-        own = cell["setting"] == "rdpcfl"
-        tuned = own or setting_of(cell) in settings[cell["setting"]]
+    for cell in cells(given.seeds, PARTS if given.part is None else (given.part,)):
+        tuned_for = BY_ARI if cell["setting"] == BY_ARI else BY_FIELD
+        tuned = cell["setting"] == "rdpcfl" or setting_of(cell) in settings[tuned_for]
         if tuned and cell["method"] in given.methods:
             ready.append(cell)
-    sheet = Sheet("field")
+    sheet = Sheet("field_shares")
     sheet.fill(ready, lambda cell: measure(cell, settings), given.minutes)
     # rows of other methods, too
     rows = read(sheet.path)

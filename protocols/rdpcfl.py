@@ -10,12 +10,12 @@ TMLR 2025. The paper's text was not at hand: this file follows the authors' publ
 E_c    the round up to which clusters are soft
 
 Round 1 asks each client for Δ_i, whose noise is divided by n_i. The server standardises each
-coordinate over clients, takes the two leading principal directions, projects the Δ_i on them,
-scales both coordinates to [0, 1] and fits a mixture of k spherical Gaussians. In the rounds up to
-E_c each client trains the model of a cluster that is drawn from π_i, and θ_c is the plain mean of
-its clients' models. E_c is half of all rounds, times one less the largest overlap of two
-components. Then, for a tenth of the rounds, each client chooses the model of the largest training
-accuracy by the exponential mechanism, and keeps its last choice.
+coordinate over clients, takes the two leading principal directions (`directions`), projects the
+Δ_i on them, scales each coordinate to [0, 1] and fits a mixture of k spherical Gaussians. In the
+rounds up to E_c each client trains the model of a cluster that is drawn from π_i, and θ_c is the
+plain mean of its clients' models. E_c is half of all rounds, times one less the largest overlap of
+two components. Then, for a tenth of the rounds, each client chooses the model of the largest
+training accuracy by the exponential mechanism, and keeps its last choice.
 
 What differs: choices have a multiplier relative to that of training, so that `target_epsilon` finds
 both together, where the authors subtract the price of the choices; choices are priced for adding or
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.validation import Number
+from securecluster.core.validation import AtLeast, Number
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
@@ -50,6 +50,7 @@ from securecluster.protocols.common.model_sets import (
     AssignedModelClient,
     ModelAverages,
 )
+from securecluster.protocols.common.privacy_options import SMALLEST_RATIO
 from securecluster.protocols.common.restarts import Restart
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.common.sum_options import SumOptions
@@ -61,11 +62,9 @@ from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
 
 Array = NDArray[np.float64]
-DIRECTIONS = 2  # principal directions in which first updates are clustered, for every k
 LARGEST_K = 6  # number of clusters that is tried where it is not given
 STARTS = 5  # of the mixture
 SEEDS = 1 << 32  # that scikit-learn takes
-SMALLEST_RATIO = 1e-6  # of noises; the price of less is too large a number
 SWITCH = 0.5  # share of the rounds after which separate clusters are chosen
 
 
@@ -75,6 +74,7 @@ class PrivateChoiceClient(AssignedModelClient):
     one_start: ClassVar[bool] = True
     # set by the protocol
     selection_ratio = 0.0  # multiplier of a choice over that of training
+    first_ratio = 1.0  # multiplier of the first gradient over that of training
     largest_loss = 1.0  # B, of a sample without a class
 
     @answers(GATHER, through=("delta",), fresh=True, trains="first")
@@ -82,7 +82,8 @@ class PrivateChoiceClient(AssignedModelClient):
         """Return Δ_i: one step along the gradient of all samples at θ_0, with noise."""
         # One gradient over all n_i samples: its noise is divided by n_i and not by a batch's size.
         usual = self.training
-        plan = replace(FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=usual.noise)
+        noise = self.first_ratio * usual.noise
+        plan = replace(FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=noise)
         start = Rows(self.cohort.start[None], (0,) * len(context.positions))
         room = self._pipeline.room(self.cohort.model.dimension)
         delta = self.cohort.train(start, context.positions, plan, context.step, room)
@@ -245,6 +246,14 @@ class RDPCFL(AssignEachRound):
     """
     selection_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 10.0
     """noise multiplier of a choice over that of training, where there is noise"""
+    first_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    """noise multiplier of the first gradient, which clusters follow from, over that of training;
+    below 1, clustering gets a larger share of ε (not in the paper)
+    """
+    directions: Annotated[int, AtLeast(1)] = 2
+    """principal directions in which first gradients are clustered; 2 are the authors', and k - 1
+    keep k clusters apart whose gradients differ in more (not in the paper)
+    """
 
     sums: SumOptions = group(SumsOfDrawnClusters)
     name: ClassVar[str] = "rdpcfl"
@@ -278,7 +287,8 @@ class RDPCFL(AssignEachRound):
             return
         rows = replies.rows.delta.values
         seed = net.randomness.integer("server", "mixture")
-        mixture = soft_clusters(rows.cpu().double().numpy(), self.k, seed)
+        updates = rows.cpu().double().numpy()
+        mixture = soft_clusters(updates, self.k, seed, self.directions)
         components = mixture.shares.shape[1]
         state.shares[ids, :components] = torch.from_numpy(mixture.shares)
         # E_c: the more the components overlap, the sooner clients choose for themselves
@@ -364,6 +374,7 @@ class RDPCFL(AssignEachRound):
             cohort, self.training.usual(self, config), pipeline, self.weighted
         )
         client.selection_ratio = float(config["selection_noise"])
+        client.first_ratio = float(config["first_noise"])
         client.largest_loss = float(config["loss_clip"])
         return client
 
@@ -377,7 +388,9 @@ class RDPCFL(AssignEachRound):
             config: what clients and server agreed on.
         """
         plans = super().trainings(usual, config)
-        return {**plans, "first": replace(plans["full"], lr=config["lr"])}
+        full = plans["full"]
+        noise = float(config["first_noise"]) * full.noise
+        return {**plans, "first": replace(full, lr=config["lr"], noise=noise)}
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
@@ -405,7 +418,7 @@ class Mixture(NamedTuple):
     overlap: float
 
 
-def soft_clusters(updates: Array, k: int | None, seed: int) -> Mixture:
+def soft_clusters(updates: Array, k: int | None, seed: int, directions: int = 2) -> Mixture:
     """Return shares of clusters by a mixture of spherical Gaussians with equal weights.
 
     Args:
@@ -413,8 +426,9 @@ def soft_clusters(updates: Array, k: int | None, seed: int) -> Mixture:
         k: number of components; None takes the one from 2 to `LARGEST_K` whose components are most
             separate.
         seed: of the mixture's starts.
+        directions: principal directions in which they are clustered.
     """
-    points = projected(updates)
+    points = projected(updates, directions)
     numbers = [k]
     if k is None:
         numbers = list(range(2, min(LARGEST_K, len(points) - 1) + 1))
@@ -435,21 +449,22 @@ def soft_clusters(updates: Array, k: int | None, seed: int) -> Mixture:
     return best
 
 
-def projected(updates: Array) -> Array:
-    """Return the updates in two directions, each scaled to [0, 1], (m, 2).
+def projected(updates: Array, directions: int = 2) -> Array:
+    """Return the updates in their principal directions, each scaled to [0, 1], (m, directions).
 
     The directions are the principal ones of standardised coordinates; the updates themselves are
     projected on them.
 
     Args:
         updates: (m, d).
+        directions: how many, of which there are min(m, d) at most.
     """
     # Otherwise a few coordinates of large variance would determine the directions.
     deviations = updates.std(0)
     scale = np.where(deviations > 0, deviations, 1.0)
     standardised = (updates - updates.mean(0)) / scale
-    _, _, directions = np.linalg.svd(standardised, full_matrices=False)
-    points = updates @ directions[:DIRECTIONS].T
+    _, _, principal = np.linalg.svd(standardised, full_matrices=False)
+    points = updates @ principal[:directions].T
     low = points.min(0)
     width = points.max(0) - low
     scaled: Array = (points - low) / np.where(width > 0, width, 1.0)
@@ -462,7 +477,7 @@ def _fitted(points: Array, k: int, seed: int) -> tuple[Array, float]:
     The separation of two components is ‖μ_a − μ_b‖ / (2 max(σ_a, σ_b)).
 
     Args:
-        points: (m, 2).
+        points: (m, directions).
         k: number of components.
         seed: of the starts.
     """

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 DISTRIBUTED = "distributed"
 # Range of clip norms. Single precision represents their products with noise multipliers.
 BOUNDS = (1e-12, 1e9)
+# Smallest ratio of two noise multipliers: the price of less is too large a number.
+SMALLEST_RATIO = 1e-6
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class PrivacyOptions(OptionGroup):
     loss_clip: Annotated[float | None, Number(*BOUNDS, high_in=True)] = None
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
     nats, of positions 0.25
+    """
+    loss_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    """noise multiplier of losses that are released, over that of training; below 1, losses get a
+    larger share of ε
     """
     target_epsilon: Annotated[float | None, Number(0, low_in=False)] = None
     """before the run starts, find the smallest noise with which the whole run costs at most this ε
@@ -169,6 +175,7 @@ class PrivacyOptions(OptionGroup):
             float(config["noise"]),
             float(config["loss_clip"]),
             draws,
+            float(config["loss_noise"]),
         )
 
     def sum_noise(

@@ -123,7 +123,8 @@ class Policy:
             if allowed is not None and value not in allowed:
                 listed = ", ".join(allowed) or "none at all"
                 raise PolicyError(f"this client allows {entry} {listed}, and not {value}")
-        noise = float(config["noise"])
+        # released losses may have less noise than the rest
+        noise = float(config["noise"]) * min(1.0, float(config.get("loss_noise", 1.0)))
         if noise < self.least_noise:
             raise PolicyError(
                 f"this client allows noise multipliers of at least {self.least_noise:g}, and the "

@@ -259,7 +259,7 @@ class CallContext:
     def release_losses(
         self, means: Array, samples: Sequence[int], widths: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Return mean losses as they may leave: with noise z times their sensitivity.
+        """Return mean losses as they may leave: with noise in proportion to their sensitivity.
 
         Args:
             means: (b, k) means of losses that were clipped to [0, `loss_bound`].
@@ -277,7 +277,7 @@ class CallContext:
         noisy = loss_mechanism.noised(
             self.noise, purposes, self.ids, self.step, means, samples, widths
         )
-        receipt = Receipt(GAUSSIAN, (), self.noise.noise, loss_mechanism.REPLACE)
+        receipt = Receipt(GAUSSIAN, (), self.noise.of_losses, loss_mechanism.REPLACE)
         return self.releases.drawn(torch.from_numpy(noisy), self.ids, receipt)
 
     def release_choice(self, counts: Array, noise: float | None = None) -> torch.Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import bootstrap
 
 from benchmarks import evidence
 from benchmarks.evidence import EvidenceError, filled, main
@@ -127,6 +129,20 @@ def test_a_cell_is_one_statistic_of_the_runs_on_its_line(folder: Path) -> None:
         ["fedavg", "1", "0.00", "0.5", "0"],
     ]
     assert filled(made, folder) == made
+
+
+def test_exact_runs_are_those_whose_number_is_1(folder: Path) -> None:
+    settings = {"source": "runs.csv", "where": "status=done", "rows": "protocol"}
+    text = filled(page(**settings, columns="exact ari, runs"), folder)
+    assert table(text)[2:] == [["cfl", "1", "3"], ["fedavg", "0", "1"]]
+
+
+def test_intervals_of_a_mean_are_the_bootstraps() -> None:
+    values = [0.2, 0.9, 1.0, 1.0, 0.7, 0.95, 1.0, 0.4]
+    found = evidence.interval(values)
+    expected = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(1))
+    assert found == pytest.approx(tuple(expected.confidence_interval), abs=0.02)
+    assert evidence.interval([0.5] * 3) == (0.5, 0.5)
 
 
 def test_a_column_for_each_value_of_another(folder: Path) -> None:

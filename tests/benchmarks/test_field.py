@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from benchmarks import field, table
 from securecluster import Federation
 from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.ledger import COSTLESS
 
 
 @pytest.fixture
@@ -41,8 +43,10 @@ def test_one_of_four_clusters_is_small(digits: Federation) -> None:
     assert Counter(digits.truth)[0] == 3
 
 
-@pytest.mark.parametrize("own", [0, 1])
-@pytest.mark.parametrize("method", field.METHODS)
+VARIANTS = [(name, n) for name, method in field.METHODS.items() for n in range(len(method.own))]
+
+
+@pytest.mark.parametrize(("method", "own"), VARIANTS)
 def test_every_method_runs_within_its_budget(method: str, own: int, digits: Federation) -> None:
     options = {**field.options_of(method, 4.0, 0.5, own), "epochs": 1, "batch_size": 1000}
     # of fewer rounds than the noise is for
@@ -110,6 +114,36 @@ def test_the_needed_epsilon_is_the_smallest_from_which_all_suffice(
 
 
 def test_every_cell_stands_once() -> None:
-    for grid in (field.cells(3), field.tuning_cells()):
+    for grid in (field.cells(30), field.tuning_cells()):
         keys = [tuple(cell.values()) for cell in grid]
         assert len(keys) == len(set(keys))
+
+
+# the methods of clients whose replies clusters follow from
+CLUSTERING = {"clove": "measure", "ifca": "choose", "rdpcfl": "send_first_update"}
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+@pytest.mark.parametrize("method", CLUSTERING)
+def test_clustering_gets_its_share_of_the_price(
+    method: str, share: float, digits: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = field.METHODS[method]
+    own = {**described.own[0], "rounds": 4, "share": share}
+    if method == "clove":
+        # clusters that are never stable, so that losses are released in all rounds but the last
+        own |= {"cluster_rounds": 3}
+        described = replace(described, fixed={**described.fixed, "stable_rounds": 9})
+    monkeypatch.setitem(field.METHODS, method, replace(described, own=(own,)))
+    options = {**field.options_of(method, 4.0, 0.5, 0), "batch_size": 1000}
+    if method == "rdpcfl":
+        # choices cost next to nothing, so that the two parts are all there is
+        options["selection_noise"] = 1e4
+    fitted = described.protocol(**options).fit(digits)
+
+    prices = {True: 0.0, False: 0.0}
+    for event in fitted.ledger_.events:
+        if 0 in event.ids and event.mechanism not in COSTLESS:
+            clusters = event.method == CLUSTERING[method]
+            prices[clusters] += event.epochs / event.noise_multiplier**2
+    assert prices[True] / sum(prices.values()) == pytest.approx(share, rel=0.01)

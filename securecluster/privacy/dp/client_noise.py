@@ -17,6 +17,7 @@ class ClientNoise:
         noise: noise multiplier z; 0 in a run without noise.
         loss_clip: B, the largest loss of a sample.
         draws: source of the noise.
+        loss_ratio: noise multiplier of released losses over z.
     """
 
     unit: str
@@ -24,3 +25,9 @@ class ClientNoise:
     noise: float
     loss_clip: float
     draws: NoiseStreams
+    loss_ratio: float = 1.0
+
+    @property
+    def of_losses(self) -> float:
+        """Return the noise multiplier of released losses."""
+        return self.loss_ratio * self.noise

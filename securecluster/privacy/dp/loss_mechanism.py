@@ -67,7 +67,7 @@ def noised(
     sizes: Sequence[int],
     widths: Sequence[int] | None = None,
 ) -> Array:
-    """Return rows (b, k) of mean losses with noise z times their sensitivity.
+    """Return rows (b, k) of mean losses with noise `noise.of_losses` times their sensitivity.
 
     Args:
         noise: of the run.
@@ -88,7 +88,7 @@ def noised(
         row = noisy[n, :width]
         reach = sensitivity(noise, len(row), sizes[n])
         exact = torch.as_tensor(row.copy())
-        released = noise.draws.noised(client, purpose, step, exact, noise.noise, reach)
+        released = noise.draws.noised(client, purpose, step, exact, noise.of_losses, reach)
         row[:] = released.numpy()
         noisy[n, len(row) :] = 0  # no mean of this client
     return noisy
