@@ -115,6 +115,11 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/clustering/landmarks.py",
     ),
     "speed": TRAINING,
+    "terminal": (
+        "securecluster/app/cli.py",
+        "securecluster/app/command_line.py",
+        "securecluster/app/registry.py",
+    ),
     "split_test_cost": (
         "securecluster/clustering/bipartition.py",
         "securecluster/clustering/noise_robust.py",

@@ -24,13 +24,15 @@ from securecluster.runs.fitted import FittedRun
 from securecluster.runs.number_format import METRICS
 from securecluster.runs.plots import curves, matrices
 from securecluster.runs.plots.dendrogram import dendrogram as merges
+from securecluster.runs.plots.parameter_tree import tree as parameter_tree
+from securecluster.runs.result import Subject, result_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-__all__ = ["accuracy", "dendrogram", "relevance", "separation", "similarity", "sweep"]
+__all__ = ["accuracy", "dendrogram", "relevance", "separation", "similarity", "sweep", "tree"]
 
 
 class Look(TypedDict, total=False):
@@ -130,6 +132,23 @@ def separation(fitted: Any, size: tuple[float, float] | None = None) -> Figure:
     if not any(line.get("split_tests") for line in result.history_):
         raise UsageError(f"{result.method.name} tested no split in this run: fit CFL")
     return _labelled(curves.separation(result.history_), {} if size is None else {"size": size})
+
+
+def tree(fitted: Any, **look: Unpack[Look]) -> Figure:
+    """Return a figure of CFL's parameter tree: its clusters, and when each was split.
+
+    Args:
+        fitted: a fitted CFL, or its `result_`.
+        look: see the module.
+
+    Raises:
+        UsageError: not fitted, or a protocol that splits no clusters in two.
+    """
+    result = _result(fitted)
+    nodes = _state(result, "tree", "parameter tree").nodes
+    names = tuple(result.kept_.learned.names)
+    subject = Subject(names, seed=0, objective=result.network_.objective)
+    return _labelled(parameter_tree(nodes, result_of(subject, result), look.get("ax")), look)
 
 
 def sweep(

@@ -98,6 +98,21 @@ def test_the_other_pictures_of_runs(cfl: CFL, federation: Federation) -> None:
     assert image.get_clim() == (0, 1)
 
 
+def test_a_tree_has_a_box_for_each_node(cfl: CFL) -> None:
+    picture = plot.tree(cfl, title="mine", size=(5, 4))
+    assert picture.get_size_inches().tolist() == [5, 4]
+    axes = picture.axes[0]
+    assert axes.get_title() == "mine"
+    headings = [text.get_text().splitlines()[0] for text in axes.texts]
+    nodes = cfl.state_.tree.nodes
+    assert headings == [
+        f"node {n}: {len(node.members)} client{'s' * (len(node.members) > 1)}"
+        for n, node in enumerate(nodes)
+    ]
+    own = Figure().subplots()
+    assert plot.tree(cfl, ax=own) is own.figure
+
+
 @pytest.mark.parametrize("x", ["noise", "epsilon", "bytes"])
 def test_a_sweep_has_a_curve_for_each_variant(x: str) -> None:
     picture = plot.sweep(runs(), x=x, y="accuracy", size=(4, 3), ylabel="accuracy")
@@ -124,6 +139,7 @@ def test_what_cannot_be_drawn_is_said(cfl: CFL, federation: Federation) -> None:
         (lambda: plot.relevance(cfl), "cfl has no relevance"),
         (lambda: plot.dendrogram(cfl), "cfl has no linkage"),
         (lambda: plot.separation(fedavg), "fedavg tested no split"),
+        (lambda: plot.tree(fedavg), "fedavg has no parameter tree"),
         (lambda: plot.sweep(runs(), x="rounds"), "x = 'rounds' is no axis"),
         (lambda: plot.sweep(runs(), y="f1"), "give ari or accuracy"),
         (lambda: plot.sweep(runs(), y=["ari", "accuracy"], xlabel="x"), "for a single score"),

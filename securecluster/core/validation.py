@@ -173,6 +173,16 @@ def check_whole(options: Any, /, **minimums: int) -> None:
             )
 
 
+def check_seed(seed: object) -> None:
+    """Raise UsageError for a seed that is no whole number from 0.
+
+    Args:
+        seed: of a run's public draws.
+    """
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+        raise UsageError(f"seed = {seed!r} is not possible: it is a whole number from 0")
+
+
 def check_noise(options: Any, name: str) -> None:
     """Raise UsageError if an attribute of `options` is not a noise multiplier.
 

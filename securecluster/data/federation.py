@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from securecluster.core import summaries
 from securecluster.core.client_names import Client, ClientNames, names_of
 from securecluster.core.randomness import Randomness
+from securecluster.core.validation import check_seed
 from securecluster.data import class_names, plausibility
 from securecluster.data.class_names import ClassName
 from securecluster.data.datasets import Source, is_bright, source
@@ -125,6 +126,7 @@ class Federation:
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         object.__setattr__(self, "names", names_of(self.names))
         _check(self)
         if self.feature_names is None:
@@ -273,7 +275,7 @@ class Federation:
             data_set = source(data_set)
         if clients < 1:
             raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
-        randomness = Randomness(seed)
+        randomness = _draws(seed)
         chosen = _scenario(scenario, data_set)
         partitioner, transforms = arrange(chosen, Iid(), data_set, clients)
         partition = partitioner.deal(data_set, clients, samples, randomness)
@@ -729,7 +731,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
         pairs = _channels_first(pairs, arrays.channels)
         test_pairs = _channels_first(test_pairs, arrays.channels)
         names = _number_labels(pairs, test_pairs, arrays.classes)
-    randomness = Randomness(seed)
+    randomness = _draws(seed)
     splits = []
     # integer keys draw a client's random split as integers, not as the text of its name
     keys = [key for key, _ in keyed("clients", arrays.clients, isinstance(arrays.clients, list))]
@@ -1082,6 +1084,16 @@ def _cluster(name: str, cluster: Any) -> int:
             f"truth of client {name!r} is the number of its cluster, not {cluster!r}: number the "
             "clusters from 0"
         ) from None
+
+
+def _draws(seed: int) -> Randomness:
+    """Return the streams of a seed.
+
+    Raises:
+        UsageError: a seed that is no whole number from 0.
+    """
+    check_seed(seed)
+    return Randomness(seed)
 
 
 def _check(federation: Federation) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.core.noted_warnings import noted
+from securecluster.core.validation import check_seed
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
 from securecluster.data.scaling import chosen_scaling, scaling_options
@@ -86,8 +87,7 @@ class Simulation:
         Raises:
             UsageError: an unknown name, or options that do not go together.
         """
-        if self.seed < 0:
-            raise UsageError(f"seed = {self.seed} is not possible: it is a whole number from 0")
+        check_seed(self.seed)
         if self.own:
             self._check_own()
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files
-from securecluster.core.client_names import Client
+from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
@@ -67,14 +67,14 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
         if state is not None:
             content["clusters"][str(c)] = f"cluster{c}.{form}"
             states[f"cluster{c}.{form}"] = state
+    names = ClientNames(fitted.kept_.learned.names)
     for client in clients:
         state = fitted.model_of(client)
-        position = fitted._client_names.position(client)
-        name = fitted._client_names.names[position]
-        content["own"][name] = f"client{position}.{form}"
+        position = names.position(client)
+        content["own"][names.names[position]] = f"client{position}.{form}"
         states[f"client{position}.{form}"] = state
     if not states:
-        fitted._check_clients()
+        fitted.kept_.check_clients()
         raise UsageError("no cluster shares a model: name the clients whose own to export")
     _prepare(folder)
     if form == "onnx":

@@ -230,7 +230,7 @@ class FittedRun:
             UsageError: no such client, or a number that could be a name; or the result of a server,
                 whose clients have their models at their nodes.
         """
-        self._check_clients()
+        self.kept_.check_clients()
         theta = self.client_models_.row(self._client_names.position(client))
         state: dict[str, Any] = self.network_.state_dict(theta)
         return state
@@ -247,16 +247,8 @@ class FittedRun:
         Raises:
             UsageError: as `model_of`.
         """
-        self._check_clients()
+        self.kept_.check_clients()
         return self.kept_.clients.secrets.of(self._client_names.position(client))
-
-    def _check_clients(self) -> None:
-        """Raise UsageError where clients are nodes elsewhere."""
-        if self.kept_.of_server:
-            raise UsageError(
-                "this is a server's result, whose clients are nodes elsewhere: they have their "
-                "models and keys themselves"
-            )
 
     def to_frame(self, what: str) -> Any:
         """Return a part of the result as an object of pandas.
@@ -312,7 +304,7 @@ class FittedRun:
         Raises:
             UsageError: no such cluster, or one without a shared model.
         """
-        self._check_clients()
+        self.kept_.check_clients()
         if cluster not in range(len(self.models_)):
             raise UsageError(
                 f"there is no cluster {cluster!r}: the run has 0 to {len(self.models_) - 1}"
@@ -410,7 +402,7 @@ class FittedRun:
                 where newcomers train.
             RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
-        self._check_clients()
+        self.kept_.check_clients()
         check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")

@@ -76,6 +76,14 @@ class FittedState:
         """Return whether it is a server's alone, whose clients are nodes elsewhere."""
         return not self.clients.index
 
+    def check_clients(self) -> None:
+        """Raise UsageError where clients are nodes elsewhere."""
+        if self.of_server:
+            raise UsageError(
+                "this is a server's result, whose clients are nodes elsewhere: they have their "
+                "models and keys themselves"
+            )
+
     @property
     def key(self) -> bytes | None:
         """Return the server's own key, from which its noise follows; None in a simulation."""

@@ -375,3 +375,13 @@ def test_a_repr_is_one_short_line() -> None:
     wide = Federation.from_arrays({"ann": (np.ones((5, 500)), [0, 1, 0, 1, 0])}, seed=0)
     named = replace(wide, feature_names=tuple(f"pixel{k}" for k in range(500)))
     assert len(repr(named)) < 400 and "pixel11 and 488 more" in repr(named)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "0", True, None])
+def test_a_seed_is_a_whole_number_from_0(seed: Any) -> None:
+    with pytest.raises(UsageError, match=r"seed = .* is not possible: it is a whole number"):
+        Federation.simulate("digits", clients=4, samples=20, seed=seed)
+    data = {name: (np.eye(10), [0, 1] * 5) for name in "ab"}
+    with pytest.raises(UsageError, match="whole number from 0"):
+        Federation.from_arrays(data, seed=seed)
+    assert Federation.from_arrays(data, seed=np.int64(3)).seed == 3

@@ -9,7 +9,7 @@ import numpy as np
 
 from securecluster.runs.contents import Result, scores_of
 from securecluster.runs.number_format import printable, shown
-from securecluster.runs.plots.figure import figure
+from securecluster.runs.plots.figure import figure_of
 
 COLUMN = 1.6  # inches between boxes side by side
 ROW = 0.95  # inches between rows of boxes
@@ -27,12 +27,13 @@ class PlottedNode(Protocol):
     cluster: int
 
 
-def tree(nodes: Sequence[Any], content: Result) -> Any:
+def tree(nodes: Sequence[Any], content: Result, axes: Any = None) -> Any:
     """Return a figure with a box per node, the root on top.
 
     Args:
         nodes: the tree; a leaf's `cluster` is its label, an inner node's `round` that of its split.
         content: content of result.json.
+        axes: to draw on; None for those of a new figure.
     """
     boxes = positions(nodes)
     xs = [x for x, _ in boxes]
@@ -41,7 +42,7 @@ def tree(nodes: Sequence[Any], content: Result) -> Any:
     # the title needs 3.2 inches also above a single box
     figure_width = max(3.2, COLUMN * width + 0.3)
     figure_height = ROW * row_count + 0.5
-    picture, axes = figure(figure_width, figure_height)
+    picture, axes = figure_of(axes, figure_width, figure_height)
     for number, node in enumerate(nodes):
         _draw_edges(axes, boxes, number, node)
         _draw_box(axes, boxes, number, node, content)
