@@ -34,6 +34,7 @@ from securecluster.runs.derived import initial_model
 from securecluster.runs.dry_run import Draw, observed
 from securecluster.runs.method import Method
 from securecluster.runtime.endpoint import SUM
+from securecluster.training.chance_level import ENOUGH_ROUNDS
 
 CLUSTERS, TRAINING = "clusters", "training"
 CARRIES, DOUBTFUL, DROWNED = "carries", "doubtful", "drowned"
@@ -68,7 +69,16 @@ LIMITS: dict[tuple[str, str], tuple[float, float]] = {
 # by the names of draws whose rows have a structure of their own
 NAMED = {"gram": GRAM, "eigenvectors": EIGENVECTORS}
 SIGNATURES = ("signature", "coordinates")
+# options that have the noise of some kinds in place of the run's, where they are given
+OWN_NOISE = {
+    GRAM: "gram_noise",
+    EIGENVECTORS: "gram_noise",
+    EXAMPLES: "signature_noise",
+    SIGNATURE: "signature_noise",
+}
 # of remedies
+LARGEST_EPSILON = 1e4
+EPSILON_STEP = 1.25
 SKETCHED = 64
 SMALL_NETWORK = "linear"
 FEWER = 4
@@ -221,12 +231,12 @@ class PowerCheck:
                 read = f"in a mean over {worst.rows:.0f} clients"
             carried, drowned = worst.limits
             told.append(
-                f"{_FOLLOWS[use, worst.verdict]}: the noise is {worst.ratio:.2g} times as long as "
-                f"the longest {_WORDS[worst.kind]} ({worst.numbers:,} numbers, {read}), where "
+                f"{_FOLLOWS[use, worst.verdict]}: the noise is {short(worst.ratio)} times as long "
+                f"as the longest {_WORDS[worst.kind]} ({worst.numbers:,} numbers, {read}), where "
                 f"{carried:g} is borne and {drowned:g} is too much"
             )
             changes = [
-                f"{remedy.ratio:.2g} times with {remedy.change}" for remedy in self.changes(use)
+                f"{short(remedy.ratio)} times with {remedy.change}" for remedy in self.changes(use)
             ]
             if changes:
                 told.append(f"it would be {', '.join(changes)}")
@@ -242,7 +252,7 @@ class PowerCheck:
             # less noise always helps, and is said last
             advice = ", or ".join(remedy.change for remedy in self.changes(use)[-3:])
             text = (
-                f"{_FOLLOWS[use, DROWNED]}, which is {worst.ratio:.2g} times as long as the "
+                f"{_FOLLOWS[use, DROWNED]}, which is {short(worst.ratio)} times as long as the "
                 f"longest {_WORDS[worst.kind]}: try {advice}"
             )
             # with options as they are written here: in Python, or on the command line
@@ -317,6 +327,9 @@ def power_doubts(protocol: Any, federation: Any) -> list[str]:
         protocol: with its hyper-parameters.
         federation: the clients.
     """
+    # in fewer rounds nobody expects clusters, or a trained model, yet
+    if protocol.rounds < ENOUGH_ROUNDS:
+        return []
     check = power_check(protocol, federation)
     if check is None or check.warning is None:
         return []
@@ -351,6 +364,7 @@ class _Measured:
         sizes = sorted(config.get("sizes") or [1])
         self.samples = int(sizes[len(sizes) // 2])
         params = method.get_params()
+        self.sketched = params.get("sketch")
         self.k = int(params.get("k") or params.get("tasks") or 1)
         self.participation = float(params.get("participation", 1.0))
 
@@ -365,8 +379,12 @@ class _Measured:
                 if key in known:
                     continue
                 known.add(key)
-                of_mean = ratio / self.averaged(event, clients)
-                yield Power(event.method, field, name, use, numbers, clients, of_mean)
+                read = numbers
+                if (use, name) == (CLUSTERS, GRADIENTS) and self.sketched:
+                    # a random rotation to q numbers has q/d of the noise
+                    read = int(self.sketched)
+                of_mean = ratio * math.sqrt(read / numbers) / self.averaged(event, clients)
+                yield Power(event.method, field, name, use, read, clients, of_mean)
 
     def averaged(self, event: Event, clients: float) -> float:
         """Return the factor by which a mean over some clients has less noise than one row.
@@ -490,6 +508,11 @@ def _remedies(measured: _Measured, check: PowerCheck) -> Iterator[Remedy]:
                 yield Remedy(change, use, ratio, after.verdict)
 
 
+def short(value: float) -> str:
+    """Return a positive number with two digits, and without an exponent where it is large."""
+    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
+
+
 def _changes(measured: _Measured, worst: Power) -> Iterator[tuple[str, float, str]]:
     """Yield changes in words, r after each, and the kind of rows that are read then.
 
@@ -517,15 +540,45 @@ def _changes(measured: _Measured, worst: Power) -> Iterator[tuple[str, float, st
     mean = worst.rows > 1
     local = measured.config["placement"] == "local"
     if mean and local and _possible(measured, placement="distributed", aggregation="secagg"):
-        change = "noise in shares (--placement distributed --aggregation secagg)"
+        change = "noise in shares (--placement distributed, --aggregation secagg)"
         yield change, ratio / math.sqrt(worst.rows), worst.kind
     carried = worst.limits[0]
     if mean and ratio > carried:
         times = (ratio / carried) ** (2 if local else 1)
         clients = math.ceil(measured.facts.clients * times)
         yield f"more clients ({clients:,})", carried, worst.kind
-    noise = float(measured.config["noise"]) * carried / ratio
-    yield f"less noise (--noise {noise:.2g})", carried, worst.kind
+    less = _less_noise(measured, worst, carried / ratio)
+    if less is not None:
+        yield less, carried, worst.kind
+
+
+def _less_noise(measured: _Measured, worst: Power, share: float) -> str | None:
+    """Return in words which option has a release's noise, and the value by which it is less.
+
+    Args:
+        measured: the releases.
+        worst: one of them.
+        share: of its noise that is left.
+
+    Returns:
+        None where no ε up to `LARGEST_EPSILON` suffices.
+    """
+    params = measured.method.get_params()
+    own = OWN_NOISE.get(worst.kind, "")
+    if params.get(own):
+        return f"less noise (--{own.replace('_', '-')} {short(float(params[own]) * share)})"
+    noise = float(measured.config["noise"]) * share
+    if params.get("target_epsilon") is None:
+        return f"less noise (--noise {short(noise)})"
+    epsilon = float(params["target_epsilon"])
+    while epsilon <= LARGEST_EPSILON:
+        epsilon *= EPSILON_STEP
+        changed = _changed(measured, {"target_epsilon": epsilon})
+        if changed is None:
+            return None
+        if float(changed.config(measured.facts, "float32")["noise"]) <= noise:
+            return f"a larger ε (--target-epsilon {short(epsilon)})"
+    return None
 
 
 def _dimension(measured: _Measured, **changes: Any) -> int | None:
