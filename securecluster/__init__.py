@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Signature,
     )
     from securecluster.runs.estimator import ClusteredClassifier
+    from securecluster.runs.power_check import power_check
 
     __version__: str
 
@@ -85,6 +86,7 @@ _MODULES = {
     "audit": "securecluster.app.audit",
     "load": "securecluster.app.loading",
     "open_transcript": "securecluster.app.loading",
+    "power_check": "securecluster.runs.power_check",
     "sweep": "securecluster.app.sweep",
 }
 __all__ = [
@@ -127,6 +129,7 @@ __all__ = [
     "load",
     "open_transcript",
     "plot",
+    "power_check",
     "sweep",
 ]
 

@@ -43,6 +43,7 @@ from securecluster.runs.derived import (
 )
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.power_check import power_doubts
 from securecluster.runs.serialization import saved_protocol
 from securecluster.runs.server_half import replayed
 from securecluster.runtime.run import Line
@@ -227,7 +228,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         settings = settings or Settings()
         self.check(len(federation))
         check_settings(settings, federation)
-        for doubt in module_doubts(self, federation):
+        for doubt in (*module_doubts(self, federation), *power_doubts(self, federation)):
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         if force and folder is None:
             raise UsageError("force replaces the run in a folder: give folder, or leave force out")

@@ -273,6 +273,7 @@ def watched_run(
         with output():
             console.print(text)
 
+    _show_power(plan, federation, console)
     with slow_work_on(console):
         fitted = carry_out(plan.protocol, federation, plan.settings, folder, say)
         content = complete(folder, Subject.of(federation), fitted)
@@ -282,6 +283,25 @@ def watched_run(
     with noted(note):
         pictures = draw(folder, content, fitted)
     return content, pictures
+
+
+def _show_power(plan: RunPlan, federation: Federation, console: Any) -> None:
+    """Print what noise leaves of a private run, before its first client is asked.
+
+    Args:
+        plan: of the run.
+        federation: its clients.
+        console: for the lines.
+    """
+    from securecluster.runs.power_check import power_of
+
+    config = plan.protocol.config(federation, plan.settings.dtype)
+    check = power_of(plan.protocol, federation.facts, config)
+    if check is None:
+        return
+    with output():
+        for sentence in check.sentences:
+            console.print(f"power check: {as_typed(sentence)}", markup=False)
 
 
 def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:

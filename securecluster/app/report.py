@@ -138,6 +138,8 @@ def show(content: Result, folder: Path) -> None:
     _show_classes(console, content)
     console.print(terminal.table(*bytes_table(content["bytes"]), "bytes on the wire", numbers=True))
     privacy_report.show(console, content["privacy"])
+    for sentence in content.get("power", {"sentences": []})["sentences"]:
+        console.print(f"power check: {sentence}")
     _show_dropped(console, content["dropped"])
     _show_refused(console, content.get("refused", {}))
     time = f"{content['seconds']:.1f} s on {content['device']}"

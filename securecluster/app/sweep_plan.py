@@ -236,6 +236,7 @@ class Cell(sweep_runner.Cell):
             "servers": protocol.bytes_["servers"],
             "rounds": len(protocol.history_),
             "seconds": round(protocol.seconds_, 3),
+            "power": (protocol.kept_.learned.power or {}).get("summary"),
             "spent": sweep_costs.as_json(ledger.dearest(protocol.delta)),
         }
         if self.by == EPSILON:

@@ -69,6 +69,8 @@ class RunRecord:
         servers: bytes between servers.
         rounds: their number.
         seconds: of the run.
+        power: what noise was expected to leave of clusters and of training, in words; None without
+            noise, and in records of versions that did not write it.
         spent: what the client that released most did release, as `sweep_costs.as_json` has it; None
             in records of versions that did not write it.
     """
@@ -101,6 +103,7 @@ class RunRecord:
     servers: int | None = None
     rounds: int | None = None
     seconds: float | None = None
+    power: str | None = None
     spent: list[dict[str, Any]] | None = None
 
     @classmethod

@@ -24,12 +24,14 @@ from securecluster.core import atomic_files
 HOLDS = 0.9  # mean ARI from which clusters count as found
 LEVEL = 0.95  # of all intervals
 RESAMPLES = 1000  # of the seeds, for the intervals of thresholds
-TEXTS = ("protocol", "variant", "data", "scenario", "status", "reason", "mechanism", "dp_unit")
+TEXTS = (
+    "protocol", "variant", "data", "scenario", "status", "reason", "mechanism", "dp_unit", "power",
+)  # fmt: skip
 COUNTS = ("run", "seed", "clients", "clusters", "up", "down", "servers", "rounds")
 FIRST = (
     "run", "protocol", "variant", "mechanism", "dp_unit", "clip", "data", "scenario", "clients",
     "seed", "noise", "target_epsilon", "epsilon", "epsilon_together", "delta", "status", "reason",
-    "fault", "clusters", "ari", "pearson",
+    "fault", "power", "clusters", "ari", "pearson",
 )  # fmt: skip
 LAST = ("up", "down", "servers", "rounds", "seconds")
 MEASURED = ("pearson", *LAST)  # means without an interval
@@ -119,6 +121,7 @@ def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
             line["noise"] = some["noise"]
         line["target_epsilon"] = some["target_epsilon"]
         line["epsilon"] = _mean(done, "epsilon")
+        line["power"] = some.get("power")
         line["runs"] = len(done)
         for status in ("refused", "failed"):
             line[status] = sum(row["status"] == status for row in group)

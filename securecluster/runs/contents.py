@@ -164,6 +164,42 @@ class Fallback(TypedDict):
     losses: list[dict[str, float]]
 
 
+class PowerOfRelease(TypedDict):
+    """Noise of one kind of release beside its largest signal."""
+
+    method: str
+    field: str
+    kind: str
+    use: str
+    numbers: int
+    rows: float
+    noise_over_signal: float
+    carried_up_to: float
+    drowned_from: float
+    verdict: str
+
+
+class PowerChange(TypedDict):
+    """Change of a run by which more is carried."""
+
+    change: str
+    use: str
+    ratio: float
+    verdict: str
+
+
+class PowerEntry(TypedDict):
+    """What noise leaves of a private run, as `PowerCheck.as_json` has it."""
+
+    summary: str
+    clusters: str | None
+    training: str | None
+    sentences: list[str]
+    warning: str | None
+    releases: list[PowerOfRelease]
+    remedies: list[PowerChange]
+
+
 class Result(TypedDict):
     """Content of result.json."""
 
@@ -192,6 +228,7 @@ class Result(TypedDict):
     fallback: NotRequired[Fallback]
     bytes: Sent
     privacy: Privacy
+    power: NotRequired[PowerEntry]
     seconds: float
 
 

@@ -269,7 +269,8 @@ def _counted(
     dry.privacy = dry.privacy.for_stand_ins()
     in_shares = protocol.privacy.placement == "distributed"
     counts: Counter[tuple[Expense, bool]] = Counter()
-    for events in _events_by_client(dry, federation, whole).values():
+    by_client, _ = _events_by_client(dry, federation, whole)
+    for events in by_client.values():
         of_client: Counter[tuple[Expense, bool]] = Counter()
         for event in events:
             if event.mechanism not in (*COSTLESS, "exact"):
@@ -279,14 +280,115 @@ def _counted(
     return counts
 
 
-def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int, list[Event]]:
-    """Return the events of each client in a run of stand-ins.
+@dataclass(frozen=True)
+class Draw:
+    """Gaussian noise that a client adds to one row.
+
+    Args:
+        client: its number.
+        step: number of the call; 0 of a release that is repeated to the bit.
+        purpose: name of the draw.
+        numbers: of the row, d.
+        multiplier: z.
+        sensitivity: to blanking the unit of privacy: the noise has z times this deviation.
+    """
+
+    client: int
+    step: int
+    purpose: str
+    numbers: int
+    multiplier: float
+    sensitivity: float
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the client that releases most releases in a run of stand-ins.
+
+    Args:
+        events: of the server's ledger.
+        draws: of the client's noise.
+        dimension: of the network that the stand-ins trained, a small one in place of a large one.
+        alone: whether each client ended with a model of its own.
+    """
+
+    events: list[Event]
+    draws: list[Draw]
+    dimension: int
+    alone: bool
+
+
+def observed(protocol: Method, facts: Facts) -> Observed:
+    """Return what a client releases in a run of stand-ins, with the draws of its noise.
+
+    Noise has the multiplier of the method, or 1 where `target_epsilon` is to find it.
+
+    Args:
+        protocol: the method.
+        facts: of the clients and their data.
+    """
+    params = protocol.get_params()
+    changes = {name: value for name, value in COMMON.items() if name in params}
+    stand_ins = _stand_ins(facts, facts.clients)
+    if initial_model(protocol, facts).dimension > LARGE:
+        # options may name layers that a small network lacks
+        with suppress(SecureClusterError):
+            small = {**changes, "model": SMALL_NETWORK}
+            return _observed(type(protocol)(**{**params, **small}), stand_ins)
+    return _observed(type(protocol)(**{**params, **changes}), stand_ins)
+
+
+def _observed(dry: Any, stand_ins: Federation) -> Observed:
+    """Return what a client releases in a run of stand-ins.
+
+    Args:
+        dry: the method, whose options are those of such a run.
+        stand_ins: the clients.
+    """
+    dry.privacy = dry.privacy.for_stand_ins()
+    draws: list[Draw] = []
+
+    class Recording(StandInStreams):
+        """Streams that record what is drawn."""
+
+        def noised(
+            self,
+            client: int,
+            purpose: str,
+            step: int,
+            row: torch.Tensor,
+            multiplier: float,
+            sensitivity: float,
+        ) -> torch.Tensor:
+            """Return a copy of a row, and record the draw."""
+            numbers = int(row.numel())
+            draws.append(Draw(client, step, purpose, numbers, multiplier, sensitivity))
+            return super().noised(client, purpose, step, row, multiplier, sensitivity)
+
+    events, state = _events_by_client(dry, stand_ins, True, Recording)
+    labels = getattr(state, "labels", None) or []
+    most = max(events, key=lambda client: len(events[client]), default=0)
+    return Observed(
+        events.get(most, []),
+        [draw for draw in draws if draw.client == most],
+        initial_model(dry, stand_ins.facts).dimension,
+        alone=len(labels) > 1 and len(set(labels)) == len(labels),
+    )
+
+
+def _events_by_client(
+    dry: Any, federation: Federation, whole: bool, streams: type[NoiseStreams] = StandInStreams
+) -> tuple[dict[int, list[Event]], Any]:
+    """Return the events of each client in a run of stand-ins, and the server's final state.
+
+    The state is None of a run that does not come to its end.
 
     Args:
         dry: the method.
         federation: the stand-ins.
         whole: whether a run that does not come to its end is an error; otherwise what it released
             before counts, and a run that goes further is held to its target.
+        streams: class of their noise.
     """
     from securecluster.runs.endpoints import build_client
 
@@ -296,7 +398,7 @@ def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int
         federation,
         settings,
         trainer=StandInTrainer,
-        streams=StandInStreams,
+        streams=streams,
         deployment_class=_OfStandIns,
     )
     config = dry.config(federation, settings.dtype)
@@ -304,15 +406,16 @@ def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int
     transport = InProcess(endpoint.answer)
     net = _OfStandIns(server, config).network(transport, secrets=Randomness(federation.seed))
     half = ServerHalf(server, net, Transcript("none"))
+    state = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with nullcontext() if whole else suppress(SecureClusterError):
-            half.final_state(Run(begin=half.begin_round, dry=True))
+            state = half.final_state(Run(begin=half.begin_round, dry=True))
     events: dict[int, list[Event]] = {}
     for event in net.state.ledger.events:
         for position, client in enumerate(event.ids):
             events.setdefault(client, []).append(event.select([position]))
-    return events
+    return events, state
 
 
 def _stand_ins(facts: Facts, clients: int) -> Federation:

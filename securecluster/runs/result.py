@@ -112,6 +112,8 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
         "privacy": section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
+    if learned.power is not None:
+        content["power"] = learned.power
     # names that the data came with, if any
     for name in ("class_names", "feature_names"):
         if name in learned.config:

@@ -58,6 +58,7 @@ class FittedSummary:
     seconds: float
     device: str
     program: str = UNKNOWN  # digest of the protocol's source as the run began; empty where unknown
+    power: dict[str, Any] | None = None  # of a private run's noise, as `PowerCheck.as_json` has it
 
 
 @dataclass

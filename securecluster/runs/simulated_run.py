@@ -22,6 +22,7 @@ from securecluster.runs.endpoints import target_of
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.feature_scales import kept_scales
 from securecluster.runs.method import Method
+from securecluster.runs.power_check import power_entry
 from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary
 from securecluster.runs.server_half import ServerHalf
@@ -185,6 +186,7 @@ class SimulatedRun:
             seconds=run.seconds,
             device=clients.device.type,
             program=self._program,
+            power=power_entry(method, self._federation.facts, self._config),
         )
         final = clients.final(models)
         final.extra |= kept_scales(self._federation)
