@@ -139,6 +139,7 @@ class Privacy(TypedDict):
     unprotected: NotRequired[list[str]]
     fields: list[Field]
     unshared_models: NotRequired[UnsharedModels]
+    tuned_models: NotRequired[str]
     reproducible_keys: bool
     epsilon: float | None
     epsilon_rdp: float | None

@@ -47,7 +47,14 @@ from securecluster.runs.predictions import (
     read_targets,
     score_of,
 )
-from securecluster.runs.serialization import SHARED, FittedState, FittedSummary, read_kept, save
+from securecluster.runs.serialization import (
+    SHARED,
+    UNTUNED,
+    FittedState,
+    FittedSummary,
+    read_kept,
+    save,
+)
 from securecluster.runs.server_half import replayed
 
 
@@ -198,6 +205,8 @@ class FittedRun:
     def _cluster_model(self, label: int) -> dict[str, Any] | None:
         """Return the `state_dict` of the model that a cluster's members share.
 
+        It is that before tuning, which each member does alone.
+
         Returns:
             None in a run with noise where all members trained alone.
         """
@@ -215,6 +224,10 @@ class FittedRun:
             members = [i for i in members if i not in learned.local]
         if not members:
             return None
+        untuned = self.kept_.clients.extra.get(UNTUNED)
+        if untuned is not None:
+            before: dict[str, Any] = self.network_.state_dict(untuned[label])
+            return before
         return self.model_of(at(members[0]))
 
     def model_of(self, client: Client) -> dict[str, Any]:

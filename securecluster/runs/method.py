@@ -52,6 +52,9 @@ class MethodObserver(Protocol):
     def final_models(self, client: Any, state: Any) -> Rows:
         """Return the model that each client has at the end."""
 
+    def kept_models(self, client: Any, state: Any) -> Rows:
+        """Return the model that each client keeps, tuned where the run says so."""
+
     def shared_models(self, client: Any) -> Any:
         """Return the clusters' models where clients continued alone from them."""
 
@@ -88,6 +91,10 @@ class Method(Protocol):
     @property
     def total_rounds(self) -> int:
         """Return the number of rounds, each of which has a line in the history."""
+
+    @property
+    def tuning_rounds(self) -> int:
+        """Return the number of rounds in which clients tune their models alone after the run."""
 
     # what both sides agree on
 

@@ -186,7 +186,7 @@ class SimulatedRun:
             device=clients.device.type,
             program=self._program,
         )
-        final = clients.final(models)
+        final = clients.final(models, labels)
         final.extra |= kept_scales(self._federation)
         result = FittedState(learned, pack(state), final, self._secret)
         if method.rounds < ENOUGH_ROUNDS:
