@@ -40,7 +40,7 @@ class FedAvg(ClusteringProtocol):
         # Fresh masks of different rounds cannot be added, so the averages are queued one by one.
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = AveragingState([0] * m, outbox)
-        for t in run.rounds("train", state, self.total_rounds):
+        for t in run.rounds("train", state, self.rounds):
             average_clusters(net, state, self.participation, t)
         flush(net, run, state)
         return state

@@ -10,14 +10,27 @@ trained with differential privacy without any noise, as here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast
+from securecluster.protocols.common.averaging import (
+    AveragingState,
+    SumClient,
+    average_clusters,
+    visible_sample_counts,
+)
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
 from securecluster.protocols.common.training_options import TrainingOptions
-from securecluster.protocols.fedavg import FedAvg
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(kw_only=True)
@@ -31,20 +44,43 @@ class TrainingWithTuning(TrainingOptions):
     FedAvg
     """
 
+    def tuning(self, method: Any) -> int:
+        """Return the number of rounds that FedAvg leaves for tuning.
+
+        Args:
+            method: whose options they are.
+        """
+        return int(method.rounds - method.total_rounds)
+
 
 @protocol
-class FineTune(FedAvg):
+class FineTune(ClusteringProtocol):
     """FedAvg, then every client trains the model alone for some rounds."""
 
     training: TrainingOptions = group(TrainingWithTuning)
+    sums: SumOptions = group(SumsOverAll)
     name: ClassVar[str] = "finetune"
+    client: ClassVar[type[TrainingClient]] = SumClient
+
+    def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
+        """Run FedAvg; clients tune its model without the server."""
+        m = len(net.clients)
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = AveragingState([0] * m, outbox)
+        for t in run.rounds("train", state, self.total_rounds):
+            average_clusters(net, state, self.participation, t)
+        flush(net, run, state)
+        return state
 
     @property
     def total_rounds(self) -> int:
         """Return the number of FedAvg's rounds: clients tune its model in the others."""
         return max(1, self.rounds - self.training.tune_rounds)
 
-    @property
-    def tuning_rounds(self) -> int:
-        """Return the number of rounds that are left for tuning."""
-        return self.rounds - self.total_rounds
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+        """Return cluster 0 for every newcomer, which starts from FedAvg's model."""
+        return [0] * len(to)
+
+    def disclosures(self) -> Disclosures:
+        """Return what the weights of the average show."""
+        return Disclosures(server=visible_sample_counts(weighted=not self.privacy.per_client))

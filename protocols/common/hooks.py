@@ -164,11 +164,6 @@ class ProtocolHooks(Grouped, ABC):
         return self.rounds
 
     @property
-    def tuning_rounds(self) -> int:
-        """Return the number of rounds in which clients tune their models alone after the run."""
-        return self.training.tune_rounds
-
-    @property
     def vectors_per_round(self) -> int:
         """Return about how many rows of d numbers a client and the server exchange in a round."""
         return 2  # an update up and an average down

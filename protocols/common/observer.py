@@ -105,7 +105,7 @@ class Observer:
             client: the clients' object.
             state: the server's final state.
         """
-        rounds = self.method.tuning_rounds
+        rounds = self.method.training.tuning(self.method)
         kept: Rows = client.tuned(self.final_models(client, state), rounds)
         return kept
 

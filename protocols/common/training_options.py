@@ -72,6 +72,14 @@ class TrainingOptions(OptionGroup):
             lr = rate(method.model, task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
 
+    def tuning(self, method: ProtocolHooks) -> int:
+        """Return the number of rounds in which clients tune their models alone after the run.
+
+        Args:
+            method: whose options they are.
+        """
+        return self.tune_rounds
+
     def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:
         """Return the hyper-parameters of a client's training in a round.
 

@@ -93,7 +93,7 @@ class BlockEnd:
         """
         observer = method.observer
         untuned = None
-        if method.tuning_rounds:
+        if method.training.tuning(method):
             untuned = observer.final_models(client, state)
         return cls(
             observer.kept_models(client, state),

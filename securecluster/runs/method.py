@@ -92,10 +92,6 @@ class Method(Protocol):
     def total_rounds(self) -> int:
         """Return the number of rounds, each of which has a line in the history."""
 
-    @property
-    def tuning_rounds(self) -> int:
-        """Return the number of rounds in which clients tune their models alone after the run."""
-
     # what both sides agree on
 
     def get_params(self) -> dict[str, Any]:

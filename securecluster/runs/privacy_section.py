@@ -198,7 +198,7 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
     views["fields"] = [field.as_json() for field in disclosed]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
-    rounds = fitted.method.tuning_rounds
+    rounds = fitted.method.training.tuning(fitted.method)
     if rounds:
         views["tuned_models"] = (
             f"each client tuned its model alone after the run ({rounds} rounds, without noise): it "
