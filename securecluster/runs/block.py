@@ -281,6 +281,14 @@ class Block:
         """
         return self._done(lambda: self._made().client.cohort.scores(opened(models)))
 
+    def tuned_once(self, models: Parcel) -> Parcel:
+        """Return each client's model after a round in which it trains it alone.
+
+        Args:
+            models: `Rows` of the clients.
+        """
+        return self._done(lambda: self._made().client.tuned(opened(models), 1))
+
     def _state(self) -> ClientState:
         endpoint = self._made()
         state: ClientState = endpoint.client.state(endpoint.keys.secrets)

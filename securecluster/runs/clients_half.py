@@ -141,6 +141,15 @@ class ClientsHalf(ObservedClients):
         scores: NDArray[np.float64] = self.client.cohort.scores(models)
         return scores
 
+    def tuned_once(self, models: Rows) -> Rows:
+        """Return the clients' models after a round in which each trains its own alone, (m, d).
+
+        Args:
+            models: (m, d) of the clients.
+        """
+        tuned: Rows = self.client.tuned(models, 1)
+        return tuned
+
     def final(self, models: Rows, labels: Sequence[int]) -> ClientState:
         """Return what clients keep of the run: their models and secrets.
 

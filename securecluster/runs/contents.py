@@ -185,6 +185,7 @@ class Result(TypedDict):
     dropped: dict[str, list[int]]
     refused: NotRequired[dict[str, dict[str, list[int]]]]
     rounds: int
+    warning: NotRequired[str]
     metrics: Metrics
     metric: str
     unit: str

@@ -89,8 +89,10 @@ class FittedRun:
         refused_: the rounds in which clients refused a request, by client and reason.
         warning_: a sentence if a run went wrong, else None. In ten rounds or more many clients'
             models learned nothing, by their training loss and accuracy beside those of a model that
-            ignores its input; or in 30 or more a method that looks for clusters found one. The
-            observer computes it outside the protocol, so ε does not cover it.
+            ignores its input; or in 30 or more a method that looks for clusters found one, found
+            as many as it can, or has two whose models do equally well on each other's clients.
+            The observer computes it outside the protocol, so ε does not cover it; under noise
+            nothing but chance is read of clients' data for it.
         joined_: after `join`, what newcomers released in that call, and its cost.
         network_: the network with its initial weights, as a flat vector.
         state_: the server's final state; its fields are the protocol's.

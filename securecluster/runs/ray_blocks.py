@@ -609,6 +609,15 @@ class BlockedClients(ObservedClients):
         parts = {b: models.select(part) for b, part in enumerate(self.blocks.positions)}
         return np.concatenate(list(self.blocks.ask("scores", parts).values()))
 
+    def tuned_once(self, models: Rows) -> Rows:
+        """Return the clients' models after a round in which each trains its own alone, (m, d).
+
+        Args:
+            models: (m, d) of the clients.
+        """
+        parts = {b: models.select(part) for b, part in enumerate(self.blocks.positions)}
+        return _all_rows(list(self.blocks.ask("tuned_once", parts).values()))
+
     def final(self, models: Rows, labels: Sequence[int]) -> ClientState:
         """Return what clients keep of the run: their models and secrets.
 

@@ -266,6 +266,19 @@ def test_the_report_counts_what_ends_below_fedavg() -> None:
     assert lines[-1] == "  local: 1 of 1; accuracy -0.015"
 
 
+def test_the_report_has_distances_from_tuned_fedavg_with_intervals() -> None:
+    rows = []
+    for seed, (own, exact) in enumerate(((0.80, 1), (0.78, 0), (0.76, 1))):
+        rows.append(row("fedavg", seed, 0.5) | {"tuned": "0.8", "exact": "0"})
+        rows.append(row("cfl", seed, 0.7) | {"tuned": str(own), "exact": str(exact)})
+    lines = robust.below_tuned(rows)
+    # differences 0, -0.02, -0.04: t of two degrees is 4.303, the standard error 0.02/√3
+    said = "accuracy cfl beside tuned FedAvg -0.020 ± 0.050, exact 2 of 3 runs"
+    assert " ".join(lines[0].split()) == said
+    assert lines[1] == "1 of 1 cells end more than 0.01 below it"
+    assert robust.below_tuned([row("fedavg", 0, 0.5), row("cfl", 0, 0.6)]) == []
+
+
 def test_a_table_has_scores_and_the_clusters_agreement() -> None:
     rows = [row("fedavg", 0, 0.5), row("cfl", 0, 0.6), row("cfl", 1, 0.7)]
     rows += [row("cfl", 0, 1220, "position_error")]
