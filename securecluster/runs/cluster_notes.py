@@ -18,10 +18,10 @@ from securecluster.core.option_groups import option_groups
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import Rows
+from securecluster.runs.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
 from securecluster.runs.derived import adds_noise
 from securecluster.runs.labels import looked_for_clusters, one_cluster_note
 from securecluster.runs.serialization import UNTUNED
-from securecluster.training.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
 
 if TYPE_CHECKING:
     from securecluster.runs.fitted import FittedRun

@@ -16,7 +16,7 @@ from securecluster import Federation, Iid, LabelPermutation, LabelSwap
 from securecluster.app.cli import main
 from securecluster.errors import SecureClusterWarning
 from securecluster.protocols import CFL, FLHC, CLoVE, FedAvg, Hidden, Settings, Signature
-from securecluster.training.cluster_differences import alike, clients_differ
+from securecluster.runs.cluster_differences import alike, clients_differ
 from securecluster.training.local_trainer import LocalTrainer
 
 NAN = float("nan")
