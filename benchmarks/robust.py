@@ -23,6 +23,7 @@ hub.
 from __future__ import annotations
 
 import argparse
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -422,7 +423,7 @@ def half_width(values: Sequence[float]) -> float:
     """Return half of the 95 % interval of the mean of values, by Student's t; inf of one value."""
     if len(values) < 2:
         return float("inf")
-    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(t.ppf(0.975, len(values) - 1)) * error
 
 
