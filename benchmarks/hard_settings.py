@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.grid import Grid, parser_of, read_options
-from benchmarks.robust import Setting, clients_of
+from benchmarks.robust import clients_of
+from benchmarks.robust_settings import Setting
 from benchmarks.sheet import Cell, Row, Spread, spread
 from benchmarks.table import RESULTS, UNRECORDED, read
 from securecluster import Dirichlet, Federation, LabelPermutation, LabelSwap, Rotation

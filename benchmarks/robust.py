@@ -1,7 +1,7 @@
-"""Every protocol at its defaults on twenty settings that no default was chosen on.
+"""Every protocol at its defaults on twenty settings, and on twenty-seven everyday ones.
 
 python -m benchmarks.robust [--seeds 3] [--half first|second] [--protocols cfl,ifca]
-    [--settings digits-tasks-2x7] [--minutes 600] [--name robust] [--markdown]
+    [--settings digits-tasks-2x7|everyday] [--minutes 600] [--name robust] [--markdown]
 
 The settings come in two halves that each cover permuted and swapped labels, shares of labels,
 turned images, combinations, mixtures and clients of one distribution. The first half may be looked
@@ -11,6 +11,10 @@ number of clusters, and 3 of IID clients. `signature` is also run with sketches 
 and with k told (`signature-told`). NSIM runs on trajectories only, since its server makes synthetic
 users of the data's format.
 
+Everyday settings (`--settings everyday`) have label skew of each client, feature noise, outliers
+and the like. Their runs tune models for three rounds at the end, so that each row has the scores
+before and after, and are printed beside FedAvg's after tuning.
+
 The rows say nothing of the code that measured them: after a change give the sheet another name
 (`--name`), which becomes benchmarks/results/NAME.csv. Data are read from SECURECLUSTER_DATA or the
 hub.
@@ -19,9 +23,11 @@ hub.
 from __future__ import annotations
 
 import argparse
+import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -29,27 +35,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t
 
 from benchmarks.grid import Grid, parser_of, read_options
+from benchmarks.robust_settings import EVERYDAY, SETTINGS, Setting
 from benchmarks.sheet import Cell, Row, Spread, distinct, spread
 from benchmarks.table import RESULTS, UNRECORDED, markdown_line
-from securecluster import (
-    Dirichlet,
-    Federation,
-    Iid,
-    Inversion,
-    LabelPermutation,
-    LabelSwap,
-    Natural,
-    Pathological,
-    Rotation,
-    Tasks,
-)
+from securecluster import Federation
 from securecluster.app.registry import protocol_class
 from securecluster.clustering.metrics import mean
 from securecluster.core.client_names import at
-from securecluster.data import Scenario, Shard, Topics
-from securecluster.errors import SecureClusterError
+from securecluster.core.randomness import Randomness
+from securecluster.data import Shard
+from securecluster.errors import SecureClusterError, SecureClusterWarning
 
 BASELINES = ("fedavg", "finetune", "local", "mrmtl")
 # of these IFCA, Local-KMeans, hidden and CLoVE are given k; the others find the number of clusters
@@ -64,242 +62,13 @@ SKETCHES = "signature-plain"
 TOLD = "signature-told"
 VARIANTS: dict[str, dict[str, Any]] = {SKETCHES: {"signature_blocks": "plain"}, TOLD: {}}
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES, *VARIANTS)
-
+# on everyday settings: those that find the number of clusters, and FedAvg before and after tuning
+EVERYDAY_NAMES = ("fedavg", "cfl", "flhc", "srfca", "signature")
 
 FIRST_SEED = 1700  # no other table has these seeds
+FIRST_EVERYDAY_SEED = 2700
+TUNE_ROUNDS = 3  # as many as `finetune` has by default
 MARGIN = 0.01  # of accuracy; of perplexity and position error, relative to FedAvg's
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Clients with known true clusters.
-
-    Attributes:
-        about: what is special about it, in words.
-        half: "first" or "second".
-        data: a data set's name.
-        scenario: how clusters differ.
-        sizes: clients in each true cluster.
-        samples: training samples of the first, second, ... client of each cluster, over and over.
-        dealt: training samples dealt to a client before it keeps its first `samples` of them. A
-            quarter as many are held out, so that clients with few samples are tested on enough.
-        foreign: share of each client's samples, trained on and held out, that were swapped for
-            samples of clients of the other clusters.
-        k: clusters told; None is the true number.
-    """
-
-    about: str
-    half: str
-    data: str
-    scenario: Scenario
-    sizes: tuple[int, ...]
-    samples: tuple[int, ...]
-    dealt: int
-    foreign: float = 0.0
-    k: int | None = None
-
-    @property
-    def told(self) -> int:
-        """Return the number of clusters that is passed to protocols with a `k`."""
-        if self.k is None:
-            return len(self.sizes)
-        return self.k
-
-
-# names: data, what differs, and clusters x clients or the clients of each cluster
-SETTINGS: dict[str, Setting] = {
-    "mnist-permutation-12x3": Setting(
-        about="twelve small clusters",
-        half="first",
-        data="mnist",
-        scenario=LabelPermutation(12),
-        sizes=(3,) * 12,
-        samples=(100,),
-        dealt=200,
-    ),
-    "fashion-swap-9-5-2": Setting(
-        about="swapped labels, clusters of unequal size, 30 to 300 samples a client",
-        half="first",
-        data="fashion_mnist",
-        scenario=LabelSwap(3),
-        sizes=(9, 5, 2),
-        samples=(100, 30, 300),
-        dealt=400,
-    ),
-    "digits-pathological-3x4": Setting(
-        about="three labels a client, small images",
-        half="first",
-        data="digits",
-        scenario=Pathological(labels=3, clusters=3),
-        sizes=(4,) * 3,
-        samples=(60,),
-        dealt=88,
-    ),
-    "cifar10-dirichlet-2x5": Setting(
-        about="two sets of label shares on colour images",
-        half="first",
-        data="cifar10",
-        scenario=Dirichlet(alpha=0.2, clusters=2),
-        sizes=(5, 5),
-        samples=(150,),
-        dealt=320,
-    ),
-    "mnist-rotation-5-2": Setting(
-        about="seven clients, turned images, 60 to 600 samples a client",
-        half="first",
-        data="mnist",
-        scenario=Rotation(2),
-        sizes=(5, 2),
-        samples=(600, 60, 240),
-        dealt=800,
-    ),
-    "fashion-nested-4x6": Setting(
-        about="swapped labels within negatives and images",
-        half="first",
-        data="fashion_mnist",
-        scenario=LabelSwap(2) + Inversion(),
-        sizes=(6,) * 4,
-        samples=(120,),
-        dealt=320,
-    ),
-    "fashion-mixture-25-5x4": Setting(
-        about="permuted labels, a quarter of each client's samples of other clusters",
-        half="first",
-        data="fashion_mnist",
-        scenario=LabelPermutation(5),
-        sizes=(4,) * 5,
-        samples=(120,),
-        dealt=400,
-        foreign=0.25,
-    ),
-    "mnist-iid-100": Setting(
-        about="a hundred clients of one distribution",
-        half="first",
-        data="mnist",
-        scenario=Iid(),
-        sizes=(100,),
-        samples=(40,),
-        dealt=80,
-        # IID clients are one true cluster, and k = 1 would make IFCA and Local-KMeans FedAvg
-        k=3,
-    ),
-    "femnist-writers-permutation-12-8": Setting(
-        about="writers, permuted labels, clusters of unequal size",
-        half="first",
-        data="femnist",
-        scenario=Natural() + LabelPermutation(2),
-        sizes=(12, 8),
-        samples=(120,),
-        dealt=120,
-    ),
-    # metric: position error in metres, where less is better
-    "mobility-topics-2x5": Setting(
-        about="trajectories, of which the groups by home and work area are only a reference",
-        half="first",
-        data="mobility",
-        scenario=Topics(clusters=2),
-        sizes=(5, 5),
-        samples=(60,),
-        dealt=160,
-    ),
-    # second half: run once, when the defaults no longer changed
-    "fashion-permutation-9x4": Setting(
-        about="nine clusters",
-        half="second",
-        data="fashion_mnist",
-        scenario=LabelPermutation(9),
-        sizes=(4,) * 9,
-        samples=(90,),
-        dealt=200,
-    ),
-    "mnist-swap-40-30-20-10": Setting(
-        about="a hundred clients, clusters of unequal size, 20 to 60 samples a client",
-        half="second",
-        data="mnist",
-        scenario=LabelSwap(4),
-        sizes=(40, 30, 20, 10),
-        samples=(20, 40, 60),
-        dealt=80,
-    ),
-    "fashion-dirichlet-4x4": Setting(
-        about="four sets of label shares",
-        half="second",
-        data="fashion_mnist",
-        scenario=Dirichlet(alpha=0.2, clusters=4),
-        sizes=(4,) * 4,
-        samples=(200,),
-        dealt=400,
-    ),
-    "cifar10-permutation-3x3": Setting(
-        about="permuted labels on colour images",
-        half="second",
-        data="cifar10",
-        scenario=LabelPermutation(3),
-        sizes=(3,) * 3,
-        samples=(160,),
-        dealt=400,
-    ),
-    "fashion-rotation-7-3-2": Setting(
-        about="turned images, clusters of unequal size, 40 to 400 samples a client",
-        half="second",
-        data="fashion_mnist",
-        scenario=Rotation(3),
-        sizes=(7, 3, 2),
-        samples=(120, 40, 400),
-        dealt=600,
-    ),
-    "digits-tasks-2x7": Setting(
-        about="two tasks of five labels, small images",
-        half="second",
-        data="digits",
-        scenario=Tasks(),
-        sizes=(7, 7),
-        samples=(80,),
-        dealt=80,
-    ),
-    # in the first look SR-FCA's unweighted means counted clients with 30 samples as much as those
-    # with 90; since then means are weighted by default
-    "mobility-topics-7-3": Setting(
-        about="trajectories, groups (a reference) of unequal size, 30 or 90 samples a client",
-        half="second",
-        data="mobility",
-        scenario=Topics(clusters=2),
-        sizes=(7, 3),
-        samples=(30, 90),
-        dealt=160,
-    ),
-    "mnist-mixture-40-3x6": Setting(
-        about="permuted labels, 40 % of each client's samples of other clusters",
-        half="second",
-        data="mnist",
-        scenario=LabelPermutation(3),
-        sizes=(6,) * 3,
-        samples=(150,),
-        dealt=400,
-        foreign=0.4,
-    ),
-    # in the first look three clients with 20 samples became tasks of their own in one-shot
-    # clustering; since then no cut leaves one task and lone clients
-    "fashion-iid-9": Setting(
-        about="clients of one distribution, 20 to 600 samples a client",
-        half="second",
-        data="fashion_mnist",
-        scenario=Iid(),
-        sizes=(9,),
-        samples=(20, 60, 180, 600),
-        dealt=800,
-        k=3,
-    ),
-    "femnist-writers-nested-4x5": Setting(
-        about="writers, permuted labels within turned and upright images",
-        half="second",
-        data="femnist",
-        scenario=Natural() + LabelPermutation(2) + Rotation(2),
-        sizes=(5,) * 4,
-        samples=(120,),
-        dealt=120,
-    ),
-}
 
 
 # one entry is enough: the protocols of one setting and seed are measured in succession
@@ -311,7 +80,16 @@ def federation(name: str, seed: int) -> Federation:
         name: one of `SETTINGS`.
         seed: of every draw, here and in the runs on this federation.
     """
-    return clients_of(SETTINGS[name], seed)
+    return clients_of(setting_of(name), seed)
+
+
+def setting_of(name: str) -> Setting:
+    """Return a setting by its name.
+
+    Args:
+        name: one of `SETTINGS` or `EVERYDAY`.
+    """
+    return SETTINGS.get(name) or EVERYDAY[name]
 
 
 def clients_of(setting: Setting, seed: int) -> Federation:
@@ -342,6 +120,8 @@ def clients_of(setting: Setting, seed: int) -> Federation:
             sample_counts.append(setting.samples[cycled])
     pairs = zip(shards, sample_counts, strict=True)
     shards = [_shortened(shard, n) for shard, n in pairs]
+    if setting.noise:
+        shards = _half_noisy(shards, setting.noise, seed)
     # the recipe of the simulation no longer describes the shards
     return replace(selected, shards=tuple(shards), recipe=None)
 
@@ -402,6 +182,27 @@ def _exchanged(
     return list(xs), list(ys)
 
 
+def _half_noisy(shards: Sequence[Shard], scale: float, seed: int) -> list[Shard]:
+    """Return shards in which every second client's features have Gaussian noise.
+
+    Args:
+        shards: of all clients.
+        scale: standard deviation of the noise, in units of the features.
+        seed: of the draws.
+    """
+    noisy = []
+    for client, shard in enumerate(shards):
+        if client % 2:
+            draw = Randomness(seed).generator("robust", "noise", client)
+            x, x_test = (
+                (part + scale * draw.standard_normal(part.shape)).astype(part.dtype)
+                for part in (shard.x, shard.x_test)
+            )
+            shard = replace(shard, x=x, x_test=x_test)
+        noisy.append(shard)
+    return noisy
+
+
 def _shortened(shard: Shard, samples: int) -> Shard:
     """Return the shard with its first training samples only."""
     # held-out samples stay, so that clients with few samples are tested on enough
@@ -414,32 +215,33 @@ def cells(
     """Return protocols by settings by seeds; of `TRAJECTORIES` those on trajectories only.
 
     Args:
-        seeds: how many, from `FIRST_SEED` on.
-        settings: names among `SETTINGS`.
+        seeds: how many, from `FIRST_SEED` on, or `FIRST_EVERYDAY_SEED` on everyday settings.
+        settings: names among `SETTINGS` or `EVERYDAY`.
         protocols: names among `NAMES`.
     """
     settings = tuple(settings)
     protocols = tuple(protocols)
     selected = []
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+    for number in range(seeds):
         for setting, protocol in product(settings, protocols):
+            first = FIRST_EVERYDAY_SEED if setting in EVERYDAY else FIRST_SEED
             if _can_run(protocol, setting):
-                selected.append(_cell(setting, protocol, seed))
+                selected.append(_cell(setting, protocol, first + number))
     return selected
 
 
 def _can_run(protocol: str, setting: str) -> bool:
     """Return whether a protocol runs on a setting's data."""
-    return protocol not in TRAJECTORIES or SETTINGS[setting].data == "mobility"
+    return protocol not in TRAJECTORIES or setting_of(setting).data == "mobility"
 
 
 def _cell(name: str, protocol: str, seed: int) -> Cell:
     """Return everything that shapes a run."""
-    setting = SETTINGS[name]
+    setting = setting_of(name)
     k = None
     if _takes_k(protocol):
         k = setting.told
-    return {
+    cell: Cell = {
         "half": setting.half,
         "setting": name,
         "data": setting.data,
@@ -452,6 +254,9 @@ def _cell(name: str, protocol: str, seed: int) -> Cell:
         "k": k,
         "seed": seed,
     }
+    if name in EVERYDAY:
+        cell = {**cell, "noise": setting.noise, "tune_rounds": TUNE_ROUNDS}
+    return cell
 
 
 def _takes_k(protocol: str) -> bool:
@@ -477,16 +282,23 @@ def measure(cell: Cell) -> dict[str, Any]:
 
     Returns:
         outcome ("ok", or the error), ari, clusters, metric, score (mean over clients), worst
-        client, bytes (up and down) and fit_seconds.
+        client, bytes (up and down) and fit_seconds. With rounds of tuning, score is that before
+        them and `tuned` that after; `exact` is 1 where the clusters are the true ones, and `warned`
+        the sentence that the run warned by.
     """
     clients = federation(cell["setting"], cell["seed"])
     params = dict(VARIANTS.get(cell["protocol"], {}))
     if cell["k"] is not None:
         params["k"] = cell["k"]
+    tune_rounds = cell.get("tune_rounds", 0)
+    if tune_rounds:
+        params["tune_rounds"] = tune_rounds
     # all other hyper-parameters, the network too, are the protocol's defaults: they are under test
     protocol = _class_of(cell["protocol"])(**params)
     try:
-        fitted = protocol.fit(clients, UNRECORDED)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SecureClusterWarning)  # the row has the sentence
+            fitted = protocol.fit(clients, UNRECORDED)
     except SecureClusterError as error:
         return {"outcome": str(error)}
     assert fitted.agreement_ is not None
@@ -495,7 +307,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         worst = float(np.nanmin(fitted.scores_))
     else:
         worst = float(np.nanmax(fitted.scores_))
-    return {
+    found = {
         "outcome": "ok",
         "ari": fitted.agreement_["ari"],
         "clusters": len(set(fitted.labels_.tolist())),
@@ -505,6 +317,14 @@ def measure(cell: Cell) -> dict[str, Any]:
         "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
         "fit_seconds": fitted.seconds_,
     }
+    if tune_rounds:
+        found |= {
+            "exact": int(fitted.agreement_["ari"] == 1),
+            "score": fitted.history_[-1][fitted.metric_],
+            "tuned": mean(fitted.scores_),
+            "warned": fitted.warning_ or "",
+        }
+    return found
 
 
 def gains(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
@@ -565,7 +385,46 @@ def report(rows: Sequence[Row]) -> list[str]:
             f"beside FedAvg {gain_text}  "
             f"({seeds} seeds)"
         )
-    return lines + _failures(rows) + _below_fedavg(gain)
+    return lines + _failures(rows) + _below_fedavg(gain) + below_tuned(rows)
+
+
+def below_tuned(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each setting and protocol on its distance from tuned FedAvg, and a count.
+
+    The distance is the mean over seeds of the difference of accuracies after tuning, with the 95 %
+    interval by Student's t of the paired differences. Rows without tuning give no line.
+    """
+    tuned = {(row["setting"], row["protocol"], row["seed"]): row.get("tuned") for row in rows}
+    differences: dict[tuple[str, str], list[float]] = {}
+    exact: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        setting, protocol = row["setting"], row["protocol"]
+        reference = tuned.get((setting, "fedavg", row["seed"]))
+        own = row.get("tuned")
+        if protocol == "fedavg" or not own or not reference:
+            continue
+        differences.setdefault((setting, protocol), []).append(float(own) - float(reference))
+        exact[setting, protocol] += int(row["exact"])
+    lines = []
+    below = 0
+    for (setting, protocol), values in differences.items():
+        difference = float(np.mean(values))
+        below += difference < -MARGIN
+        lines.append(
+            f"{setting:34} {protocol:12} beside tuned FedAvg {difference:+.3f} "
+            f"± {half_width(values):.3f}, exact {exact[setting, protocol]} of {len(values)} runs"
+        )
+    if lines:
+        lines.append(f"{below} of {len(differences)} cells end more than {MARGIN} below it")
+    return lines
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of the mean of values, by Student's t; inf of one value."""
+    if len(values) < 2:
+        return float("inf")
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(t.ppf(0.975, len(values) - 1)) * error
 
 
 def _below_fedavg(gain: Mapping[tuple[str, str], float]) -> list[str]:
@@ -653,11 +512,17 @@ def chosen(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of(__doc__, minutes=600.0)
     parser.add_argument("--half", choices=("first", "second"), help="both where it is left out")
     parser.add_argument("--protocols", type=_names, default=list(NAMES), help=", ".join(NAMES))
-    parser.add_argument("--settings", type=_names, default=list(SETTINGS), help="all by default")
+    parser.add_argument(
+        "--settings", type=_names, default=list(SETTINGS), help="twenty by default; or everyday"
+    )
     parser.add_argument("--name", default="robust", help="of the CSV file, robust by default")
     parser.add_argument("--markdown", action="store_true", help="print a table of means")
     options = read_options(parser, argv)
-    for option, valid in (("protocols", NAMES), ("settings", tuple(SETTINGS))):
+    if options.settings == ["everyday"]:
+        options.settings = list(EVERYDAY)
+        if options.protocols == list(NAMES):
+            options.protocols = list(EVERYDAY_NAMES)
+    for option, valid in (("protocols", NAMES), ("settings", (*SETTINGS, *EVERYDAY))):
         names = getattr(options, option)
         unknown = [name for name in names if name not in valid]
         if unknown:
@@ -667,7 +532,7 @@ def chosen(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if options.half is not None:
         halves = [options.half]
     names = options.settings
-    options.settings = [name for name in names if SETTINGS[name].half in halves]
+    options.settings = [name for name in names if setting_of(name).half in halves]
     return options
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from securecluster.app.sweep import sweep
     from securecluster.core.client_names import at
     from securecluster.data import (
+        ClientDirichlet,
         Dirichlet,
         Federation,
         Iid,
@@ -99,6 +100,7 @@ __all__ = [
     "RDPCFL",
     "SRFCA",
     "CLoVE",
+    "ClientDirichlet",
     "ClusteredClassifier",
     "ClusteringProtocol",
     "Dirichlet",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
@@ -31,6 +31,8 @@ from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+TUNING_STEP = 1 << 48  # beyond all calls: batches of tuning are those of none
 
 
 class TrainingClient:
@@ -136,6 +138,30 @@ class TrainingClient:
         if self._weighted:
             sizes = self._sizes(context)
         return Update(Rows(delta), sizes)
+
+    def tuned(self, models: Rows, rounds: int) -> Rows:
+        """Return models after each client has trained its own alone, (m, d).
+
+        Nothing of it leaves the clients, so it is trained without noise. No state changes: the same
+        models give the same result whenever and however often they are tuned. A client whose
+        update is not finite keeps the model that it had.
+
+        Args:
+            models: (m, d) of all clients of the cohort, at the end of a run.
+            rounds: of tuning, each as long as a round of the run.
+        """
+        if not rounds:
+            return models
+        clients = range(len(self.cohort.ids))
+        own_row = tuple(clients)
+        plan = replace(self.training, clip=0.0, noise=0.0, keep_momentum=False)
+        table = models.values
+        for number in range(rounds):
+            start = Rows(table, own_row)
+            update = self.cohort.train(start, clients, plan, TUNING_STEP + number)
+            finite = update.isfinite().all(1, keepdim=True)
+            table = torch.where(finite, table + update, table)
+        return Rows(table, own_row)
 
     @answers(GATHER, private=False)
     def receive(self, context: CallContext, query: AverageDeltas) -> Ack:

@@ -96,6 +96,19 @@ class Observer:
         models: Rows = client.models
         return models
 
+    def kept_models(self, client: Any, state: Any) -> Rows:
+        """Return the model that each client keeps of the run, (m, d).
+
+        It is the final one, which the client has tuned alone where the run says so.
+
+        Args:
+            client: the clients' object.
+            state: the server's final state.
+        """
+        rounds = self.method.training.tuning(self.method)
+        kept: Rows = client.tuned(self.final_models(client, state), rounds)
+        return kept
+
     def shared_models(self, client: Any) -> Any:
         """Return the clusters' models, (k, d), where clients continued alone from them.
 

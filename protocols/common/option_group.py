@@ -84,6 +84,18 @@ class OptionGroup:
         """
         return pipeline
 
+    def most_clusters(self, method: ProtocolHooks, config: Mapping[str, Any]) -> int | None:
+        """Return the largest number of clusters that these options let a run find by itself.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+
+        Returns:
+            None where there is no such limit, or the number is given.
+        """
+        return None
+
     def equip(
         self, method: ProtocolHooks, config: Mapping[str, Any], client: TrainingClient
     ) -> None:

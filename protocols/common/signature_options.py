@@ -169,6 +169,18 @@ class GradientSignatureOptions(OptionGroup):
             left_out = {"signature"}
         return {name: value for name, value in config.items() if name not in left_out}
 
+    def most_clusters(self, method: ProtocolHooks, config: Mapping[str, Any]) -> int | None:
+        """Return the number of clusters that the directions of the second release tell apart.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+        """
+        told = getattr(method, "k", None) is not None
+        if told or not self.by_gradients or not self.adds_noise(config):
+            return None
+        return 1 + self.frame_sizes(config)["axes"]
+
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Return the numbers of a signature, of classes and of directions.
 

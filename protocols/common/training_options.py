@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from securecluster.core.validation import AtLeast
 from securecluster.data.facts import Facts
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
@@ -36,6 +37,22 @@ class TrainingOptions(OptionGroup):
     """momentum buffers persist between rounds, one per client; takes memory for two more models per
     client
     """
+    tune_rounds: Annotated[int, AtLeast(0)] = 0
+    """rounds after the last one in which every client trains its final model alone, without noise;
+    what comes of it stays at the client, so it costs no ε
+    """
+
+    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the configuration; that of a run without tuning is as if there were none.
+
+        Args:
+            method: whose options they are.
+            facts: of the clients and their data.
+            config: the configuration, with defaults resolved.
+        """
+        if self.tune_rounds:
+            return config
+        return {name: value for name, value in config.items() if name != "tune_rounds"}
 
     def resolved(
         self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
@@ -54,6 +71,14 @@ class TrainingOptions(OptionGroup):
             task, classes = facts.objective, facts.classes
             lr = rate(method.model, task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
+
+    def tuning(self, method: ProtocolHooks) -> int:
+        """Return the number of rounds in which clients tune their models alone after the run.
+
+        Args:
+            method: whose options they are.
+        """
+        return self.tune_rounds
 
     def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:
         """Return the hyper-parameters of a client's training in a round.

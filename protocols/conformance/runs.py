@@ -191,7 +191,7 @@ def check_nodes(make: Make, federation: Federation, rounds: int = 3, **params: A
     made = make(rounds=rounds, **params)
     state, nodes = serve_nodes(made, federation)
     together = made.fit(federation, DOUBLE).client_models_.values
-    apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
+    apart = torch.cat([made.observer.kept_models(node.client, state).values for node in nodes])
     distance = float((apart - together).abs().max())
     require(
         apart.shape == together.shape and distance <= NODE_TOLERANCE,

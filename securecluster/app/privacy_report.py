@@ -56,12 +56,16 @@ def guarantee(privacy: Privacy) -> list[Statements]:
     unshared = []
     if "unshared_models" in privacy:
         unshared.append(_unshared(privacy["unshared_models"]))
+    tuned = []
+    if "tuned_models" in privacy:
+        tuned.append(privacy["tuned_models"])
     noise = []
     if _noised(privacy):
         noise.append(_priced_releases(privacy["releases"]))
     uncovered_files = privacy.get("uncovered_files", ())
     return [
         Statements("no shared model", "", unshared),
+        Statements("tuned models", "", tuned),
         Statements("padding", "", _paddings(privacy["masks"])),
         Statements("noise", "", noise),
         Statements("free", "It costs nothing", privacy.get("free", ())),

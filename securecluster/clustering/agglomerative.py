@@ -113,7 +113,7 @@ def gap_of(metric: str, linkage: str) -> float:
     return GAPS[linkage] ** exponent
 
 
-def threshold(tree: Array, gap: float) -> float:
+def threshold(tree: Array, gap: float, nested: float = 1.0) -> float:
     """Return where to cut without a given height: at the largest relative gap of heights.
 
     Not in the paper. No fixed number can serve all metrics and models: heights are in the hundreds
@@ -123,6 +123,9 @@ def threshold(tree: Array, gap: float) -> float:
     Args:
         tree: scipy's linkage matrix of m clients.
         gap: smallest ratio of consecutive heights that counts, as of `gap_of`.
+        nested: where the largest gap counts, the cut is at the lowest one whose logarithm is at
+            least this share of its own. Below 1 the cut is not between groups of clusters, which
+            are further apart where their sizes differ.
 
     Returns:
         A height between the gap's two merges (their geometric mean), or that of the last merge.
@@ -138,6 +141,9 @@ def threshold(tree: Array, gap: float) -> float:
     largest = int(ratio.argmax())
     if ratio[largest] < gap:
         return float(high[-1])
+    if nested < 1:
+        large = ratio >= ratio[largest] ** nested
+        largest = int(large.argmax())
     below = safe[largest]
     above = safe[largest + 1]
     return float(np.sqrt(below * above))

@@ -4,6 +4,7 @@ from securecluster.data.datasets import SOURCES, Source
 from securecluster.data.federation import Federation, Shard
 from securecluster.data.scenarios import (
     SCENARIOS,
+    ClientDirichlet,
     Combined,
     Dirichlet,
     Iid,
@@ -22,6 +23,7 @@ from securecluster.data.scenarios import (
 __all__ = [
     "SCENARIOS",
     "SOURCES",
+    "ClientDirichlet",
     "Combined",
     "Dirichlet",
     "Federation",

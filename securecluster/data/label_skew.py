@@ -221,8 +221,7 @@ class Dirichlet(ByLabel):
     def check(self, source: Source, clients: int) -> None:
         """Raise UsageError for an alpha that is not a positive number."""
         super().check(source, clients)
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise UsageError(f"scenario 'dirichlet' needs an alpha above 0, not {self.alpha}")
+        _check_alpha(self)
 
     def wanted(
         self, source: Source, clients: int, randomness: Randomness
@@ -235,10 +234,53 @@ class Dirichlet(ByLabel):
         else:
             clusters = self.clusters
             truth = even_clusters(clients, clusters, randomness)
-        draw = randomness.generator("scenario", "dirichlet")
-        concentration = np.full(source.classes, self.alpha)
-        shares = draw.dirichlet(concentration, size=clusters)
+        shares = _drawn(source, self.alpha, clusters, randomness)
         return truth, shares[truth], np.ones(clients)
+
+
+@dataclass(frozen=True)
+class ClientDirichlet(ByLabel):
+    """Partitioner with label skew within clusters: each client's shares are from Dir(alpha, …).
+
+    Clients have different shares of the labels and one task, so they are one true cluster; a
+    transform beside it makes the clusters, as in `LabelSwap(4) + ClientDirichlet(0.5)`. `Dirichlet`
+    takes the shares themselves for what clusters differ in.
+
+    Args:
+        alpha: concentration; the smaller it is, the fewer labels dominate.
+        overlap: clients may share samples.
+    """
+
+    name: ClassVar[str] = "client-dirichlet"
+    alpha: float = 0.5
+    overlap: bool = False
+
+    def check(self, source: Source, clients: int) -> None:
+        """Raise UsageError for an alpha that is not a positive number."""
+        super().check(source, clients)
+        _check_alpha(self)
+
+    def wanted(
+        self, source: Source, clients: int, randomness: Randomness
+    ) -> tuple[Labels, Shares, Shares]:
+        """Return shares of the labels that are drawn for each client, and one cluster."""
+        one_cluster = np.zeros(clients, np.int64)
+        shares = _drawn(source, self.alpha, clients, randomness)
+        return one_cluster, shares, np.ones(clients)
+
+
+def _check_alpha(scenario: Dirichlet | ClientDirichlet) -> None:
+    """Raise UsageError for an alpha that is not a positive number."""
+    if not (math.isfinite(scenario.alpha) and scenario.alpha > 0):
+        raise UsageError(f"scenario {scenario.name!r} needs an alpha above 0, not {scenario.alpha}")
+
+
+def _drawn(source: Source, alpha: float, count: int, randomness: Randomness) -> Shares:
+    """Return shares of the labels from Dir(alpha, …, alpha), (count, K)."""
+    draw = randomness.generator("scenario", "dirichlet")
+    concentration = np.full(source.classes, alpha)
+    shares: Shares = draw.dirichlet(concentration, size=count)
+    return shares
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from securecluster.data.datasets import Source
-from securecluster.data.label_skew import Dirichlet, LabelSplit, Pathological, Tasks
+from securecluster.data.label_skew import (
+    ClientDirichlet,
+    Dirichlet,
+    LabelSplit,
+    Pathological,
+    Tasks,
+)
 from securecluster.data.partitioners import Iid, Natural
 from securecluster.data.scenario_base import (
     Combined,
@@ -32,6 +38,7 @@ SCENARIOS: dict[str, type[Part]] = {
         Inversion,
         Pathological,
         Dirichlet,
+        ClientDirichlet,
         LabelSplit,
         Tasks,
         Natural,
@@ -145,7 +152,8 @@ def _position_with_clusters(text: str, types: list[type[Part]]) -> int:
 
 
 __all__ = [
-    "SCENARIOS", "Combined", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit",
-    "LabelSwap", "Natural", "Part", "Partition", "Partitioner", "Pathological", "Rotation",
-    "Scenario", "Source", "Tasks", "Topics", "Transform", "arrange", "has_options", "scenario",
+    "SCENARIOS", "ClientDirichlet", "Combined", "Dirichlet", "Iid", "Inversion",
+    "LabelPermutation", "LabelSplit", "LabelSwap", "Natural", "Part", "Partition", "Partitioner",
+    "Pathological", "Rotation", "Scenario", "Source", "Tasks", "Topics", "Transform", "arrange",
+    "has_options", "scenario",
 ]  # fmt: skip

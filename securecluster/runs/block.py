@@ -7,11 +7,12 @@ batches depend on a client's number and not on its position.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -22,6 +23,7 @@ from securecluster.runs.client_state import ClientState
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.method import Method
 from securecluster.runs.parcels import Parcel, opened, packed
+from securecluster.runs.serialization import SHARED, UNTUNED
 from securecluster.runtime.aggregators import added
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget
@@ -69,14 +71,65 @@ class BlockEnd:
     """What clients of a block have at the end of a run.
 
     Args:
-        models: of each client.
+        models: that each client keeps.
+        untuned: of each client before it tuned its model alone; None where nobody did.
         shared: the clusters' models where clients continued alone from them.
         unshared: numbers of the clients whose model was trained alone.
     """
 
     models: Rows
+    untuned: Rows | None
     shared: torch.Tensor | None
     unshared: Sequence[int]
+
+    @classmethod
+    def of(cls, method: Method, client: Any, state: Any) -> BlockEnd:
+        """Return what clients have at the end of a run.
+
+        Args:
+            method: of the run.
+            client: the clients' object.
+            state: the server's final state.
+        """
+        observer = method.observer
+        untuned = None
+        if method.training.tuning(method):
+            untuned = observer.final_models(client, state)
+        return cls(
+            observer.kept_models(client, state),
+            untuned,
+            observer.shared_models(client),
+            [client.cohort.ids[k] for k in client.unshared],
+        )
+
+
+def shared_rows(
+    shared: torch.Tensor | None,
+    untuned: Rows | None,
+    labels: Sequence[int],
+    unshared: Collection[int],
+) -> dict[str, torch.Tensor]:
+    """Return the clusters' models, (k, d), where clients' own are others, by name.
+
+    Of clients that tuned their models, a cluster's is that of its first client before tuning, of
+    the first whose model was not trained alone if there is one.
+
+    Args:
+        shared: the clusters' models where the method has them beside the clients' own.
+        untuned: all clients' models before tuning; None where there was none.
+        labels: (m,) each client's cluster.
+        unshared: numbers of the clients whose model was trained alone in the run.
+    """
+    if shared is not None:
+        return {SHARED: shared}
+    if untuned is None:
+        return {}
+    rows = []
+    for members in clusters_of(labels):
+        averaged = [i for i in members if i not in unshared]
+        first = (averaged or members)[0]
+        rows.append(untuned.row(first))
+    return {UNTUNED: torch.stack(rows)}
 
 
 @dataclass(frozen=True)
@@ -203,16 +256,8 @@ class Block:
             state: the server's final state.
         """
 
-        def end() -> BlockEnd:
-            observer = self._plan.method.observer
-            client = self._made().client
-            return BlockEnd(
-                observer.final_models(client, opened(state)),
-                observer.shared_models(client),
-                [client.cohort.ids[k] for k in client.unshared],
-            )
-
-        return self._done(end)
+        method = self._plan.method
+        return self._done(lambda: BlockEnd.of(method, self._made().client, opened(state)))
 
     def entries(self, member: Parcel) -> Parcel:
         """Return what a member of the clients' object has of each client.
@@ -235,6 +280,14 @@ class Block:
             models: `Rows` of the clients.
         """
         return self._done(lambda: self._made().client.cohort.scores(opened(models)))
+
+    def tuned_once(self, models: Parcel) -> Parcel:
+        """Return each client's model after a round in which it trains it alone.
+
+        Args:
+            models: `Rows` of the clients.
+        """
+        return self._done(lambda: self._made().client.tuned(opened(models), 1))
 
     def _state(self) -> ClientState:
         endpoint = self._made()

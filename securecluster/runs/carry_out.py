@@ -18,7 +18,7 @@ from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
 from securecluster.runs import run_folder
 from securecluster.runs.chance_warning import FEW_ROUNDS, chance_warning
-from securecluster.runs.labels import one_cluster_note
+from securecluster.runs.cluster_notes import cluster_note
 from securecluster.runs.method import Method
 from securecluster.runs.serialization import save
 from securecluster.runtime.run import Line, remove_checkpoints
@@ -70,12 +70,12 @@ def carry_out(
             server.check(state)
             kept, chance = simulated.fitted(run, state)
         fitted: FittedRun = method.fitted_class(method, kept, server.transcript, folder)
-    if chance is not None:
-        fitted.warning_ = chance_warning(fitted, chance, federation)
-    # in fewer rounds nobody expects clusters yet
-    if fitted.warning_ is None and method.rounds >= FEW_ROUNDS:
-        labels = fitted.labels_.tolist()
-        fitted.warning_ = one_cluster_note(labels, fitted.history_, federation.truth)
+        if chance is not None:
+            fitted.warning_ = chance_warning(fitted, chance, federation)
+        # in fewer rounds nobody expects clusters yet
+        if fitted.warning_ is None and method.rounds >= FEW_ROUNDS:
+            clients = simulated.clients
+            fitted.warning_ = cluster_note(fitted, federation, clients.scores, clients.tuned_once)
     return fitted
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.messaging.messages import Call, Rows
+from securecluster.runs.block import BlockEnd, shared_rows
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.endpoints import KeySource, build_client, samples_of
 from securecluster.runs.method import Method
 from securecluster.runs.observed_clients import ObservedClients
-from securecluster.runs.serialization import SHARED
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import CheckpointPart
@@ -43,6 +43,7 @@ class ClientsHalf(ObservedClients):
         super().__init__(method, federation, settings)
         self.endpoint = endpoint
         self.client = endpoint.client
+        self._end: BlockEnd | None = None
 
     @classmethod
     def of(
@@ -123,12 +124,13 @@ class ClientsHalf(ObservedClients):
         return self.method.observer.evaluate(self.client, state)
 
     def models(self, state: Any) -> Rows:
-        """Return the model that each client has at the end, (m, d).
+        """Return the model that each client keeps, (m, d).
 
         Args:
             state: the server's final state.
         """
-        return self.method.observer.final_models(self.client, state)
+        self._end = BlockEnd.of(self.method, self.client, state)
+        return self._end.models
 
     def scores(self, models: Rows) -> NDArray[np.float64]:
         """Return each client's score on its test data, (m,): the server holds none.
@@ -139,17 +141,24 @@ class ClientsHalf(ObservedClients):
         scores: NDArray[np.float64] = self.client.cohort.scores(models)
         return scores
 
-    def final(self, models: Rows) -> ClientState:
+    def tuned_once(self, models: Rows) -> Rows:
+        """Return the clients' models after a round in which each trains its own alone, (m, d).
+
+        Args:
+            models: (m, d) of the clients.
+        """
+        tuned: Rows = self.client.tuned(models, 1)
+        return tuned
+
+    def final(self, models: Rows, labels: Sequence[int]) -> ClientState:
         """Return what clients keep of the run: their models and secrets.
 
         Args:
-            models: (m, d) of the clients at the end.
+            models: (m, d) of the clients at the end, as `models` returned them.
+            labels: (m,) each client's cluster.
         """
-        assert models.index is not None
-        extra = {}
-        shared = self.method.observer.shared_models(self.client)
-        if shared is not None:
-            extra[SHARED] = shared
+        assert models.index is not None and self._end is not None
+        extra = shared_rows(self._end.shared, self._end.untuned, labels, self.unshared)
         index = list(models.index)
         return ClientState(models.table, index, self.endpoint.keys.secrets, extra=extra)
 

@@ -139,6 +139,7 @@ class Privacy(TypedDict):
     unprotected: NotRequired[list[str]]
     fields: list[Field]
     unshared_models: NotRequired[UnsharedModels]
+    tuned_models: NotRequired[str]
     reproducible_keys: bool
     epsilon: float | None
     epsilon_rdp: float | None
@@ -220,6 +221,7 @@ class Result(TypedDict):
     dropped: dict[str, list[int]]
     refused: NotRequired[dict[str, dict[str, list[int]]]]
     rounds: int
+    warning: NotRequired[str]
     metrics: Metrics
     metric: str
     unit: str

@@ -637,7 +637,7 @@ def _observed(fitted: FittedRun) -> list[str]:
         files = f"result.json, history.jsonl, {LEARNED} and {metric}.png"
         scores = f"{files}: {metric} on clients' own test samples, without noise"
         # these models have no noise either
-        if fitted.kept_.learned.local:
+        if fitted.kept_.learned.local or fitted.method.training.tune_rounds:
             scores += ", also of models that were trained alone"
         observed.append(scores)
     if fitted.agreement_ is not None:

@@ -47,7 +47,14 @@ from securecluster.runs.predictions import (
     read_targets,
     score_of,
 )
-from securecluster.runs.serialization import SHARED, FittedState, FittedSummary, read_kept, save
+from securecluster.runs.serialization import (
+    SHARED,
+    UNTUNED,
+    FittedState,
+    FittedSummary,
+    read_kept,
+    save,
+)
 from securecluster.runs.server_half import replayed
 
 
@@ -82,8 +89,10 @@ class FittedRun:
         refused_: the rounds in which clients refused a request, by client and reason.
         warning_: a sentence if a run went wrong, else None. In ten rounds or more many clients'
             models learned nothing, by their training loss and accuracy beside those of a model that
-            ignores its input; or in 30 or more a method that looks for clusters found one. The
-            observer computes it outside the protocol, so ε does not cover it.
+            ignores its input; or in 30 or more a method that looks for clusters found one, found
+            as many as it can, or has two whose models do equally well on each other's clients.
+            The observer computes it outside the protocol, so ε does not cover it; under noise
+            nothing but chance is read of clients' data for it.
         joined_: after `join`, what newcomers released in that call, and its cost.
         network_: the network with its initial weights, as a flat vector.
         state_: the server's final state; its fields are the protocol's.
@@ -198,6 +207,8 @@ class FittedRun:
     def _cluster_model(self, label: int) -> dict[str, Any] | None:
         """Return the `state_dict` of the model that a cluster's members share.
 
+        It is that before tuning, which each member does alone.
+
         Returns:
             None in a run with noise where all members trained alone.
         """
@@ -215,6 +226,10 @@ class FittedRun:
             members = [i for i in members if i not in learned.local]
         if not members:
             return None
+        untuned = self.kept_.clients.extra.get(UNTUNED)
+        if untuned is not None:
+            before: dict[str, Any] = self.network_.state_dict(untuned[label])
+            return before
         return self.model_of(at(members[0]))
 
     def model_of(self, client: Client) -> dict[str, Any]:

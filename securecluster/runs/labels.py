@@ -58,6 +58,15 @@ def check_numbering(method: str, labels: Sequence[int]) -> None:
         raise UsageError(f"{method} returns {list(labels)}: number the clusters from 0, no gaps")
 
 
+def looked_for_clusters(history: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a method looked for clusters, as its history says.
+
+    Args:
+        history: a line for each round.
+    """
+    return any(line.get("split_tests") or line.get("clustered") for line in history)
+
+
 def one_cluster_note(
     labels: Sequence[int], history: Iterable[Mapping[str, Any]], truth: Sequence[int] | None
 ) -> str | None:
@@ -68,7 +77,7 @@ def one_cluster_note(
         history: a line for each round, which says whether the method looked for clusters.
         truth: the true clusters, where they are known.
     """
-    looked = any(line.get("split_tests") or line.get("clustered") for line in history)
+    looked = looked_for_clusters(history)
     one_is_right = truth is not None and len(set(truth)) == 1
     if not looked or one_is_right or len(set(labels)) > 1:
         return None

@@ -52,6 +52,9 @@ class MethodObserver(Protocol):
     def final_models(self, client: Any, state: Any) -> Rows:
         """Return the model that each client has at the end."""
 
+    def kept_models(self, client: Any, state: Any) -> Rows:
+        """Return the model that each client keeps, tuned where the run says so."""
+
     def shared_models(self, client: Any) -> Any:
         """Return the clusters' models where clients continued alone from them."""
 

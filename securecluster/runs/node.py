@@ -202,7 +202,7 @@ class Node(Party):
         with self._alone(), cpu_threads(self._settings.threads):
             self._check_scores(self._agreed(name), observer)
             client = self._living(name).endpoint.client
-            (score,) = client.cohort.scores(observer.final_models(client, None)).tolist()
+            (score,) = client.cohort.scores(observer.kept_models(client, None)).tolist()
         return json.dumps(None if math.isnan(score) else score).encode()
 
     def _check_scores(self, config: Mapping[str, Any], observer: MethodObserver) -> None:

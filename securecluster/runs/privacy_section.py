@@ -198,6 +198,12 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
     views["fields"] = [field.as_json() for field in disclosed]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
+    rounds = fitted.method.training.tuning(fitted.method)
+    if rounds:
+        views["tuned_models"] = (
+            f"each client tuned its model alone after the run ({rounds} rounds, without noise): it "
+            "is kept at the client, no party is told of it, and epsilon does not cover it"
+        )
     if fitted.method.client.clear:
         views["clear"] = True
     return views

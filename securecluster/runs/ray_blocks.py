@@ -37,14 +37,13 @@ from securecluster.data import Federation
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Call, Response, Rows, stack
 from securecluster.privacy.masking.key_agreement import AuthorityKeys, PairwiseKeys, Secrets
-from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome, Piece
+from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome, Piece, shared_rows
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import initial_model
 from securecluster.runs.experiment import ATTRIBUTE, experiment_of
 from securecluster.runs.method import Method
 from securecluster.runs.observed_clients import ObservedClients
 from securecluster.runs.parcels import Parcel, opened, packed, size
-from securecluster.runs.serialization import SHARED
 from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
@@ -592,7 +591,7 @@ class BlockedClients(ObservedClients):
         return np.asarray(self._gathered("evaluate", state))
 
     def models(self, state: Any) -> Rows:
-        """Return the model that each client has at the end, (m, d).
+        """Return the model that each client keeps, (m, d).
 
         Args:
             state: the server's final state.
@@ -610,15 +609,27 @@ class BlockedClients(ObservedClients):
         parts = {b: models.select(part) for b, part in enumerate(self.blocks.positions)}
         return np.concatenate(list(self.blocks.ask("scores", parts).values()))
 
-    def final(self, models: Rows) -> ClientState:
+    def tuned_once(self, models: Rows) -> Rows:
+        """Return the clients' models after a round in which each trains its own alone, (m, d).
+
+        Args:
+            models: (m, d) of the clients.
+        """
+        parts = {b: models.select(part) for b, part in enumerate(self.blocks.positions)}
+        return _all_rows(list(self.blocks.ask("tuned_once", parts).values()))
+
+    def final(self, models: Rows, labels: Sequence[int]) -> ClientState:
         """Return what clients keep of the run: their models and secrets.
 
         Args:
             models: (m, d) of the clients at the end.
+            labels: (m,) each client's cluster.
         """
         assert models.index is not None
-        shared = [end.shared for end in self._end if end.shared is not None]
-        extra = {SHARED: shared[0]} if shared else {}
+        shared = next((end.shared for end in self._end if end.shared is not None), None)
+        parts = [end.untuned for end in self._end if end.untuned is not None]
+        untuned = _all_rows(parts) if parts else None
+        extra = shared_rows(shared, untuned, labels, self.unshared)
         secrets = _all_secrets([state.secrets for state in self.blocks.states()])
         return ClientState(models.table, list(models.index), secrets, extra=extra)
 

@@ -118,6 +118,8 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
     for name in ("class_names", "feature_names"):
         if name in learned.config:
             content[name] = learned.config[name]
+    if fitted.warning_ is not None:
+        content["warning"] = fitted.warning_
     if fitted.refused_:
         content["refused"] = {
             subject.names[client]: codes for client, codes in fitted.refused_.items()

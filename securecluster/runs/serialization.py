@@ -36,6 +36,8 @@ START = "start.safetensors"  # initial weights of a module of the user's own
 ALWAYS = [LEARNED, MODELS, SERVER]
 # In the clients' extra state: the clusters' models (k, d), where no client's own is one of them.
 SHARED = "shared"
+# and where clients tuned their models alone at the end: the clusters' models before it, (k, d)
+UNTUNED = "untuned"
 
 
 @dataclass

@@ -188,7 +188,7 @@ class SimulatedRun:
             program=self._program,
             power=power_entry(method, self._federation.facts, self._config),
         )
-        final = clients.final(models)
+        final = clients.final(models, labels)
         final.extra |= kept_scales(self._federation)
         result = FittedState(learned, pack(state), final, self._secret)
         if method.rounds < ENOUGH_ROUNDS:

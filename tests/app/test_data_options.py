@@ -49,6 +49,11 @@ def own(tmp_path: Path) -> Path:
         (["--scenario", "pathological", "--labels-per-client", "4"], "pathological", None),
         (["--scenario", "pathological", "--clusters", "2"], "pathological", 2),
         (["--scenario", "dirichlet", "--alpha", "5"], "dirichlet", 6),
+        (
+            ["--scenario", "label-swap+client-dirichlet", "--clusters", "2", "--alpha", "5"],
+            "label-swap+client-dirichlet",
+            2,
+        ),
         (["--scenario", "label-split", "--overlap"], "label-split", 2),
         (["--scenario", "tasks", "--minority", "0.2", "--task-sizes", "2", "1"], "tasks", 2),
         (["--scenario", "tasks+inversion"], "tasks+inversion", 4),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from benchmarks import robust
-from benchmarks.robust import SETTINGS, Setting
-from securecluster import LabelPermutation
+from benchmarks.robust_settings import EVERYDAY, SETTINGS, OnePair, Setting
+from securecluster import FedAvg, LabelPermutation
+from securecluster.core.randomness import Randomness
 from securecluster.data import Source
 from securecluster.data.datasets import CIFAR10, FASHION, digits
 from securecluster.data.pools import ArrayPool
@@ -106,14 +108,14 @@ def test_both_halves_cover_every_kind() -> None:
 
 
 @pytest.mark.few(10)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*SETTINGS, *EVERYDAY])
 def test_clients_are_those_of_the_setting(name: str, offline: None) -> None:
-    setting, made = SETTINGS[name], robust.federation(name, 1)
+    setting, made = robust.setting_of(name), robust.federation(name, 1)
     assert made.truth == tuple(np.repeat(range(len(setting.sizes)), setting.sizes))
     places = [place for size in setting.sizes for place in range(size)]
     wanted = [setting.samples[place % len(setting.samples)] for place in places]
     assert [len(shard.y) for shard in made.shards] == wanted
-    assert min(len(shard.y_test) for shard in made.shards) >= 18
+    assert min(len(shard.y_test) for shard in made.shards) >= 14
     assert made.digest() != robust.federation(name, 2).digest()
     again = robust.federation(name, 1)
     assert made.digest() == again.digest() and made is not again
@@ -141,6 +143,66 @@ def test_a_mixture_swaps_samples_across_clusters(
         assert max(foreign) - min(foreign) <= 1
     rows = [float(row) for shard in mixed.shards for row in shard.x[:, 0, 0, 0]]
     assert len(rows) == len(set(rows)), "no sample twice"
+
+
+def test_both_halves_of_everyday_settings_cover_what_federations_differ_in() -> None:
+    """Skew of each client under swaps, permutations and rotations, noise, outliers, pairs, nests,
+    mixtures, and unequal sizes of clusters and of clients.
+    """
+    for half in ("first", "second"):
+        own = {name: setting for name, setting in EVERYDAY.items() if setting.half == half}
+        skewed = [s for s in own.values() if "client-dirichlet" in str(s.scenario)]
+        beside = {part.name for setting in skewed for part in setting.scenario.parts}
+        assert {"label-swap", "label-permutation", "rotation"} & beside
+        assert any(len(setting.scenario.parts) == 1 for setting in skewed), "one task"
+        assert any(setting.noise for setting in own.values())
+        assert any(setting.sizes == (14, 1) for setting in own.values())
+        assert any("pair" in name for name in own)
+        assert any(setting.foreign == 0.2 for setting in own.values())
+        assert any(setting.samples == (20, 40, 80, 160, 400) for setting in own.values())
+        assert any(len(set(setting.sizes)) > 2 for setting in own.values())
+    skews = [s.scenario.parts for s in EVERYDAY.values() if "client-dirichlet" in str(s.scenario)]
+    alphas = {getattr(part, "alpha", None) for parts in skews for part in parts}
+    assert {0.3, 0.5, 1.0} <= alphas
+    assert {len(s.sizes) for s in EVERYDAY.values()} >= {1, 2, 3, 4, 5, 6, 8, 10}
+    assert max(sum(s.sizes) for s in EVERYDAY.values()) == 200
+    assert not set(EVERYDAY) & set(SETTINGS)
+
+
+def test_one_cluster_of_two_swaps_one_pair() -> None:
+    y = np.arange(10)
+    x = np.zeros((10, 1), np.float32)
+    _, same = OnePair().transform(0, x, y, 10, Randomness(3))
+    _, swapped = OnePair().transform(1, x, y, 10, Randomness(3))
+    assert same.tolist() == y.tolist()
+    assert sorted(swapped.tolist()) == y.tolist() and (swapped != y).sum() == 2
+
+
+def test_every_second_client_has_noise(offline: None) -> None:
+    name = "fashion-noise-14"
+    noisy = robust.federation(name, 1)
+    quiet = robust.clients_of(replace(EVERYDAY[name], noise=0.0), 1)
+    for client, (one, other) in enumerate(zip(noisy.shards, quiet.shards, strict=True)):
+        scale = float((one.x - other.x).std())
+        assert scale == pytest.approx(0.5 * (client % 2), abs=0.05)
+        assert float((one.x_test - other.x_test).std()) == pytest.approx(scale, abs=0.1)
+        assert (one.y == other.y).all()
+
+
+def test_an_everyday_row_has_scores_before_and_after_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(EVERYDAY, "tiny everyday", TINY)
+    cell = robust.cells(1, ["tiny everyday"], ["fedavg"])[0]
+    assert (cell["seed"], cell["tune_rounds"]) == (robust.FIRST_EVERYDAY_SEED, robust.TUNE_ROUNDS)
+    found = robust.measure(cell)
+    clients = robust.clients_of(TINY, cell["seed"])
+    plain = FedAvg().fit(clients)
+    assert found["score"] == pytest.approx(np.nanmean(plain.scores_))
+    tuned = FedAvg(tune_rounds=robust.TUNE_ROUNDS).fit(clients)
+    assert found["tuned"] == pytest.approx(np.nanmean(tuned.scores_))
+    assert (found["exact"], found["warned"]) == (0, plain.warning_ or "")
 
 
 def test_every_cell_is_told_apart() -> None:
@@ -202,6 +264,19 @@ def test_the_report_counts_what_ends_below_fedavg() -> None:
     assert lines[-3] == "2 of 3 cells end more than 0.01 below FedAvg"
     assert lines[-2] == "  cfl: 1 of 2; position_error -0.100"
     assert lines[-1] == "  local: 1 of 1; accuracy -0.015"
+
+
+def test_the_report_has_distances_from_tuned_fedavg_with_intervals() -> None:
+    rows = []
+    for seed, (own, exact) in enumerate(((0.80, 1), (0.78, 0), (0.76, 1))):
+        rows.append(row("fedavg", seed, 0.5) | {"tuned": "0.8", "exact": "0"})
+        rows.append(row("cfl", seed, 0.7) | {"tuned": str(own), "exact": str(exact)})
+    lines = robust.below_tuned(rows)
+    # differences 0, -0.02, -0.04: t of two degrees is 4.303, the standard error 0.02/√3
+    said = "accuracy cfl beside tuned FedAvg -0.020 ± 0.050, exact 2 of 3 runs"
+    assert " ".join(lines[0].split()) == said
+    assert lines[1] == "1 of 1 cells end more than 0.01 below it"
+    assert robust.below_tuned([row("fedavg", 0, 0.5), row("cfl", 0, 0.6)]) == []
 
 
 def test_a_table_has_scores_and_the_clusters_agreement() -> None:

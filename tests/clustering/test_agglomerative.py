@@ -200,6 +200,22 @@ def test_a_small_gap_of_significant_clusters_counts_and_of_noise_does_not() -> N
         assert 1 + max(cut(tree, at)) == expected
 
 
+def test_clusters_of_unequal_sizes_are_cut_below_their_groups() -> None:
+    """Of heights 1, 2, 3.9 and 7.6 above the others, ratios 2, 1.95 and 1.95 make four clusters."""
+    heights_of = [*np.linspace(1, 1.05, 7), 2.0, 4.0, 8.4]
+    tree = np.zeros((10, 4))
+    tree[:, 2] = heights_of
+    # the largest ratio is the last, 2.1; the first of nearly its size lies below three merges
+    assert threshold(tree, 1.4) == pytest.approx(np.sqrt(4.0 * 8.4))
+    assert threshold(tree, 1.4, 0.7) == pytest.approx(np.sqrt(1.05 * 2.0))
+    # 1.2 is no rival of 2.1: log 1.2 / log 2.1 is a quarter
+    tree[:, 2] = [*np.linspace(1, 1.05, 7), 1.26, 4.0, 8.4]
+    assert threshold(tree, 1.4, 0.7) == pytest.approx(np.sqrt(1.26 * 4.0))
+    tree[:, 2] = [*np.linspace(1, 1.05, 7), 1.26, 1.3, 2.73]
+    assert threshold(tree, 1.4, 0.7) == threshold(tree, 1.4) == pytest.approx(np.sqrt(1.3 * 2.73))
+    assert threshold(tree, 3.0, 0.7) == 2.73, "no large gap"
+
+
 def test_linkages_that_need_euclid_are_refused_elsewhere() -> None:
     for kind in EUCLIDEAN:
         check_linkage("l2", kind)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from securecluster.core.randomness import Randomness
 from securecluster.data import (
     SCENARIOS,
+    ClientDirichlet,
     Combined,
     Dirichlet,
     Federation,
@@ -222,6 +223,9 @@ CANNOT: list[tuple[Scenario, int, int, str]] = [
     (Dirichlet(alpha=-1), 20, 10, "alpha above 0"),
     (Dirichlet(alpha=float("nan")), 20, 10, "alpha above 0"),
     (Dirichlet(alpha=float("inf")), 20, 10, "alpha above 0"),
+    (ClientDirichlet(alpha=0), 20, 10, "'client-dirichlet' needs an alpha above 0"),
+    (ClientDirichlet(alpha=float("inf")), 20, 10, "alpha above 0"),
+    (LabelSwap() + ClientDirichlet() + Dirichlet(), 20, 10, "both"),
     (Dirichlet(clusters=0), 20, 10, "at least one"),
     (Dirichlet(clusters=21), 20, 10, "at most 20 clusters"),
     (LabelSplit(labels=0), 20, 10, "1 to 10 of toy's labels"),
@@ -336,6 +340,44 @@ def test_a_change_of_natural_clients_is_their_truth(toy: Toy) -> None:
     assert [bool(s.x.min() < 0) for s in changed.shards] == [bool(t) for t in changed.truth]
 
 
+def label_counts(federation: Federation) -> Any:
+    return np.stack([np.bincount(shard.y, minlength=10) for shard in federation.shards])
+
+
+def test_every_client_has_labels_of_its_own_within_one_cluster() -> None:
+    skewed = deal("digits", ClientDirichlet(0.5), 8, 60)
+    assert skewed.truth == (0,) * 8
+    shares = label_counts(skewed) / 60
+    apart = np.abs(shares[:, None] - shares[None]).sum(2)
+    assert (apart + 2 * np.eye(8) > 0.3).all(), "no two clients have the same shares"
+    # E max share of Dir(0.5, ...) over ten labels is about 0.4, of even shares 0.1
+    assert 0.25 < shares.max(1).mean() < 0.6
+    even = label_counts(deal("digits", ClientDirichlet(1000.0), 8, 60)) / 60
+    assert even.max() < 0.2
+    for shard in skewed.shards:
+        held_out = np.bincount(shard.y_test, minlength=10) / len(shard.y_test)
+        train = np.bincount(shard.y, minlength=10) / 60
+        assert np.abs(held_out - train).max() < 0.1, "tested on what it trains on"
+    with_shares = deal("digits", Dirichlet(0.5), 8, 60)
+    assert (label_counts(with_shares) == label_counts(skewed)).all()
+    assert with_shares.truth == tuple(range(8))
+
+
+def test_label_skew_within_clusters_of_a_transform() -> None:
+    plain = deal("digits", ClientDirichlet(0.5), 8, 60)
+    swapped = deal("digits", LabelSwap(4) + ClientDirichlet(0.5), 8, 60)
+    assert swapped.truth is not None and np.bincount(swapped.truth).tolist() == [2] * 4
+    images = zip(plain.shards, swapped.shards, swapped.truth, strict=True)
+    new_labels: dict[int, set[tuple[int, int]]] = {}
+    for before, after, cluster in images:
+        assert (before.x == after.x).all()
+        pairs = zip(before.y.tolist(), after.y.tolist(), strict=True)
+        new_labels.setdefault(cluster, set()).update(pairs)
+    for renamed in new_labels.values():
+        assert len(dict(renamed)) == len(renamed), "one rule for all clients of a cluster"
+        assert sum(old != new for old, new in renamed) in (1, 2)
+
+
 def test_scenarios_by_name() -> None:
     assert scenario("label-swap") == LabelSwap(clusters=4)
     assert scenario("label-swap", 2) == LabelSwap(clusters=2)
@@ -347,11 +389,13 @@ def test_scenarios_by_name() -> None:
     assert scenario("rotation + dirichlet", 2, alpha=0.1) == both
     assert both == Combined((Rotation(2), Dirichlet(0.1)))
     assert scenario("rotation", overlap=True) == Rotation() + Iid(overlap=True)
+    skewed = LabelSwap(4) + ClientDirichlet(0.3)
+    assert scenario("label-swap+client-dirichlet", 4, alpha=0.3) == skewed
     assert str(Rotation() + Dirichlet()) == "rotation+dirichlet" and str(Rotation()) == "rotation"
     assert all(kind.name == name for name, kind in SCENARIOS.items())
     assert set(SCENARIOS) == {
         "iid", "label-swap", "label-permutation", "rotation", "inversion", "pathological",
-        "dirichlet", "label-split", "tasks", "natural", "topics",
+        "dirichlet", "client-dirichlet", "label-split", "tasks", "natural", "topics",
     }  # fmt: skip
 
 
@@ -360,10 +404,14 @@ def test_scenarios_by_name() -> None:
     [
         ("label_swap", {}, "did you mean 'label-swap'"),
         ("idd", {}, "did you mean 'iid'"),
-        ("xyz", {}, "choose one of dirichlet, iid"),
+        ("xyz", {}, "choose one of client-dirichlet, dirichlet"),
         ("rotation+", {}, "unknown scenario ''"),
         ("rotation+tsaks", {}, "did you mean 'tasks'"),
-        ("rotation", {"alpha": 1.0}, "'rotation' has no alpha: leave it out, or use dirichlet"),
+        (
+            "rotation",
+            {"alpha": 1.0},
+            "'rotation' has no alpha: leave it out, or use dirichlet, client",
+        ),
         (
             "iid",
             {"labels": 2},

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from securecluster import Federation, LabelSwap
-from securecluster.errors import PolicyError, UsageError
+from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import FedAvg, FineTune, Settings
+from securecluster.protocols.common.client import TUNING_STEP
 from securecluster.runs.deployment import build_network
 from securecluster.runs.endpoints import build_client
-from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -117,9 +117,10 @@ def test_at_most_all_rounds_but_one_are_for_tuning(small: Federation) -> None:
     fitted = FineTune(rounds=3, tune_rounds=10).fit(small, Settings(transcript="sizes"))
     assert [(e.round, e.method) for e in fitted.transcript_.entries] == [
         (1, "contribute"),
-        (2, "train_locally"),
-        (3, "train_locally"),
+        (2, "receive"),
     ]
+    same = FineTune(rounds=3, tune_rounds=2).fit(small)
+    assert torch.equal(fitted.client_models_.values, same.client_models_.values)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "2", None])
@@ -128,12 +129,12 @@ def test_rounds_of_tuning_are_a_whole_number(wrong: Any, small: Federation) -> N
         FineTune(rounds=2, tune_rounds=wrong).fit(small)
 
 
-def test_everyone_tunes_in_every_round_whatever_the_participation(small: Federation) -> None:
+def test_everyone_tunes_whatever_the_participation(small: Federation) -> None:
     fitted = FineTune(rounds=5, tune_rounds=2, participation=0.3).fit(
         small, Settings(transcript="sizes")
     )
-    assert [len(e.to) for e in fitted.transcript_.entries if e.method == "train_locally"] == [6, 6]
     assert [len(e.to) for e in fitted.transcript_.entries if e.method == "contribute"] == [2, 2, 2]
+    assert len({tuple(row.tolist()) for row in fitted.client_models_.values}) == 6
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
@@ -142,18 +143,20 @@ def test_who_missed_rounds_tunes_the_model_of_all(mask: str, small: Federation) 
     endpoint = build_client(made, small, EXACT)
 
     def lost(call: Call) -> set[int]:
-        return {2} if call.round in (2, 3, 4) else set()
+        return {2} if call.round in (2, 3) else set()
 
     net = build_network(made, InProcess(endpoint.answer, lost), made.config(small, "float64"))
-    begun: list[int] = []
-    made.run_server(
-        net, Run(begin=lambda number: (begun.append(number), setattr(net, "round", number))[1])
-    )
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     client: Any = endpoint.client
-    theta = client.shared
+    models = made.observer.final_models(client, state).values
+    torch.testing.assert_close(models[2], models[0], rtol=0, atol=1e-12)
+    kept = made.observer.kept_models(client, state).values
     plan = made.training.usual(made, {"lr": 0.2})
-    alone = client.cohort.train(Rows(theta[None], (0,)), [2], plan, int(client._trained[2]))
-    torch.testing.assert_close(client.models.row(2), theta + alone[0], rtol=0, atol=1e-12)
+    own = models[2]
+    for number in range(2):
+        start = Rows(own[None], (0,))
+        own = own + client.cohort.train(start, [2], plan, TUNING_STEP + number)[0]
+    torch.testing.assert_close(kept[2], own, rtol=0, atol=1e-12)
 
 
 @pytest.mark.few(2)
@@ -192,7 +195,7 @@ def test_tuning_has_no_noise_and_no_price(
     assert shared is not None
     assert all(shared[name].shape == value.shape for name, value in plain.models_[0].items())
     assert not torch.equal(shared["3.weight"], fitted.model_of(0)["3.weight"])
-    assert fitted.kept_.learned.local == list(range(6))
+    assert fitted.kept_.learned.local == []
 
 
 def test_a_target_is_met_by_the_rounds_that_are_shared(small: Federation) -> None:
@@ -201,24 +204,6 @@ def test_a_target_is_met_by_the_rounds_that_are_shared(small: Federation) -> Non
     plain = FedAvg(rounds=3, **params).fit(small)
     assert tuned.kept_.learned.config["noise"] == plain.kept_.learned.config["noise"]
     assert 7.9 < tuned.ledger_.epsilon <= 8.0
-
-
-def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
-    made = FineTune(rounds=3, tune_rounds=1, model="linear", **WAYS["example"])
-    client: Any = build_client(made, small, EXACT).client
-    from securecluster.protocols.common.pending_updates import PendingUpdates
-
-    letter = PendingUpdates.start(6, fresh=False).message_for([0])
-    context = CallContext((0,), (0,), 1, 1)
-    client.train_locally(context, letter)
-    with pytest.raises(PolicyError, match="contributes no more"):
-        client.contribute(CallContext((0,), (0,), 2, 2), letter)
-    again: Any = build_client(made, small, EXACT).client
-    from securecluster.privacy.masking.key_agreement import Secrets
-
-    again.restore(client.state(Secrets()))
-    with pytest.raises(PolicyError, match="contributes no more"):
-        again.contribute(CallContext((0,), (0,), 2, 2), letter)
 
 
 def test_newcomers_get_the_shared_model_and_release_nothing(small: Federation) -> None:

@@ -545,9 +545,11 @@ ONCE = (
 )
 
 
-TRAINED_ALONE = ("local", "finetune", "finetune, examples")
+TRAINED_ALONE = ("local",)
+# whose models are its own after the run
+TUNED = ("finetune", "finetune, examples")
 # every client ends with a model of its own
-UNLIKE = (*TRAINED_ALONE, "mrmtl", "mrmtl, examples")
+UNLIKE = (*TRAINED_ALONE, *TUNED, "mrmtl", "mrmtl, examples")
 
 
 @pytest.mark.few(1)

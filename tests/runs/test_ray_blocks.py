@@ -50,6 +50,7 @@ MORE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hidden": ("hidden", {}, {}),
     "cfl, target": ("cfl", {"dp_unit": "client", "clip": 1.0, "target_epsilon": 5.0}, {}),
     "finetune": ("finetune", {}, {}),
+    "cfl, tuned": ("cfl", {"tune_rounds": 2}, {}),
     "clove": ("clove", {}, {}),
     "oneshot, hierarchical": ("oneshot hierarchical", {}, {}),
     "cfl, float64": ("cfl fallback", {}, {"dtype": "float64"}),

@@ -1,0 +1,162 @@
+"""Sentences that warn of clusters that a user should not trust, with advice.
+
+They come from what the run released or evaluated. A run with noise adds no look at clients' data:
+its sentences follow from labels, from the history, and from scores that it has in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.labels import members as clusters_of
+from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import option_groups
+from securecluster.data import Federation
+from securecluster.errors import SecureClusterWarning
+from securecluster.messaging.messages import Rows
+from securecluster.runs.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
+from securecluster.runs.derived import adds_noise
+from securecluster.runs.labels import looked_for_clusters, one_cluster_note
+from securecluster.runs.serialization import UNTUNED
+
+if TYPE_CHECKING:
+    from securecluster.runs.fitted import FittedRun
+
+FEW_A_CLASS = 5  # samples of a class that a client has; with fewer its updates are mostly chance
+
+Scores = NDArray[np.float64]
+Scored = Callable[[Rows], Scores]
+Tuned = Callable[[Rows], Rows]
+
+
+def cluster_note(
+    fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tuned
+) -> str | None:
+    """Return a warning on the clusters of a run; None where there is nothing to say.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients and their data.
+        scored: returns each client's score on its held-out samples, (m,), with its model of (m, d).
+        tuned: returns each client's model, (m, d), after a round of training it alone.
+    """
+    text = _text(fitted, federation, scored, tuned)
+    if text is None:
+        return None
+    # with options as they are written here: in Python, or on the command line
+    return str(SecureClusterWarning(text))
+
+
+def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tuned) -> str | None:
+    """Return the sentence of `cluster_note`, with options as the command line has them."""
+    labels = fitted.labels_.tolist()
+    count = len(set(labels))
+    ceiling = _ceiling(fitted)
+    if ceiling is not None and count >= ceiling:
+        return (
+            f"the number of clusters that is found stands at its ceiling of {ceiling}: there may "
+            "be more; give it where it is known (--k)"
+        )
+    if not federation.objective.higher:
+        return one_cluster_note(labels, fitted.history_, federation.truth)
+    noisy = adds_noise(fitted.method, fitted.kept_.learned.config)
+    if count == 1:
+        note = one_cluster_note(labels, fitted.history_, federation.truth)
+        gain = None
+        if looked_for_clusters(fitted.history_):
+            gain = _gain_alone(fitted, scored, tuned, noisy)
+        return _one_cluster_text(len(labels), note, gain, _few_samples(federation, noisy))
+    if noisy or count > min(MOST_CLUSTERS, len(labels) // 2):
+        return None
+    scores = np.stack([scored(_everywhere(model, len(labels))) for model in _models(fitted)])
+    pair = alike(labels, scores)
+    if pair is None:
+        return None
+    first, second, pair_gain = pair
+    return (
+        f"clusters {first} and {second} look like one: on held-out samples their clients score "
+        f"{pair_gain.after:.3f} with the model of their own cluster and {pair_gain.before:.3f} "
+        "with that of the other: a smaller number of clusters, or more samples for each client, "
+        f"may do better{_few_samples(federation, noisy)}"
+    )
+
+
+def _ceiling(fitted: FittedRun) -> int | None:
+    """Return the largest number of clusters that the run could find; None where there is none."""
+    config = fitted.kept_.learned.config
+    ceilings = []
+    for options in option_groups(fitted.method):
+        most = options.most_clusters(fitted.method, config)
+        if most is not None and most < len(fitted.labels_):
+            ceilings.append(most)
+    return min(ceilings, default=None)
+
+
+def _gain_alone(fitted: FittedRun, scored: Scored, tuned: Tuned, noisy: bool) -> Gain | None:
+    """Return the gain by training alone if it says that clients differ.
+
+    Args:
+        fitted: the result of the run.
+        scored: as for `cluster_note`.
+        tuned: as for `cluster_note`.
+        noisy: whether the run adds noise, so that nothing more is read of clients' data.
+    """
+    if fitted.method.training.tuning(fitted.method):
+        # both means are in the result in any case
+        before = np.full(len(fitted.scores_), float(fitted.history_[-1][fitted.metric_]))
+        return clients_differ(before, fitted.scores_)
+    if noisy:
+        return None
+    return clients_differ(fitted.scores_, scored(tuned(fitted.client_models_)))
+
+
+def _one_cluster_text(clients: int, note: str | None, gain: Gain | None, few: str) -> str | None:
+    """Return the sentence on a run with one cluster.
+
+    Args:
+        clients: their number.
+        note: the sentence on a run that looked for clusters and found one, or None.
+        gain: by training alone, where it says that clients differ.
+        few: a remark on few samples, or nothing.
+    """
+    if gain is not None:
+        return (
+            f"no split was found, so all {clients} clients are in one cluster, and they differ: "
+            f"training alone raises their accuracy on held-out samples from {gain.before:.3f} to "
+            f"{gain.after:.3f}; let each tune its model (--tune-rounds 3), try more samples or "
+            f"rounds, or a protocol that is given the number of clusters, such as ifca{few}"
+        )
+    if note is None or not few:
+        return note
+    return f"{note}{few}"
+
+
+def _few_samples(federation: Federation, noisy: bool) -> str:
+    """Return a remark on few samples a client; nothing where there are enough, or under noise."""
+    if noisy or not federation.classes:
+        return ""
+    median = float(np.median([len(shard.y) for shard in federation.shards]))
+    if median >= FEW_A_CLASS * federation.classes:
+        return ""
+    return (
+        f"; {median:.0f} samples of {federation.classes} classes, a client's median, are few to "
+        "read clusters from"
+    )
+
+
+def _models(fitted: FittedRun) -> list[torch.Tensor]:
+    """Return the clusters' models before any tuning, (d,) each."""
+    untuned = fitted.kept_.clients.extra.get(UNTUNED)
+    if untuned is not None:
+        return list(untuned)
+    clusters = clusters_of(fitted.labels_.tolist())
+    return [fitted.client_models_.row(members[0]) for members in clusters]
+
+
+def _everywhere(model: torch.Tensor, clients: int) -> Rows:
+    """Return one model of all clients, (m, d)."""
+    return Rows(model[None], (0,) * clients)
