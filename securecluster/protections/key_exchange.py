@@ -3,6 +3,10 @@
 `sum_offer` brings a client's signed X25519 key to the server, and `sum_keys` those of the others to
 each client. Secure sums and padded pairs share the exchange and the keys; the keys of pairs that
 follow from them are apart by purpose.
+
+Clients verify each key that is relayed to them, whatever the server did. The server verifies keys
+as well, before it relays them: a client refuses a message with a single wrong key, so otherwise one
+client could drop all others.
 """
 
 from __future__ import annotations
@@ -16,9 +20,17 @@ from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Call, Empty, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_table
-from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE
-from securecluster.privacy.masking.key_agreement import KeyRing
-from securecluster.privacy.masking.pads import KEY, KeyPair, check_public_keys, transcript
+from securecluster.messaging.refusals import FRAME
+from securecluster.privacy.masking import key_agreement
+from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE, Roster
+from securecluster.privacy.masking.key_agreement import KeyRing, PublicKey
+from securecluster.privacy.masking.pads import (
+    KEY,
+    KeyPair,
+    check_order,
+    check_public_keys,
+    transcript,
+)
 from securecluster.runtime.channel_state import KeyDirectory, SumOffer
 from securecluster.runtime.port import TRIES, KeyMessage, KeyMessages, Port
 from securecluster.runtime.services import MessageTypes
@@ -182,6 +194,28 @@ def offer_statement(run: bytes, client: int, public: bytes) -> bytes:
     return transcript("securecluster secure sum offer v1", run, client, public)
 
 
+def check_offer(run: str, client: int, reply: Any, roster: Roster | None) -> None:
+    """Raise FrameError for a client's public key that no other client would take.
+
+    Args:
+        run: hash of the run's configuration.
+        client: id of the client.
+        reply: its reply to a call; one without a public key is not looked at.
+        roster: whose signatures count; None verifies none.
+    """
+    if not isinstance(reply, SumKey | PublicKey):
+        return
+    key = as_bytes(reply.key.row(0))
+    check_order(key)
+    if roster is None:
+        return
+    if isinstance(reply, SumKey):
+        statement = offer_statement(run.encode(), client, key)
+    else:
+        statement = key_agreement.offer_statement(run.encode(), client, key)
+    roster.check(client, statement, as_bytes(reply.signature.row(0)))
+
+
 class KeyRelay:
     """The server's half of the exchange.
 
@@ -210,11 +244,12 @@ class KeyRelay:
         Args:
             clients: ids of the clients of the next sums.
         """
+        refused: set[int] = set()
         for _ in range(TRIES):
-            silent = self._silent(clients)
+            silent = [client for client in self._silent(clients) if client not in refused]
             if not silent:
                 break
-            self.port.together(self._offers(silent))
+            self.port.together(self._offers(silent, refused))
         for _ in range(TRIES):
             behind = self._behind(clients)
             if not behind:
@@ -231,7 +266,7 @@ class KeyRelay:
             clients: ids of the clients of the next call.
         """
         if silent := self._silent(clients):
-            yield from self._offers(silent)
+            yield from self._offers(silent, set())
         if behind := self._behind(clients):
             yield from self._relayed(behind)
 
@@ -240,16 +275,29 @@ class KeyRelay:
         offered = self.directory.keys
         return [client for client in clients if client not in offered]
 
-    def _offers(self, clients: Sequence[int]) -> KeyMessages:
-        """Yield the request for the keys of some clients, and store those that arrive."""
+    def _offers(self, clients: Sequence[int], refused: set[int]) -> KeyMessages:
+        """Yield the request for the keys of some clients, and store those that arrive.
+
+        Args:
+            clients: ids of the clients.
+            refused: takes the ids of those whose keys are of no use.
+        """
         response = yield self._message("sum_offer", clients, Empty())
+        refused.update(client for client, code in response.refused.items() if code == FRAME)
         if response.reply is None:
             return
         keys = response.reply.key.values
         signatures = response.reply.signature.values
         for client, key, signature in zip(response.ids, keys, signatures, strict=True):
             offer = SumOffer(client, as_bytes(key), as_bytes(signature))
-            self.directory.offers.append(offer)
+            try:
+                check_public_keys(self.directory.keys, client, offer.key)
+            except FrameError as error:
+                # it came later than the key that it copies, which a client knows once it is relayed
+                self.port.refuse(error, [client])
+                refused.add(client)
+            else:
+                self.directory.offers.append(offer)
 
     def _behind(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that offered a key and lack one of another client."""

@@ -79,20 +79,8 @@ class AuthorityNode(Party):
     def __repr__(self) -> str:
         return f"AuthorityNode({self.method.name}, {self.folder})"
 
-    def agree(self, data: bytes) -> str:
-        """Take part in a run that a server proposes.
-
-        Args:
-            data: a packed `Proposal`, of a server that may propose anything.
-
-        Returns:
-            The fingerprint of the configuration, which frames of the run carry.
-
-        Raises:
-            FrameError: no proposal.
-            PolicyError: a run that this authority does not take part in.
-        """
-        proposal = Proposal.unpacked(data)
+    def _agree(self, proposal: Proposal) -> str:
+        """Take part in a run, and return its fingerprint, or raise PolicyError."""
         return self._keep(accepted_by_authority(proposal, self.method, self.policy, self._roster))
 
     def _answered(self, frame: bytes) -> bytes:

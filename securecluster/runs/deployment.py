@@ -28,6 +28,7 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import transcript as encoded
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
+from securecluster.protections.key_exchange import check_offer
 from securecluster.protections.protection import (
     AuthorityFacts,
     PairFacts,
@@ -402,11 +403,17 @@ class Deployment:
             cohorts=self.cohorts(),
         )
 
-    def reply_check(self) -> Callable[[Call, int, Any], None]:
+    def reply_check(self, roster: Roster | None = None) -> Callable[[Call, int, Any], None]:
         """Return what raises for a client's reply that the configuration does not allow.
 
         The server's channel makes these checks on all replies of a call at once, and ends the run
         of a simulation. A transport that makes them reply by reply refuses the client alone.
+
+        A public key that its client did not sign is refused here, too. The other clients would
+        refuse the message that it is in, and so one of them could drop all others.
+
+        Args:
+            roster: whose signatures count; None verifies none.
         """
         limits = self.limits(self.pipeline())
         client_class = self.method.client
@@ -417,6 +424,7 @@ class Deployment:
             # a message of keys or sums, or a reply that such a protection hides
             if method is None or type(reply) is not message_types(client_class, call.method)[1]:
                 check(reply, of_call)
+                check_offer(self.run, client, reply, roster)
                 return
             release = release_of(method)
             through = {name: name in release.sealed for name in release.through}

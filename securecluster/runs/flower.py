@@ -515,7 +515,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     def replies(name: str) -> type:
         return call_types(method, name)[1]
 
-    check = Deployment(method, proposal.config).reply_check()
+    check = Deployment(method, proposal.config).reply_check(roster)
     transport: Transport = FlowerTransport(grid, nodes, replies, check, patience)
     if authority is not None:
         door = _door(grid, authority, patience)
@@ -593,7 +593,7 @@ def join(
     def replies(name: str) -> type:
         return call_types(method, name)[1]
 
-    check = Deployment(method, config).reply_check()
+    check = Deployment(method, config).reply_check(roster)
     transport = FlowerTransport(grid, nodes, replies, check, patience)
     run = ServerRun(method, config, transport, content["clients"], roster=roster)
     return run.join(folder, {i: samples[i] for i in newcomers})

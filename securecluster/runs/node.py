@@ -120,21 +120,9 @@ class Node(Party):
         """Return what the node tells of its data, as JSON has it."""
         return self.facts().as_json()
 
-    def agree(self, data: bytes) -> str:
-        """Take part in a run that a server proposes.
-
-        Args:
-            data: a packed `Proposal`, of a server that may propose anything.
-
-        Returns:
-            The fingerprint of the configuration, which frames of the run carry.
-
-        Raises:
-            FrameError: no proposal.
-            PolicyError: a run that this client does not take part in.
-        """
+    def _agree(self, proposal: Proposal) -> str:
+        """Take part in a run, and return its fingerprint, or raise PolicyError."""
         own = self._data.facts_of(0, samples=True, classes=True)
-        proposal = Proposal.unpacked(data)
         config = accepted(proposal, self.method, own, self.number, self.policy, self._roster)
         run = self._keep(config)
         if proposal.joins:

@@ -22,6 +22,7 @@ from securecluster.messaging import refusals
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
+from securecluster.runs.proposal import Proposal
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.refusals import answered
 
@@ -66,17 +67,24 @@ class Party(ABC):
         self._thread = threading.RLock()
         atomic_files.make_private_folder(self.folder)
 
-    @abstractmethod
     def agree(self, data: bytes) -> str:
-        """Take part in a run that a server proposes, and return its fingerprint.
+        """Take part in a run that a server proposes.
 
         Args:
             data: a packed `Proposal`, of a server that may propose anything.
+
+        Returns:
+            The fingerprint of the configuration, which frames of the run carry.
 
         Raises:
             FrameError: no proposal.
             PolicyError: a run that this party does not take part in.
         """
+        return self._agree(Proposal.unpacked(data))
+
+    @abstractmethod
+    def _agree(self, proposal: Proposal) -> str:
+        """Take part in a run, and return its fingerprint, or raise PolicyError."""
 
     @abstractmethod
     def _answered(self, frame: bytes) -> bytes:

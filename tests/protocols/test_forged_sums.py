@@ -180,7 +180,7 @@ def test_a_single_reply_that_is_called_the_sum_of_all_is_not_decrypted(server: S
         assert np.array_equal(opened["delta"], server.rows[0][client]["delta"].reshape(-1))
         fresh(server)
         request = server.forged(0, lambda own, forged=forged: forged)  # type: ignore[misc]
-        with pytest.raises(PolicyError, match=FOREIGN):
+        with pytest.raises(FrameError, match=FOREIGN):
             ask(server.run, request)
 
 
@@ -228,7 +228,7 @@ def changed_sums(server: Server) -> dict[str, Callable[[list[bytes]], list[bytes
 def test_nothing_is_decrypted_but_the_sum(what: str, server: Server) -> None:
     fresh(server)
     request = server.forged(0, changed_sums(server)[what])
-    with pytest.raises(PolicyError, match=FOREIGN):
+    with pytest.raises(FrameError, match=FOREIGN):
         ask(server.run, request)
     # the sum itself is, and again where the reply was lost
     assert ask(server.run, server.requests[0]).ids == (0,)
@@ -281,7 +281,7 @@ def test_doctored_lists_of_members_are_refused(server: Server) -> None:
     six = server.sum_of(0, range(CLIENTS))
     six.survivors = (0, 1, 2, 3, 4)
     doctored = six.sealed(server.calls[0][0], "0-5")
-    with pytest.raises(PolicyError, match="not the sum of what clients 0-4 encrypted"):
+    with pytest.raises(FrameError, match="not the sum of what clients 0-4 encrypted"):
         ask(server.run, dataclasses.replace(of_five, query=doctored))
     # one client in the place of two
     twice = tables(call.query, [0, 0, 2, 3, 4, 5])
@@ -408,7 +408,7 @@ def test_clients_without_a_common_seed_encrypt_nothing(federation: Federation) -
         total.add(call, client, other, client)
     fresh(server)
     request = dataclasses.replace(server.requests[0], query=total.sealed(call, "0-5"))
-    with pytest.raises(PolicyError, match="clients 0 and 1 tag their ciphertexts under different"):
+    with pytest.raises(FrameError, match="clients 0 and 1 tag their ciphertexts under different"):
         ask(server.run, request)
 
 
@@ -441,7 +441,7 @@ def test_pairs_are_bound_as_sums_are(federation: Federation) -> None:
     total._sum = Changed([plus(channel.cipher, row, channel.cipher.encrypt(zeros))])  # type: ignore[assignment]
     envelope = total.sealed(rows[0], "0-5").envelope
     run.authority.restore(dataclasses.replace(run.authority.state, sums={}))
-    with pytest.raises(PolicyError, match=FOREIGN):
+    with pytest.raises(FrameError, match=FOREIGN):
         ask(run, call, envelope=envelope)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
 from securecluster.protections.key_exchange import KeyExchange
 from securecluster.protections.pads.client import padded_class
-from securecluster.protections.pads.server import PaddedPairs
+from securecluster.protections.pads.server import PaddedPairs, _sums_of_pairs
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.conformance import (
     check_frames,
@@ -366,14 +367,42 @@ def test_a_client_with_another_key_is_found_by_the_range_of_r(
 
 def test_a_pad_that_does_not_cancel_is_found_in_each_pair_of_losses() -> None:
     pairs = PaddedPairs(PairsOfLosses.fields, PairFunctions())
+    refused: list[Any] = []
+    pairs.keys.port = SimpleNamespace(refuse=lambda *told: refused.append(told))  # type: ignore[assignment]
     draws = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, (400, 2, 2)))
-    refused = 0
+    left_out = 0
     for rows in draws:
-        try:
-            pairs._relevance("loss", rows)
-        except FrameError:
-            refused += 1
-    assert refused >= 395
+        kept = pairs._without_forged("loss", _sums_of_pairs(rows), (0, 1))
+        left_out += kept == []
+    assert left_out == len(refused) >= 395
+
+
+# by name: clients, pairs whose sum is beyond its range, who is left out, and who is named
+LEFT_OUT: dict[str, tuple[int, list[tuple[int, int]], set[int], set[int]]] = {
+    "nobody": (5, [], set(), set()),
+    "one forged every number": (5, [(2, k) for k in (0, 1, 3, 4)], {2}, {2}),
+    "one forged two of four": (5, [(2, 0), (2, 1)], {2}, set()),
+    "one forged a single number": (5, [(0, 3)], {0, 3}, set()),
+    "two forged every number": (6, [(j, k) for j in (1, 4) for k in range(6)], {1, 4}, {1, 4}),
+    "two against one": (6, [(1, 5), (4, 5)], {5}, set()),
+    "one after the other": (6, [(2, k) for k in (0, 1, 3, 4)] + [(4, 5)], {2, 4, 5}, {2}),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_who_is_left_out_for_sums_beyond_their_range(name: str) -> None:
+    count, pairs, left_out, named = LEFT_OUT[name]
+    padded = PaddedPairs(PairsOfLosses.fields, PairFunctions())
+    told: set[int] = set()
+    refuse = lambda error, clients: told.update(clients)  # noqa: E731
+    padded.keys.port = SimpleNamespace(refuse=refuse)  # type: ignore[assignment]
+    sums = torch.zeros(count, count, dtype=torch.int64)
+    for j, k in pairs:
+        if j != k:
+            sums[j, k] = sums[k, j] = -(2**63)  # of which there is no magnitude in the ring
+    kept = padded._without_forged("loss", sums, range(10, 10 + count))
+    assert set(range(count)) - set(kept) == left_out
+    assert told == {10 + client for client in named}
 
 
 def test_rows_of_another_length_or_type_are_refused(federation: Federation) -> None:

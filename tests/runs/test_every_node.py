@@ -6,13 +6,14 @@ what a node had in memory is lost after each reply. The run is the run in this p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import stub_pair_network
+from seeded_node import SeededNode
 
 from benchmarks import golden
 from securecluster import Federation, LabelSwap, Settings
@@ -21,12 +22,9 @@ from securecluster.errors import UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.transcript import Transcript
 from securecluster.runs.derived import call_types
-from securecluster.runs.endpoints import KeySource, build_client
-from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
-from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import Framed
 
 CLIENTS = 4
@@ -51,20 +49,6 @@ def federation() -> Federation:
     )
 
 
-class SeededNode(Node):
-    """Node whose keys follow from the seed, so that noise and masks are those of the other run."""
-
-    def _endpoint(self, config: Mapping[str, Any]) -> Endpoint[Any]:
-        return build_client(
-            self.method,
-            self._data,
-            self._settings,
-            key_source=KeySource(),
-            agreed=config,
-            numbers=[self.number],
-        )
-
-
 def run(
     made: Any, federation: Federation, folder: Path, second: bool = False
 ) -> tuple[Any, ServerHalf]:
@@ -74,7 +58,7 @@ def run(
         second: it gets the reply that was made second, since the first one was lost.
     """
 
-    def node(i: int) -> Node:
+    def node(i: int) -> SeededNode:
         policy = Policy(roster=False)
         own = federation.select([i])
         return SeededNode(made, own, folder / f"node-{i}", number=i, policy=policy)
@@ -101,8 +85,9 @@ def run(
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_node_that_forgets_and_hears_all_twice_makes_the_run_in_this_process(
-    name: str, federation: Federation, tmp_path: Path
+    name: str, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stub_pair_network(monkeypatch)  # the server's, of users that it makes up in both runs alike
     try:
         made = CASES[name].build()
         whole = made.fit(federation, KEYS)

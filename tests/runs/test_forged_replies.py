@@ -1,22 +1,26 @@
-"""Replies that parse and are of no use in a secure sum: the run goes on without their client."""
+"""Hidden replies that parse and are of no use: the run goes on without their client."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import stub_pair_network
+from seeded_node import SeededNode
 
+from benchmarks import golden
 from securecluster import Federation, LabelSwap
 from securecluster.core.serialization import pack
-from securecluster.errors import FrameError
-from securecluster.messaging import wire
-from securecluster.messaging.messages import Header, Picks
+from securecluster.errors import FrameError, RefusedError, SecureClusterError, UsageError
+from securecluster.messaging import refusals, wire
+from securecluster.messaging.messages import Header, Picks, Rows
 from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.protocols import FedAvg
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
@@ -24,12 +28,13 @@ from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
-from securecluster.runtime.transport import Framed, Replay
+from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:securecluster.errors.SecureClusterWarning")
 
 CLIENTS = 7
 LIAR, LOST = 1, 5
+KEY = bytes(range(32))
 MADE = FedAvg(rounds=2, epochs=1, model="linear", aggregation="secagg", cohort_size=0)
 Forge = Callable[[Any], Any]
 
@@ -84,22 +89,51 @@ FORGERIES: dict[str, tuple[str, Forge]] = {
 
 
 class World:
-    """Nodes, some of which are lost or forge their replies in the first round."""
+    """Nodes, some of which are lost or forge their replies in the first round.
 
-    def __init__(self, federation: Federation, folder: Path) -> None:
+    Args:
+        made: the protocol.
+        enrolled: the clients have a roster.
+    """
+
+    def __init__(
+        self, federation: Federation, folder: Path, made: Any = MADE, enrolled: bool = False
+    ) -> None:
         folder.mkdir()
         self.folder = folder
-        policy = Policy(roster=False)
-        self.proposal = Proposal.of(MADE, federation.facts, "float32", None)
+        self.made = made
+        identities = [Identity.generate() if enrolled else None for _ in range(CLIENTS)]
+        self.roster = Roster({i: one.public for i, one in enumerate(identities) if one is not None})
+        if not enrolled:
+            self.roster = None  # type: ignore[assignment]
+        policy = Policy(roster=enrolled)
+        self.proposal = Proposal.of(made, federation.facts, "float32", self.roster)
+        # without identities they have the keys of simulated clients, so that runs have equal bits
+        kind = Node if enrolled else SeededNode
         self.nodes = [
-            Node(MADE, federation.select([i]), folder / f"n{i}", number=i, policy=policy)
+            kind(
+                made,
+                federation.select([i]),
+                folder / f"n{i}",
+                identity=identities[i],
+                roster=self.roster,
+                number=i,
+                policy=policy,
+            )
             for i in range(CLIENTS)
         ]
         for node in self.nodes:
             node.agree(self.proposal.packed())
+        self.deployment = Deployment(made, self.proposal.config)
+        self.authority = self.deployment.authority()
+        if self.authority is not None:
+            self.authority.on_refusal = refusals.log  # its text stays with it, as on many machines
         # (client, method) in which it is away
         self.away: set[tuple[int, str]] = set()
         self.forged: dict[tuple[int, str], Forge] = {}
+        # in its first call of these verbs, the liar is away (None), or forges its reply
+        self.first: dict[str, Forge | None] = {}
+        self._first_steps: dict[str, int] = {}
         self.strict = False
         self.names = [str(i) for i in range(CLIENTS)]
 
@@ -108,25 +142,46 @@ class World:
         key = (i, header.method)
         if header.round == 1 and key in self.away:
             raise ConnectionError
+        forge = self.forged.get(key) if header.round == 1 else None
+        if i == LIAR and header.verb in self.first:
+            step = self._first_steps.setdefault(header.verb, header.step)
+            if header.step == step:
+                forge = self.first[header.verb]
+                if forge is None:
+                    raise ConnectionError
         reply = self.nodes[i].answer(frame)
-        if header.round != 1 or key not in self.forged:
+        if forge is None:
             return reply
         found: Header
         found, message, receipts = wire.decode_reply(reply, self._reply(header.method))
-        return wire.encode(found, self.forged[key](message), 0, receipts)
+        return wire.encode(found, forge(message), 0, receipts)
 
     def _reply(self, method: str) -> type:
-        reply: type = call_types(MADE, method)[1]
+        reply: type = call_types(self.made, method)[1]
         return reply
 
     def run(self) -> ServerHalf:
         doors = {i: lambda frame, i=i: self._door(i, frame) for i in range(CLIENTS)}
-        check = Deployment(MADE, self.proposal.config).reply_check()
-        transport = Framed(doors, self._reply, strict=self.strict, check=check)
+        check = self.deployment.reply_check(self.roster)
+        transport: Transport = Framed(doors, self._reply, strict=self.strict, check=check)
+        if self.authority is not None:
+            transport = WithAuthority(transport, self.authority.answer_frame, self._reply)
         frames = self.folder / "frames"
         frames.mkdir()
-        transcript = Transcript("full", frames, lambda name: call_types(MADE, name), self.names)
-        half = ServerHalf.over(transport, MADE, self.proposal.config, transcript)
+        return self._over(transport, Transcript("full", frames, self._types, self.names))
+
+    def replayed(self) -> ServerHalf:
+        """The run again, of a server that has the frames alone."""
+        read = Transcript.read("full", self.folder / "frames", self._types, self.names)
+        return self._over(Replay(read), Transcript("none"))
+
+    def _types(self, name: str) -> Any:
+        return call_types(self.made, name)
+
+    def _over(self, transport: Transport, transcript: Transcript) -> ServerHalf:
+        half = ServerHalf.over(
+            transport, self.made, self.proposal.config, transcript, key=KEY, roster=self.roster
+        )
         half.state = half.final_state(half.started())  # type: ignore[attr-defined]
         return half
 
@@ -171,11 +226,7 @@ def test_the_run_goes_on_without_who_forged_a_reply(
     for pads, shares in revealed(half.transcript).values():
         assert pads.isdisjoint(shares)  # both together would open a row
     # a replay of the server alone refuses the same reply
-    types = lambda name: call_types(MADE, name)  # noqa: E731
-    read = Transcript.read("full", tmp_path / "forged" / "frames", types, world.names)
-    again = ServerHalf.over(Replay(read), MADE, world.proposal.config, Transcript("none"))
-    again.final_state(again.started())
-    assert again.net.state.refused == half.net.state.refused
+    assert world.replayed().net.state.refused == half.net.state.refused
 
 
 @pytest.mark.parametrize("name", ["a box is missing", "a pad is missing", "a share is missing"])
@@ -245,3 +296,179 @@ def test_a_pad_that_a_survivor_made_up_shows_in_the_range_of_the_sum(
     sums = [event for event in half.net.state.ledger.events if event.method == "contribute"]
     assert {event.round for event in sums} == {2}
     assert half.net.state.refused == {}  # it is the row of one of them, and nobody knows whose
+
+
+# --- ciphertexts and pads ---
+
+
+def altered(value: Any) -> Any:
+    table = value.table ^ 1
+    return Picks(table, value.picks) if isinstance(value, Picks) else Rows(table, value.index)
+
+
+def sealed_otherwise(reply: Any) -> Any:
+    return dataclasses.replace(reply, envelope=altered(reply.envelope))
+
+
+def beyond_the_range(reply: Any) -> Any:
+    """Padded numbers half the ring away, so that no sum with another client's is in range."""
+    ((name, rows),) = vars(reply).items()
+    half = -(2**31) if rows.table.dtype == torch.int32 else 2**62
+    return dataclasses.replace(reply, **{name: Rows(rows.table + half, rows.index)})
+
+
+# by way: the verb of hidden replies, and what is made of one
+HIDDEN: dict[str, tuple[str, Forge]] = {
+    "bfv": ("sum", sealed_otherwise),
+    "ckks": ("sum", sealed_otherwise),
+    "ckks pairs": ("pairs", sealed_otherwise),
+    "pads": ("pairs", beyond_the_range),
+}
+
+
+def hidden_cases() -> Iterator[golden.Case]:
+    """Every protocol with encryption or pads; CKKS of sums, which shares BFV's code, once."""
+    for case in golden.cases():
+        if case.way not in HIDDEN or (case.way == "ckks" and case.variant != "fedavg"):
+            continue
+        if case.variant == "local":  # which asks for no sums
+            continue
+        try:
+            case.build().check(CLIENTS)
+        except UsageError:
+            continue
+        yield case
+
+
+CASES = {case.name: case for case in hidden_cases()}
+
+
+def outcome(world: World) -> tuple[ServerHalf | None, Any]:
+    """The run and its state; where it cannot go on with so few clients, the sentence."""
+    try:
+        half = world.run()
+    except SecureClusterError as error:
+        return None, str(error)
+    return half, pack(half.state)  # type: ignore[attr-defined]
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", CASES)
+def test_every_protocol_goes_on_without_a_row_that_is_of_no_use(
+    name: str, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub_pair_network(monkeypatch)
+    case = CASES[name]
+    made = dataclasses.replace(case.build(), rounds=2, model="linear")
+    verb, forge = HIDDEN[case.way]
+    world = World(federation, tmp_path / "forged", made)
+    world.first[verb] = forge
+    half, found = outcome(world)
+    calm = World(federation, tmp_path / "calm", made)
+    calm.first[verb] = None
+    assert found == outcome(calm)[1]
+    if half is not None:
+        assert list(half.net.state.refused) == [LIAR]
+        assert list(half.net.state.refused[LIAR]) == ["frame"]
+        assert LIAR not in half.net.state.lost
+        assert world.replayed().net.state.refused == half.net.state.refused
+
+
+def test_a_simulation_ends_by_a_row_that_is_of_no_use(
+    federation: Federation, tmp_path: Path
+) -> None:
+    for name in ("fedavg, bfv", "oneshot, pads", "oneshot, ckks pairs"):
+        verb, forge = HIDDEN[CASES[name].way]
+        world = World(federation, tmp_path / name, CASES[name].build())
+        world.strict = True
+        world.first[verb] = forge
+        with pytest.raises(FrameError, match=rf"client.{LIAR}"):
+            world.run()
+
+
+def one_cohort(**options: Any) -> Any:
+    return FedAvg(rounds=2, epochs=1, model="linear", **options)
+
+
+def test_a_cohort_is_left_out_whose_client_sends_no_ciphertexts(
+    federation: Federation, tmp_path: Path
+) -> None:
+    made = one_cohort(aggregation="bfv", cohort_size=3)
+    world = World(federation, tmp_path / "forged", made)
+    world.first["sum"] = sealed_otherwise
+    half = world.run()
+    first = next(event for event in half.net.state.ledger.events if event.method == "contribute")
+    assert 0 < len(first.ids) <= CLIENTS - 3 and LIAR not in first.ids
+    assert list(half.net.state.refused) == [LIAR]
+
+
+@pytest.mark.parametrize("scheme", ["bfv", "ckks"])
+def test_a_sum_is_given_up_whose_boxes_the_authority_does_not_open(
+    scheme: str, federation: Federation, tmp_path: Path
+) -> None:
+    """The server cannot open them, so it names nobody; the next sum is not given up."""
+    made = one_cohort(aggregation=scheme, cohort_size=0)
+    world = World(federation, tmp_path / "forged", made)
+    world.first["sum"] = lambda reply: dataclasses.replace(reply, box=altered(reply.box))
+    half = world.run()
+    sums = [event for event in half.net.state.ledger.events if event.method == "contribute"]
+    assert {event.round for event in sums} == {2} and len(sums[0].ids) == CLIENTS
+    assert half.net.state.refused == {}
+    # of pairs there is no next sum, and any client can move the numbers of all pairs
+    pairs = World(federation, tmp_path / "pairs", CASES["oneshot, ckks pairs"].build())
+    pairs.first["pairs"] = world.first["sum"]
+    with pytest.raises(RefusedError, match="damaged, forged"):
+        pairs.run()
+
+
+# --- public keys ---
+
+
+def unsigned(reply: Any) -> Any:
+    return dataclasses.replace(reply, signature=altered(reply.signature))
+
+
+def of_low_order(reply: Any) -> Any:
+    return dataclasses.replace(reply, key=Rows(torch.zeros_like(reply.key.table)))
+
+
+@pytest.mark.parametrize("method", ["sum_offer", "key_offer"])
+@pytest.mark.parametrize("forge", [unsigned, of_low_order])
+def test_a_key_that_its_client_did_not_sign_drops_nobody_else(
+    method: str, forge: Forge, federation: Federation, tmp_path: Path
+) -> None:
+    made = dataclasses.replace(MADE, mask="permutation" if method == "key_offer" else "none")
+    world = World(federation, tmp_path / "forged", made, enrolled=True)
+    world.forged[LIAR, method] = forge
+    half = world.run()
+    calm = World(federation, tmp_path / "calm", made, enrolled=True)
+    calm.away.add((LIAR, method))
+    assert pack(half.state) == pack(calm.run().state)  # type: ignore[attr-defined]
+    assert half.net.state.refused == {LIAR: {"frame": [1]}}
+    assert set(half.net.state.lost) <= {LIAR}  # it has no seed, and answers other messages
+    rounds = {event.round: len(event.ids) for event in half.net.state.ledger.events}
+    assert rounds == {1: CLIENTS - 1, 2: CLIENTS}
+    offers = [call.to for call in calls_of(half, method) if LIAR in call.to]
+    assert len(offers) == 2  # in each round once
+    again = world.replayed()
+    assert again.net.state.refused == half.net.state.refused
+
+
+def calls_of(half: ServerHalf, method: str) -> list[Any]:
+    calls = [half.transcript.content(k)[0] for k in range(half.transcript.count)]
+    return [call for call in calls if call.method == method]
+
+
+def test_a_key_that_another_client_offered_drops_nobody_else(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """It is of no use, with or without a roster: nobody can tell the two clients apart."""
+    world = World(federation, tmp_path / "forged")
+    seen: list[Any] = []
+    world.forged[0, "sum_offer"] = lambda reply: seen.append(reply) or reply
+    world.forged[LIAR, "sum_offer"] = lambda reply: seen[0]
+    half = world.run()
+    assert half.net.state.refused == {LIAR: {"frame": [1]}}
+    assert half.net.state.lost == {}
+    first = next(e for e in half.net.state.ledger.events if e.method == "contribute")
+    assert set(first.ids) == set(range(CLIENTS)) - {LIAR}

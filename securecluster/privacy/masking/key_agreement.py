@@ -440,17 +440,8 @@ class KeyRing:
             self._roster.check(client, statement, signature)
 
     def _offered(self, client: int, key: bytes) -> bytes:
-        """Return the statement that a client signs when it offers its public key.
-
-        It names the run and the client, so that an offer holds in no other run, and for no other
-        client.
-
-        Args:
-            client: id of the client.
-            key: public key, 32 bytes.
-        """
-        fields = [b"securecluster key offer v1", self._config, b"%d" % client, key.hex().encode()]
-        return b"|".join(fields)
+        """Return what a client of this run signs when it offers its public key."""
+        return offer_statement(self._config, client, key)
 
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
         """Return the context of a box, from which its key is derived.
@@ -472,6 +463,21 @@ class KeyRing:
             peer_key.hex().encode(),
         ]
         return b"|".join(fields)
+
+
+def offer_statement(run: bytes, client: int, key: bytes) -> bytes:
+    """Return what a client signs when it offers its public key for the mask seed.
+
+    It names the run and the client, so that an offer holds in no other run, and for no other
+    client.
+
+    Args:
+        run: hash of the run's configuration.
+        client: id of the client.
+        key: public key, 32 bytes.
+    """
+    fields = [b"securecluster key offer v1", run, b"%d" % client, key.hex().encode()]
+    return b"|".join(fields)
 
 
 def _check_distinct(ids: Sequence[int]) -> None:

@@ -144,6 +144,16 @@ class KeyPair:
         return _extract_and_expand(secret, info)
 
 
+def check_order(public: bytes) -> None:
+    """Raise FrameError for a malformed public key, or one of low order.
+
+    Args:
+        public: of a client, 32 bytes.
+    """
+    # with which private key is of no matter: the secret of a point of low order is always zero
+    KeyPair(bytes(KEY)).exchange(public)
+
+
 def check_public_keys(keys: Mapping[int, bytes], own: int, own_public: bytes) -> None:
     """Raise FrameError for public keys that no honest server relays.
 

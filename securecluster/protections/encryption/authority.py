@@ -359,7 +359,7 @@ class KeyAuthority:
             rows.append(tags)
         different = [client for client, key in zip(survivors, keys, strict=True) if key != keys[0]]
         if different:
-            raise PolicyError(
+            raise FrameError(
                 f"clients {survivors[0]} and {different[0]} tag their ciphertexts under different "
                 "keys, so nothing binds their sum: start a new run"
             )
@@ -367,7 +367,7 @@ class KeyAuthority:
         for number, data in enumerate(ciphertexts):
             expected = tags_of.added([row[number] for row in rows])
             if tags_of.of(cipher.coefficients(data)) != expected:
-                raise PolicyError(
+                raise FrameError(
                     f"the key authority is given ciphertexts that are not the sum of what clients "
                     f"{query.survivors} encrypted in this call: they are not decrypted"
                 )

@@ -214,7 +214,21 @@ class CiphertextSum:
             FrameError: bytes that are no ciphertext of these parameters, or another number of them;
                 the sum is then as it was.
         """
-        vectors = [self._cipher.load(data) for data in ciphertexts]
+        self._add([self._cipher.load(data) for data in ciphertexts])
+
+    def join(self, other: CiphertextSum) -> None:
+        """Add another sum, whose ciphertexts are not to be used any more.
+
+        Args:
+            other: of other clients, under the same key.
+
+        Raises:
+            FrameError: ciphertexts that cancel those of this sum, which is then as it was.
+        """
+        self._add(other._totals)
+
+    def _add(self, vectors: list[Any]) -> None:
+        """Add loaded ciphertexts, which become the sum."""
         if not self._totals:
             # The first row is the sum so far: no ciphertext of zeros is needed.
             self._totals = vectors

@@ -17,7 +17,12 @@ from securecluster.messaging.messages import Call, format_ids
 from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.encryption.client import EncodedRow, EncryptionService
-from securecluster.protections.encryption.messages import EncryptedPairTotal, encrypted_pairs_class
+from securecluster.protections.encryption.messages import (
+    EncryptedPairTotal,
+    encrypted_bits,
+    encrypted_pairs_class,
+)
+from securecluster.protections.encryption.packing import Layout
 from securecluster.protections.encryption.pair_release import (
     from_grid,
     own_pairs,
@@ -183,20 +188,19 @@ class EncryptedPairs(Connected):
         count = len(call.to)
         call = replace(call, members=(len(columns),) * count, group=(text,) * count)
         group_sum = GroupSum(self.keys)
-        arrived: set[int] = set()
         # Rows are added as they arrive: memory holds a chunk of them, and one sum.
         for response in exchange.stream(call, CHUNK):
             for k, client in enumerate(response.ids):
-                group_sum.add(call, client, response.reply, k)
-            arrived.update(response.ids)
+                try:
+                    self._check_length(response.reply, len(columns))
+                    group_sum.add(call, client, response.reply, k)
+                except FrameError as error:
+                    self.keys.refuse(error, [client])
         # A client that answered a second request arrived after others that follow it.
-        ids = [client for client in call.to if client in arrived]
+        ids = [client for client in call.to if client in group_sum.survivors]
         check_replies(ids)
         (shape,) = group_sum.layout.fields
         pair_range = self._ranges[shape.name]
-        # Clients agree with each other, and might all be wrong about the call.
-        if group_sum.layout != pair_layout(shape.name, pair_range, len(columns)):
-            raise FrameError("encrypted rows of pairs have another length than their call")
         numbers = self._told(group_sum, call, text, then)
         survivors = len(ids)
         if then in self._labelled:
@@ -207,6 +211,14 @@ class EncryptedPairs(Connected):
             return PairTotal(tuple(ids), self._labelled[then](labels), None)
         relevance = from_grid(numbers, survivors, shape.name, pair_range)
         return PairTotal(tuple(ids), self._functions.apply(then, relevance), relevance)
+
+    def _check_length(self, reply: Any, columns: int) -> None:
+        """Raise FrameError for rows of another length than their call has columns."""
+        bits = encrypted_bits(type(reply))
+        (name,) = bits
+        # Clients might all agree with each other, and be wrong about the call.
+        if Layout.parse(reply.layout, bits) != pair_layout(name, self._ranges[name], columns):
+            raise FrameError("encrypted rows of pairs have another length than their call")
 
     def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""

@@ -2,22 +2,25 @@
 
 A sum takes two exchanges: the clients' ciphertexts, and the sums of the groups with the key
 authority. Clients that do not reply are asked again where there are cohorts, and then left out with
-theirs; nothing has to be recovered. Before the first
-sum of a run, the server asks the authority for its public key, and relays it to the clients.
+theirs; nothing has to be recovered. So is a client whose ciphertexts are of no use, which the
+server sees before it adds them to the others'. What a client sealed for the authority alone only
+the authority sees: where that is of no use, the sum is given up. Before the first sum of a run, the
+server asks the authority for its public key, and relays it to the clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError
+from securecluster.errors import FrameError, RefusedError
 from securecluster.messaging.messages import Call, Rows, Shared, format_ids
 from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.messaging.refusals import FRAME
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.identities import SIGNATURE, Roster
 from securecluster.privacy.masking.pads import KEY, KeyPair
@@ -117,11 +120,14 @@ class EncryptedSums(Connected):
         tables: dict[str, torch.Tensor] = {}
         for group, group_sum in sums.items():
             # The authority would refuse a smaller sum: nothing is sent to it.
-            if len(group_sum.survivors) >= self._minimum:
-                counts[group] = len(group_sum.survivors)
-                survivors.update(group_sum.survivors)
-                totals = group_sum.decrypted(call, texts[group])
-                self._decode(totals, group_sum, len(members_of[group]), group, groups, tables)
+            if len(group_sum.survivors) < self._minimum:
+                continue
+            totals = self._decrypted(group_sum, call, texts[group])
+            if totals is None:
+                continue
+            counts[group] = len(group_sum.survivors)
+            survivors.update(group_sum.survivors)
+            self._decode(totals, group_sum, len(members_of[group]), group, groups, tables)
         # Without a reply, or a group that is large enough, there is no class of the result.
         if encrypted is None or not survivors:
             return Total(None, tuple(counts), ())
@@ -130,6 +136,18 @@ class EncryptedSums(Connected):
             fields[name] = Rows(table)
         ids = tuple(client for client in call.to if client in survivors)
         return Total(decrypted_class(encrypted)(**fields), tuple(counts), ids)
+
+    def _decrypted(
+        self, group_sum: GroupSum, call: Call, text: str
+    ) -> dict[str, torch.Tensor] | None:
+        """Return a group's sums of integers; None where what clients sealed is of no use."""
+        try:
+            return group_sum.decrypted(call, text)
+        except RefusedError as error:
+            if error.code != FRAME:
+                raise
+            self.keys.refuse(error, [])  # whose box it was only the authority knows
+            return None
 
     def _collect(
         self,
@@ -144,7 +162,7 @@ class EncryptedSums(Connected):
         Returns:
             Class of the replies; None if nobody replied.
         """
-        waiting = _WaitingCohorts(call.to, by, cohorts, sums)
+        waiting = _WaitingCohorts(call.to, by, cohorts, sums, self.keys.refuse)
         positions = [k for k, group in enumerate(by) if group in sums]
         if cohorts:
             # Few ciphertexts wait for the rest of their cohort in this order.
@@ -191,15 +209,17 @@ class EncryptedSums(Connected):
 
 
 class _WaitingCohorts:
-    """Ciphertexts of clients whose cohort has not arrived as a whole.
+    """Sums of cohorts that have not arrived as a whole.
 
-    Ciphertexts that were added cannot be taken out again as cheaply as they wait here.
+    Ciphertexts that were added to the sum of their group could not be taken out again as cheaply as
+    the sum of a cohort is dropped.
 
     Args:
         clients: recipients of the call.
         by: group of each.
         cohorts: of the clients; a client that is in none is one of its own.
         sums: of the groups, to which cohorts are added.
+        refuse: notes that replies are of no use, as `Port` declares.
     """
 
     def __init__(
@@ -208,16 +228,18 @@ class _WaitingCohorts:
         by: Sequence[int],
         cohorts: Sequence[Cohort],
         sums: Mapping[int, GroupSum],
+        refuse: Callable[[Exception, Sequence[int]], None],
     ) -> None:
+        self._refuse = refuse
         self.cohort_of: dict[int, Cohort] = {client: (client,) for client in clients}
         for cohort in cohorts:
             self.cohort_of.update(dict.fromkeys(cohort, cohort))
         self._group_of = dict(zip(clients, by, strict=True))
         self._sums = sums
-        self._rows: dict[Cohort, list[tuple[Call, int, Any, int]]] = {}
+        self._parts: dict[Cohort, GroupSum] = {}
 
     def add(self, call: Call, client: int, reply: Any, position: int) -> None:
-        """Add a client's ciphertexts to its group's sum, once those of its cohort are there.
+        """Add a client's ciphertexts to its cohort's sum, and that to its group's once it is whole.
 
         Args:
             call: the request.
@@ -226,12 +248,21 @@ class _WaitingCohorts:
             position: position of the client's reply in the batch.
         """
         cohort = self.cohort_of[client]
-        rows = self._rows.setdefault(cohort, [])
-        rows.append((call, client, reply, position))
-        if len(rows) < len(cohort):
+        group_sum = self._sums[self._group_of[client]]
+        part = self._parts.setdefault(cohort, group_sum.part())
+        try:
+            part.add(call, client, reply, position)
+        except FrameError as error:
+            self._refuse(error, [client])
             return
-        for row in self._rows.pop(cohort):
-            self._sums[self._group_of[client]].add(*row)
+        if len(part.survivors) < len(cohort):
+            return
+        del self._parts[cohort]
+        try:
+            group_sum.join(part)
+        except FrameError as error:
+            # whose ciphertexts cancel others' cannot be told of several clients
+            self._refuse(error, cohort if len(cohort) == 1 else ())
 
 
 class EncryptionKeyRelay:
@@ -260,6 +291,15 @@ class EncryptionKeyRelay:
             port: its state has the record of the keys.
         """
         self._port = port
+
+    def refuse(self, error: Exception, clients: Sequence[int]) -> None:
+        """Note that replies are of no use, or raise the error where that ends the run.
+
+        Args:
+            error: that the replies caused.
+            clients: that are to blame; none where nobody can be named.
+        """
+        self._port.refuse(error, clients)
 
     @property
     def _record(self) -> KeyRecord:
@@ -356,8 +396,41 @@ class GroupSum:
         self._sum: CiphertextSum | None = None
         # what each client sent for the authority: its key, its box of tags, its signature
         self._boxes: dict[int, tuple[bytes, bytes, bytes]] = {}
-        self.layout = Layout(())
+        self._layout: list[Layout] = []  # of the first row, which all parts of the sum share
         self.survivors: tuple[int, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        """Return the fields of the rows; none before the first row."""
+        return self._layout[0] if self._layout else Layout(())
+
+    def part(self) -> GroupSum:
+        """Return a part of the sum, whose rows must have the fields of the other parts'."""
+        part = GroupSum(self._relay)
+        part._layout = self._layout
+        return part
+
+    def join(self, part: GroupSum) -> None:
+        """Add the sum of a part.
+
+        Args:
+            part: of this sum, whose clients have no row in it.
+
+        Raises:
+            FrameError: ciphertexts that cancel those of the other parts.
+        """
+        assert part._sum is not None
+        total = self._sum
+        if total is None:
+            total = CiphertextSum(self._relay.cipher)
+        try:
+            total.join(part._sum)
+        except FrameError as error:
+            clients = format_ids(part.survivors)
+            raise FrameError(f"ciphertexts of client {clients} cannot be added: {error}") from None
+        self._sum = total
+        self._boxes.update(part._boxes)
+        self.survivors = tuple(sorted((*self.survivors, *part.survivors)))
 
     def add(self, call: Call, client: int, reply: Any, position: int) -> None:
         """Add a client's ciphertexts, out of its envelope.
@@ -376,7 +449,7 @@ class GroupSum:
         relay = self._relay
         layout = Layout.parse(reply.layout, encrypted_bits(type(reply)))
         # Sums of other fields would decrypt to numbers that mean nothing.
-        if self._sum is not None and layout != self.layout:
+        if self._layout and layout != self.layout:
             raise FrameError("encrypted rows of a sum differ in their fields")
         context = EnvelopeContext(
             fingerprint=relay.cipher.fingerprint,
@@ -422,7 +495,7 @@ class GroupSum:
         # Last: a refused envelope leaves the sum without the client.
         self._sum = total
         self._boxes[client] = (key, box, as_bytes(reply.box_signature.row(position)))
-        self.layout = layout
+        self._layout[:] = [layout]
         self.survivors = tuple(sorted((*self.survivors, client)))
 
     def decrypted(self, call: Call, group: str) -> dict[str, torch.Tensor]:

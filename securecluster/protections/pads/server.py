@@ -2,6 +2,11 @@
 
 Two exchanges of keys come before the first call of a run, and a question for the attempt before
 each. A client that is lost costs nothing but its own row and column.
+
+A row that was forged shows in sums beyond their range, with whichever clients. The client with most
+of them is left out, then that with most of those that are left; of several with as many, all are,
+so that nobody has another one left out by a forged number and stays. It is named where it has such
+sums with more than half of the others: fewer clients than these cannot make another one look so.
 """
 
 from __future__ import annotations
@@ -60,8 +65,10 @@ class PaddedPairs(Connected):
             then: name of the function of R.
 
         Raises:
-            UsageError: fewer than two clients replied, or clients that do not ascend.
-            FrameError: rows of another length, or a sum that no two clients can have.
+            UsageError: fewer than two clients replied whose rows are of use, or clients that do not
+                ascend.
+            FrameError: rows of another length; or, where that ends the run, a sum that no two
+                clients can have.
         """
         if list(columns) != sorted(set(columns)):
             raise UsageError("padded pairs name each client once, in ascending order: ask them so")
@@ -70,8 +77,12 @@ class PaddedPairs(Connected):
         ((name, field),) = vars(response.reply).items()
         rows = field.values
         check_rows(rows, len(response.ids), len(columns))
-        relevance = self._relevance(name, rows[:, positions(columns, response.ids)])
-        return PairTotal(response.ids, self._functions.apply(then, relevance), relevance)
+        sums = _sums_of_pairs(rows[:, positions(columns, response.ids)])
+        kept = self._without_forged(name, sums, response.ids)
+        ids = tuple(response.ids[k] for k in kept)
+        check_replies(ids)
+        relevance = self._relevance(name, sums[kept][:, kept])
+        return PairTotal(ids, self._functions.apply(then, relevance), relevance)
 
     def _attempt(self, call: Call, columns: Sequence[int]) -> Call:
         """Return the call in an attempt that its clients can take part in, without silent ones."""
@@ -100,23 +111,43 @@ class PaddedPairs(Connected):
             attempt=max(attempts.values(), default=0),
         )
 
-    def _relevance(self, name: str, square: torch.Tensor) -> torch.Tensor:
-        """Return R (r, r) in float64, from the padded rows of r clients in the ring.
-
-        Raises:
-            FrameError: a sum that no two clients can have.
-        """
+    def _relevance(self, name: str, sums: torch.Tensor) -> torch.Tensor:
+        """Return R (r, r) in float64, from the sums of pairs in the ring."""
         pair_range = self._ranges[name]
-        symmetric = (square + square.T).contiguous()  # wraps, and so the pads of each pair cancel
-        symmetric.fill_diagonal_(0)
-        relevance = pair_range.fixed_point(name).decode(symmetric, PAIR, torch.float64) / 2
+        relevance = pair_range.fixed_point(name).decode(sums, PAIR, torch.float64) / 2
         relevance.fill_diagonal_(pair_range.itself)
-        others = relevance[~torch.eye(len(relevance), dtype=torch.bool)]
-        low, high = torch.aminmax(others)
-        error = pair_range.error_bound()
-        if float(low) < pair_range.low - error or float(high) > pair_range.high + error:
-            raise FrameError(
-                f"{name}: a pair of clients has a sum beyond its range: a row was forged, or two "
-                "clients have other keys of each other; start a new run"
-            )
         return relevance
+
+    def _beyond(self, name: str, sums: torch.Tensor) -> torch.Tensor:
+        """Return which sums of pairs (r, r) no two clients can have."""
+        pair_range = self._ranges[name]
+        codec = pair_range.fixed_point(name)
+        most = PAIR * codec.largest
+        beyond = (sums < -most) | (sums > most)  # two comparisons: the ring's least has no |x|
+        halves = codec.decode(sums.masked_fill(beyond, 0), PAIR, torch.float64) / 2
+        error = pair_range.error_bound()
+        beyond |= (halves < pair_range.low - error) | (halves > pair_range.high + error)
+        return beyond.fill_diagonal_(False)
+
+    def _without_forged(self, name: str, sums: torch.Tensor, clients: Sequence[int]) -> list[int]:
+        """Return the positions of clients, without those whose rows do not fit others'."""
+        beyond = self._beyond(name, sums)
+        most_of_the_others = beyond.sum(1) > (len(clients) - 1) / 2
+        kept = list(range(len(clients)))
+        while beyond[kept][:, kept].any():
+            counts = beyond[kept][:, kept].sum(1).tolist()
+            worst = [k for k, count in zip(kept, counts, strict=True) if count == max(counts)]
+            refusal = FrameError(
+                f"{name}: a pair of clients has a sum beyond its range, with client "
+                f"{format_ids([clients[k] for k in worst])} most often: a row was forged, or two "
+                "clients have other keys of each other"
+            )
+            self.keys.port.refuse(refusal, [clients[k] for k in worst if most_of_the_others[k]])
+            kept = [k for k in kept if k not in worst]
+        return kept
+
+
+def _sums_of_pairs(square: torch.Tensor) -> torch.Tensor:
+    """Return the sums (r, r) of the padded numbers of each pair of clients, in the ring."""
+    sums = (square + square.T).contiguous()  # wraps, and so the pads of each pair cancel
+    return sums.fill_diagonal_(0)

@@ -1,0 +1,24 @@
+"""A node whose keys follow from the seed, so that noise and masks are those of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from securecluster.runs.endpoints import KeySource, build_client
+from securecluster.runs.node import Node
+from securecluster.runtime.endpoint import Endpoint
+
+
+class SeededNode(Node):
+    """Node with the keys of a simulated client, which needs no identity."""
+
+    def _endpoint(self, config: Mapping[str, Any]) -> Endpoint[Any]:
+        return build_client(
+            self.method,
+            self._data,
+            self._settings,
+            key_source=KeySource(),
+            agreed=config,
+            numbers=[self.number],
+        )
