@@ -201,7 +201,7 @@ def tuning_cells() -> list[Cell]:
     tuned = [method for method in METHODS if method not in TUNED_AS]
     for method, epsilon in itertools.product(tuned, ARI_EPSILONS):
         description = METHODS[method]
-        rates = RATES
+        rates: Sequence[float] = RATES
         if epsilon not in EPSILONS:
             if description.clustering is None:
                 continue

@@ -453,7 +453,7 @@ class _Measured:
             steps=None,
         )
         longest = plan.number(self.samples) * plan.lr * float(self.config["clip"])
-        return math.sqrt(self.dimension * plan.variance(self.samples)) / longest
+        return math.sqrt(self.dimension * plan.variance(self.samples)) / float(longest)
 
     def _uses(self, event: Event, kind: str, by_losses: bool) -> Iterator[tuple[str, str, float]]:
         """Yield what a release is used for, the kind of limits, and how many rows are averaged.
@@ -598,7 +598,7 @@ def _changed(measured: _Measured, changes: Mapping[str, Any]) -> Method | None:
     if not set(changes) <= set(params):
         return None
     try:
-        changed: Method = type(measured.method)(**{**params, **changes})
+        changed: Any = type(measured.method)(**{**params, **changes})
         changed.check(measured.facts.clients)
         initial_model(changed, measured.facts)
     except SecureClusterError:
