@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.distances import alike, distances
 from securecluster.clustering.landmarks import extended_halves, extended_labels
+from securecluster.clustering.noisy_residuals import NoisyResiduals
 from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows
 from securecluster.clustering.similarity import FLOOR, cosine, gram, gram_norms, row_norms
 from securecluster.core.lazy_torch import torch
@@ -313,7 +314,7 @@ class SignatureEvidence(Evidence):
         return replace(self, ids=[i for i in clients if i in sent])
 
     @cached_property
-    def _rows(self) -> NoisyRows | NoisyBlocks:
+    def _rows(self) -> NoisyRows | NoisyBlocks | NoisyResiduals:
         """Return the signatures with what is known of their noise."""
         position = {i: n for n, i in enumerate(self.signatures.ids)}
         rows = self.signatures.rows
