@@ -149,13 +149,12 @@ class SignatureOptions:
 
     Attributes:
         plan: what was agreed on about signatures.
-        maps: returns the public map of a kind, for a centre; True for the class blocks that are
-            asked before other signatures.
+        maps: returns the public map of a kind, for a centre.
         with_sizes: whether a client's number of examples comes with its signature.
     """
 
     plan: SignaturePlan
-    maps: Callable[[str, float, bool], GradientSketch | ClassBlocks]
+    maps: Callable[[str, float], GradientSketch | ClassBlocks]
     with_sizes: bool = False
 
 
@@ -304,7 +303,7 @@ class SignatureSender(TrainingClient):
         outline = not plan.may_be(BLOCKS)
         self._check_centre(context, query)
         multiplier = plan.outline_multiplier if outline else plan.multiplier(BLOCKS)
-        examples = options.maps(BLOCKS, float(query.centre.value[0]), outline)
+        examples = options.maps(BLOCKS, float(query.centre.value[0]))
         assert isinstance(examples, ClassBlocks)
         rows = self._released(context, examples, SignatureRelease("class sums", multiplier))
         shape = (len(context.ids), examples.classes, examples.size + 1)
@@ -322,7 +321,8 @@ class SignatureSender(TrainingClient):
             PolicyError: the run has no residuals, or a client has answered other means.
         """
         residuals = self._residuals(context, query.means, query.step)
-        release = SignatureRelease("residuals", self._options.plan.multiplier(RESIDUALS))
+        multiplier = self._options.plan.multiplier(RESIDUALS)
+        release = SignatureRelease("residuals", multiplier, scaled=False)
         rows = self._released(context, residuals, release)
         shape = (len(context.ids), residuals.blocks.classes, residuals.blocks.size)
         sums = context.postprocess(lambda told: told.view(shape).contiguous(), rows)
@@ -348,7 +348,7 @@ class SignatureSender(TrainingClient):
         of_class = directions.view(-1, residuals.blocks.classes, size)
         coordinates = ResidualCoordinates(residuals, shifts[:, :size].double(), of_class, CLIP)
         multiplier = self._options.plan.multiplier(RESIDUALS)
-        release = SignatureRelease("coordinates", multiplier, SECOND_CLIP)
+        release = SignatureRelease("coordinates", multiplier, SECOND_CLIP, scaled=False)
         rows = self._released(context, coordinates, release)
         return SignatureCoordinates(Rows(rows))
 
@@ -365,7 +365,7 @@ class SignatureSender(TrainingClient):
         self._check_kind(context, RESIDUALS)
         self._once(context, "_subtracted", "means of classes", means.value)
         centre = self._known_centre(context)
-        blocks = self._options.maps(RESIDUALS, centre, True)
+        blocks = self._options.maps(RESIDUALS, centre)
         assert isinstance(blocks, ClassBlocks)
         mask = self._pipeline.of("projections")
         unmasked = mask.inverse(means.value.to(self.cohort.start), step)
@@ -373,7 +373,7 @@ class SignatureSender(TrainingClient):
 
     def _sketch(self, context: CallContext) -> GradientSketch:
         """Return the run's sketch of gradients."""
-        sketch = self._options.maps(PLAIN, self._known_centre(context), False)
+        sketch = self._options.maps(PLAIN, self._known_centre(context))
         assert isinstance(sketch, GradientSketch)
         return sketch
 

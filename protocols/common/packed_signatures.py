@@ -173,7 +173,7 @@ class ResidualSignatures:
         values = weighted_mean(self.first, 1.0, self.second, ratio**2)
         noise = self.deviations**2 / (1 + 1 / ratio**2)
         sampling = SAMPLING * SECOND_CLIP**2 / (SPREAD_AXES * self.examples)
-        return NoisyResiduals(values, self.designs, noise + sampling, bool(noise.any()))
+        return NoisyResiduals(values, self.designs, noise, sampling)
 
 
 def is_sketch(rows: torch.Tensor) -> bool:

@@ -194,9 +194,8 @@ def collect_gradient_signatures(
 def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     """Return the kind of signatures that suits clients' shares of classes.
 
-    Without noise, sketches find most where shares are equal, and blocks where they differ. With
-    noise, residuals find no less than sketches do, as long as a class has enough examples for its
-    mean.
+    Without noise, residuals find most where shares are equal, and blocks where they differ. With
+    noise, residuals find no less than sketches do, whatever the shares are.
 
     Args:
         plan: of the signatures.
@@ -204,8 +203,8 @@ def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     """
     crowd = sums.crowd
     skewed = crowd.spread > SKEWED and crowd.spread > SURE * crowd.spread_error
-    if not plan.noise:
-        return BLOCKS if skewed else PLAIN
+    if not plan.noise and skewed:
+        return BLOCKS
     return RESIDUALS
 
 

@@ -90,8 +90,8 @@ class SignaturePlan:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Return the kinds that "auto" chooses from: with noise, blocks are never the best ones."""
-        return (PLAIN, RESIDUALS) if self.noise else (PLAIN, BLOCKS)
+        """Return the kinds that "auto" chooses from."""
+        return (PLAIN, RESIDUALS) if self.noise else (BLOCKS, RESIDUALS)
 
     @property
     def block_size(self) -> int:
@@ -214,7 +214,7 @@ def axes_of(config: Mapping[str, Any]) -> int:
 
 
 def example_map(
-    config: Mapping[str, Any], kind: str, centre: float, outline: bool = False
+    config: Mapping[str, Any], kind: str, centre: float
 ) -> GradientSketch | ClassBlocks:
     """Return the public map of a run, from its seed.
 
@@ -222,17 +222,15 @@ def example_map(
         config: what clients and server agreed on.
         kind: one of `KINDS`.
         centre: c.
-        outline: True for the class blocks that are asked before other signatures.
     """
+    plan = plan_of(config)
     features = math.prod(config["shape"])
     classes = int(config["classes"])
     randomness = Randomness(config["seed"])
-    sizes = sizes_of_kinds(config)
-    if kind == PLAIN and not outline:
-        return GradientSketch(sizes[PLAIN], features, classes, centre, randomness)
-    if kind == BLOCKS and not outline:
-        return ClassBlocks(sizes[BLOCKS], features, classes, centre, randomness)
-    return ClassBlocks(sizes[RESIDUALS], features, classes, centre, randomness, unit=True)
+    if kind == PLAIN:
+        return GradientSketch(plan.sizes_of_kinds[PLAIN], features, classes, centre, randomness)
+    unit = not plan.may_be(BLOCKS)
+    return ClassBlocks(plan.block_size, features, classes, centre, randomness, unit)
 
 
 def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any]:
@@ -264,7 +262,7 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
     if kind == AUTO and (not options.offers_blocks or (per_client and noise)):
         # blocks are compared pair by pair, and noise for whole clients leaves no shares to read
         kind = RESIDUALS if noise and not per_client else PLAIN
-    if kind == RESIDUALS and per_client:
+    if kind == RESIDUALS and per_client and noise:
         raise UsageError(
             "residuals are signatures for the privacy of single examples: take dp_unit example, or "
             "signature_blocks plain"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,10 @@ LEAST_SHARE = 0.2
 # ridges, over the mean eigenvalue of a client's design: of a client's own estimate, of a cluster's
 CLIENT_RIDGE = 0.1
 CLUSTER_RIDGE = 0.02
-STARTS = 20  # random initializations, of which the best one is returned
+STARTS = 10  # random initializations, of which the best one is returned
 STEPS = 30  # of k-means, at most
-# weight of a parameter, in units of log m, when clusters are counted; found by trial
-PENALTY = 1.0
+# factor of the stated variances, at least
+LEAST_FACTOR = 0.01
 MOST_CLUSTERS = 16  # that are tried where their number is not given
 TINY = 1e-300  # divides by zero sums
 
@@ -177,14 +178,24 @@ class NoisyResiduals:
     Attributes:
         values: (m, a).
         designs: W, (m, a, a).
-        variances: (m,) of noise and sampling in each number of a row, positive.
-        noisy: whether there was noise.
+        noise: (m,) variance of the noise in each number of a row; 0 without.
+        sampling: (m,) variance that a client's finite sample adds to it, positive; an estimate.
     """
 
     values: Array
     designs: Array
-    variances: Array
-    noisy: bool
+    noise: Array
+    sampling: Array
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether the numbers have noise."""
+        return bool((self.noise > 0).any())
+
+    @property
+    def variances(self) -> Array:
+        """Return the variances of noise and sampling together, (m,)."""
+        return np.asarray(self.noise + self.sampling)
 
     def clusters(self, k: int | None, seed: int) -> list[int]:
         """Return labels (m,) by k-means with designs.
@@ -211,7 +222,7 @@ class NoisyResiduals:
         """
         index = np.asarray(positions, dtype=np.int64)
         return NoisyResiduals(
-            self.values[index], self.designs[index], self.variances[index], self.noisy
+            self.values[index], self.designs[index], self.noise[index], self.sampling[index]
         )
 
     def pair_distances(self) -> Array:
@@ -224,22 +235,28 @@ class NoisyResiduals:
         Args:
             others: b clients' rows, in the same directions.
         """
-        squares = squared_gaps(self._estimates(), others._estimates())
+        squares = squared_gaps(self._estimates, others._estimates)
         width = self.values.shape[1]
         noise = self.variances[:, None] + others.variances[None]
         return np.asarray(squares - width * noise)
 
+    @cached_property
+    def _grams(self) -> Array:
+        """Return W_iᵀW_i over the variance of each client's numbers, (m, a, a)."""
+        gram = np.einsum("iab,iac->ibc", self.designs, self.designs)
+        return np.asarray(gram / self.variances[:, None, None])
+
+    @cached_property
+    def _moments(self) -> Array:
+        """Return W_iᵀx_i over the variance of each client's numbers, (m, a)."""
+        moment = np.einsum("iab,ia->ib", self.designs, self.values)
+        return np.asarray(moment / self.variances[:, None])
+
+    @cached_property
     def _estimates(self) -> Array:
         """Return b of each client as if it were a cluster, (m, a)."""
-        gram = np.einsum("iab,iac->ibc", self.designs, self.designs)
-        moment = np.einsum("iab,ia->ib", self.designs, self.values)
         # The ridge is scaled out again, so that equal shares leave rows as they are.
-        scale = np.trace(gram, axis1=1, axis2=2) / gram.shape[1]
-        ridge = CLIENT_RIDGE * np.maximum(scale, TINY)
-        solved = np.linalg.solve(
-            gram + ridge[:, None, None] * np.eye(gram.shape[1]), moment[..., None]
-        )
-        return np.asarray((1 + CLIENT_RIDGE) * solved[..., 0])
+        return np.asarray((1 + CLIENT_RIDGE) * _solved(self._grams, self._moments, CLIENT_RIDGE))
 
     def _counted(self, seed: int) -> list[int]:
         """Return labels by the number of clusters of least information criterion."""
@@ -257,8 +274,8 @@ class NoisyResiduals:
         """Return minus twice the likelihood of rows and labels, and what k clusters cost.
 
         This is the integrated classification likelihood (Biernacki, Celeux and Govaert 2000). What
-        sampling adds is an estimate, so variances may be larger than stated by a common factor,
-        which is the likeliest one from 1 on.
+        sampling adds is an estimate, so variances may differ from those stated by a common factor,
+        which is the likeliest one at which they are no smaller than the noise.
 
         Args:
             loss: sum of squares of rows from their clusters', over their variances.
@@ -267,12 +284,13 @@ class NoisyResiduals:
         """
         m, width = self.values.shape
         numbers = m * width
-        factor = max(1.0, loss / numbers)
+        least = max(LEAST_FACTOR, float(np.mean(self.noise / self.variances)))
+        factor = max(least, loss / numbers)
         sizes = np.bincount(labels)
         sizes = sizes[sizes > 0]
         of_labels = -2 * float(sizes @ np.log(sizes / m))
         of_rows = numbers * math.log(factor) + loss / factor
-        return of_rows + of_labels + PENALTY * k * width * math.log(m)
+        return of_rows + of_labels + k * width * math.log(m)
 
     def _best(self, k: int, seed: int) -> tuple[float, Labels]:
         """Return the least sum of squares over their variances that was found, and its labels.
@@ -292,19 +310,19 @@ class NoisyResiduals:
 
     def _starts(self, k: int, seed: int) -> Iterator[Labels]:
         """Yield labels to begin with: of k-means without designs, and around random clients."""
-        for rows in (self.values, self._estimates()):
+        for rows in (self.values, self._estimates):
             centred = rows - rows.mean(0)
             yield np.asarray(kmeans(centred @ centred.T, k, seed), dtype=np.int64)
         generator = np.random.default_rng(seed)
-        own = self._estimates()
+        own = self._estimates
         for _ in range(STARTS):
             # k-means++ (Arthur and Vassilvitskii 2007)
             centres = own[generator.integers(len(own))][None]
             for _ in range(k - 1):
                 nearest = self._losses(centres).min(1)
-                chances = nearest / max(float(nearest.sum()), TINY)
                 if not nearest.sum() > 0:
                     break
+                chances = nearest / nearest.sum()
                 centres = np.vstack([centres, own[generator.choice(len(own), p=chances)]])
             yield self._losses(centres).argmin(1)
 
@@ -333,17 +351,22 @@ class NoisyResiduals:
 
     def _centres(self, labels: Labels, k: int) -> Array:
         """Return b of each cluster by least squares, (k, a); zeros of an empty one."""
-        width = self.values.shape[1]
-        centres = np.zeros((k, width))
-        weights = 1 / self.variances
-        for cluster in range(k):
-            members = labels == cluster
-            if not members.any():
-                continue
-            design = self.designs[members]
-            weight = weights[members]
-            gram = np.einsum("i,iab,iac->bc", weight, design, design, optimize=True)
-            moment = np.einsum("i,iab,ia->b", weight, design, self.values[members], optimize=True)
-            ridge = CLUSTER_RIDGE * np.trace(gram) / (width * members.sum())
-            centres[cluster] = np.linalg.solve(gram + max(ridge, TINY) * np.eye(width), moment)
-        return centres
+        members = np.eye(k)[labels]
+        gram = np.tensordot(members.T, self._grams, 1)
+        moment = members.T @ self._moments
+        ridges = CLUSTER_RIDGE / np.maximum(members.sum(0), 1.0)
+        return _solved(gram, moment, ridges)
+
+
+def _solved(grams: Array, moments: Array, ridge: float | Array) -> Array:
+    """Return the solutions of least squares with ridges, (b, a); zeros where there is nothing.
+
+    Args:
+        grams: (b, a, a).
+        moments: (b, a).
+        ridge: over the mean eigenvalue of each gram.
+    """
+    width = grams.shape[1]
+    scale = np.maximum(np.trace(grams, axis1=1, axis2=2) / width, TINY)
+    diagonal = (ridge * scale)[:, None, None] * np.eye(width)
+    return np.asarray(np.linalg.solve(grams + diagonal, moments[..., None])[..., 0])
