@@ -89,6 +89,15 @@ class Signature(ClusterOnce):
         given = resolved_defaults(self, facts)["signature_size"]
         return int(given or DEFAULT_SIZES[PLAIN])
 
+    def report_fields(self, state: Any) -> dict[str, Any]:
+        """Return which kind of signatures the clients sent, and their centre.
+
+        Args:
+            state: the final state of `run_server`.
+        """
+        asked = state.signatures.asked
+        return {"signature_kind": asked.name, "signature_centre": asked.centre}
+
     def _rows(self, rows: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """Return signatures as they were packed, since `cluster` reads their noise."""
         return rows

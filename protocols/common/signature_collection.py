@@ -64,6 +64,8 @@ from securecluster.runtime.server_channel import ServerChannel
 # deviations of what noise gives it
 SKEWED = 0.05
 SURE = 3.0
+# standard deviation of this variance from which shares cannot be read
+UNREADABLE = 0.5
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,8 @@ def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     """Return the kind of signatures that suits clients' shares of classes.
 
     Without noise, residuals find most where shares are equal, and blocks where they differ. With
-    noise, residuals find no less than sketches do, whatever the shares are.
+    noise, residuals find no less than sketches do, whatever the shares are, unless it is so large
+    beside the classes that their shares cannot be read: then means of classes cannot, either.
 
     Args:
         plan: of the signatures.
@@ -203,8 +206,10 @@ def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     """
     crowd = sums.crowd
     skewed = crowd.spread > SKEWED and crowd.spread > SURE * crowd.spread_error
-    if not plan.noise and skewed:
-        return BLOCKS
+    if not plan.noise:
+        return BLOCKS if skewed else RESIDUALS
+    if crowd.spread_error > UNREADABLE and not skewed:
+        return PLAIN
     return RESIDUALS
 
 

@@ -17,7 +17,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noisy_rows import squared_gaps, without_negative
 from securecluster.clustering.significance import Array
@@ -27,6 +26,7 @@ Labels = NDArray[np.int64]
 # counts of a class over all clients below this share of the mean class are taken to be as large,
 # since means divide by them
 LEAST_SHARE = 0.2
+LEAST_COUNT = 1e-6  # of all examples together, over n
 # ridges, over the mean eigenvalue of a client's design: of a client's own estimate, of a cluster's
 CLIENT_RIDGE = 0.1
 CLUSTER_RIDGE = 0.02
@@ -44,6 +44,8 @@ class CrowdMeans:
 
     Attributes:
         means: μ, (C, w), of the projections of each class.
+        trust: in means of single classes, from 0 to 1: the share of their variance over classes
+            that is not noise.
         shares: (m, C) of each client's examples, drawn to those of all by their noise.
         crowd: (C,) shares of all clients' examples, none of them zero.
         spread: mean square of what clients' shares differ from the crowd's by, beyond the noise,
@@ -52,6 +54,7 @@ class CrowdMeans:
     """
 
     means: Array
+    trust: float
     shares: Array
     crowd: Array
     spread: float
@@ -72,19 +75,22 @@ class CrowdMeans:
         total = np.einsum("i,icw->cw", weights, blocks)
         deviation = float(np.sqrt(np.square(weights) @ np.square(deviations)))
         counts = total[:, -1]
-        all_counts = max(float(counts.sum()), TINY)
+        # no less than what noise makes of nothing
+        least = max(deviation * math.sqrt(len(counts)), LEAST_COUNT)
+        all_counts = max(float(counts.sum()), least)
         divisor = np.maximum(counts, LEAST_SHARE * all_counts / len(counts))
         means = total[:, :-1] / divisor[:, None]
         # means of noisy counts are drawn to that of all classes (James and Stein 1961)
         joint = means.mean(0)
         noise = float(np.mean((deviation / divisor) ** 2)) * width / means.shape[1]
         variance = float(np.mean(np.square(means - joint)))
-        means = joint + max(0.0, 1 - noise / max(variance, TINY)) * (means - joint)
+        trust = max(0.0, 1 - noise / max(variance, TINY))
+        means = joint + trust * (means - joint)
         crowd = divisor / divisor.sum()
         told = blocks[:, :, -1] / all_counts
         spread, error = _spread(told, np.square(deviations / all_counts), examples, crowd)
         shares = shares_of(blocks, deviations, crowd, spread)
-        return cls(means, shares, crowd, spread, error)
+        return cls(means, trust, shares, crowd, spread, error)
 
     def select(self, positions: Sequence[int]) -> CrowdMeans:
         """Return it with the shares of some clients.
@@ -110,7 +116,8 @@ def shares_of(blocks: Array, deviations: Array, crowd: Array, spread: float) -> 
         spread: of the clients of the run, as in `CrowdMeans`.
     """
     counts = blocks[:, :, -1]
-    all_counts = max(float(counts.sum(1).mean()), TINY)
+    least = max(float(deviations.mean()) * math.sqrt(counts.size), LEAST_COUNT)
+    all_counts = max(float(counts.sum(1).mean()), least / len(counts))
     variances = np.square(deviations / all_counts)
     beyond = spread / len(crowd) ** 2
     trust = beyond / np.maximum(beyond + variances, TINY)
@@ -258,6 +265,13 @@ class NoisyResiduals:
         # The ridge is scaled out again, so that equal shares leave rows as they are.
         return np.asarray((1 + CLIENT_RIDGE) * _solved(self._grams, self._moments, CLIENT_RIDGE))
 
+    @cached_property
+    def _trees(self) -> list[Array]:
+        """Return the merges of Ward's method on rows, and on clients' own estimates."""
+        from scipy.cluster.hierarchy import linkage
+
+        return [np.asarray(linkage(rows, "ward")) for rows in (self.values, self._estimates)]
+
     def _counted(self, seed: int) -> list[int]:
         """Return labels by the number of clusters of least information criterion."""
         m = len(self.values)
@@ -285,7 +299,7 @@ class NoisyResiduals:
         m, width = self.values.shape
         numbers = m * width
         least = max(LEAST_FACTOR, float(np.mean(self.noise / self.variances)))
-        factor = max(least, loss / numbers)
+        factor = max(least, loss / ((m - k) * width))
         sizes = np.bincount(labels)
         sizes = sizes[sizes > 0]
         of_labels = -2 * float(sizes @ np.log(sizes / m))
@@ -309,10 +323,11 @@ class NoisyResiduals:
         return best, labels
 
     def _starts(self, k: int, seed: int) -> Iterator[Labels]:
-        """Yield labels to begin with: of k-means without designs, and around random clients."""
-        for rows in (self.values, self._estimates):
-            centred = rows - rows.mean(0)
-            yield np.asarray(kmeans(centred @ centred.T, k, seed), dtype=np.int64)
+        """Yield labels to begin with: of clusters without designs, and around random clients."""
+        from scipy.cluster.hierarchy import cut_tree
+
+        for tree in self._trees:
+            yield cut_tree(tree, n_clusters=k)[:, 0].astype(np.int64)
         generator = np.random.default_rng(seed)
         own = self._estimates
         for _ in range(STARTS):
