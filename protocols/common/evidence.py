@@ -343,5 +343,15 @@ class SignatureEvidence(Evidence):
         return distance
 
     def count(self) -> int | None:
-        """Return the number of clusters by the known size of the noise; None without noise."""
-        return self._rows.count() if self._rows.noisy else None
+        """Return the number of clusters by the known size of the noise; None without noise.
+
+        Residuals of few clients tell little of what sampling adds, so theirs are those clusters of
+        all clients to which some of these belong.
+        """
+        if not self._rows.noisy:
+            return None
+        clusters = self.signatures.clusters
+        if clusters is None:
+            return self._rows.count()
+        cluster_of = dict(zip(self.signatures.ids, clusters, strict=True))
+        return len({cluster_of[i] for i in self.ids})

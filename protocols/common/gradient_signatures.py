@@ -402,8 +402,8 @@ class SignatureSender(TrainingClient):
         Raises:
             PolicyError: it is not the run's, or a client was asked with another one.
         """
-        centre = query.centre.value
         declared = self._options.plan.centre
+        centre = query.centre.value
         if declared is not None:
             same = torch.tensor([declared], dtype=centre.dtype)
             if not torch.equal(centre.cpu(), same):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,14 @@ class Collected:
     rows: torch.Tensor  # (r, ...) the signatures, under the mask of their call
     step: int  # the call in which they were received, which determines the mask
     asked: Asked = field(default_factory=Asked, kw_only=True)
+
+    @cached_property
+    def clusters(self) -> list[int] | None:
+        """Return the clusters that residuals of all clients show; None for other kinds."""
+        rows = comparable(self.rows, self.rows)
+        if not isinstance(rows, NoisyResiduals):
+            return None
+        return rows.clusters(None, 0)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ CLIENT_RIDGE = 0.1
 CLUSTER_RIDGE = 0.02
 STARTS = 10  # random initializations, of which the best one is returned
 STEPS = 30  # of k-means, at most
+# what a parameter of a cluster costs, at least: with few clients, the best of many partitions gains
+# more than log m; found by trial
+LEAST_COST = 3.0
 # factor of the stated variances, at least
 LEAST_FACTOR = 0.01
 MOST_CLUSTERS = 16  # that are tried where their number is not given
@@ -304,7 +307,8 @@ class NoisyResiduals:
         sizes = sizes[sizes > 0]
         of_labels = -2 * float(sizes @ np.log(sizes / m))
         of_rows = numbers * math.log(factor) + loss / factor
-        return of_rows + of_labels + k * width * math.log(m)
+        cost = max(math.log(m), LEAST_COST)
+        return of_rows + of_labels + cost * k * width
 
     def _best(self, k: int, seed: int) -> tuple[float, Labels]:
         """Return the least sum of squares over their variances that was found, and its labels.
