@@ -1,6 +1,7 @@
 """Measure what a user gets of private signatures: the automatic kind, end to end, over ε.
 
 python -m benchmarks.signature_frontier [--seeds 540 541] [--half 1] [--kinds auto]
+python -m benchmarks.signature_frontier --summary
 
 Whole runs of `signature` with its defaults and one round of training; ε at δ = 1e-5 is that of all
 that a client releases before it, for single examples. Clients are dealt from one half of a data
@@ -12,6 +13,7 @@ that was cut off goes on.
 from __future__ import annotations
 
 import argparse
+import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.signatures import noise_for, swapped_labels
-from benchmarks.table import RESULTS, Journal
+from benchmarks.table import RESULTS, Journal, write
 from securecluster import Federation
 from securecluster.clustering.metrics import agreement
 from securecluster.data import Iid
@@ -32,6 +34,7 @@ from securecluster.protocols.common.signature_collection import comparable
 Labels = NDArray[np.int64]
 
 HALF = 30_000  # images of a half
+BOOTSTRAPS = 10_000
 HELD_OUT = 20  # images of each client that are in no signature
 UNEQUAL = (3, 6, 6, 6)
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -126,7 +129,7 @@ def dealt(setting: Setting, seed: int, half: int) -> Federation:
         elif setting.shift == "permutation":
             labels = permutations[cluster][labels]
         elif setting.shift == "rotation":
-            inputs = np.rot90(inputs, cluster, axes=(-2, -1)).copy()
+            inputs = np.rot90(inputs, int(cluster), axes=(-2, -1)).copy()
         name = f"client{i:02d}"
         labels = np.asarray(labels, dtype=np.int64)
         clients[name] = (inputs[HELD_OUT:], labels[HELD_OUT:])
@@ -215,6 +218,37 @@ def cells(
                     yield {"setting": name, "kind": kind, "epsilon": epsilon, "seed": seed}
 
 
+def summary(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield one row for each setting, kind and ε, over its federations.
+
+    Args:
+        path: of the measurements.
+    """
+    with path.open(encoding="utf-8") as file:
+        lines = (line for line in file if not line.startswith("#"))
+        rows = list(csv.DictReader(lines))
+    for name in SETTINGS:
+        of_setting = [row for row in rows if row["setting"] == name]
+        for kind, epsilon in sorted({(row["kind"], row["epsilon"]) for row in of_setting}):
+            runs = [row for row in of_setting if (row["kind"], row["epsilon"]) == (kind, epsilon)]
+            scores = np.array([float(row["ari"]) for row in runs])
+            draw = np.random.default_rng(0)
+            drawn = draw.choice(scores, (BOOTSTRAPS, len(scores))).mean(1)
+            low, high = np.quantile(drawn, (0.025, 0.975))
+            yield {
+                "setting": name,
+                "kind": kind,
+                "epsilon": epsilon,
+                "runs": len(runs),
+                "ari": round(float(scores.mean()), 4),
+                "low": round(float(low), 4),
+                "high": round(float(high), 4),
+                "exact": sum(row["exact"] == "True" for row in runs),
+                "right": sum(row["right"] == "True" for row in runs),
+                "ari_found": round(float(np.mean([float(row["ari_found"]) for row in runs])), 4),
+            }
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the file does not have yet.
 
@@ -231,7 +265,11 @@ def main(arguments: list[str] | None = None) -> None:
         "--centre", type=float, help="declared mean number; the clients' own private one without"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "signature_frontier.csv")
+    parser.add_argument("--summary", action="store_true", help="write means and intervals")
     given = parser.parse_args(arguments)
+    if given.summary:
+        print(write("signature_frontier_summary", list(summary(given.out))))
+        return
     journal = Journal(given.out, KEY, COLUMNS)
     for cell in cells(given.seeds, given.kinds, given.settings, given.epsilons):
         if journal.lacks(cell):

@@ -306,9 +306,10 @@ class NoisyResiduals:
         sizes = np.bincount(labels)
         sizes = sizes[sizes > 0]
         of_labels = -2 * float(sizes @ np.log(sizes / m))
-        of_rows = numbers * math.log(factor) + loss / factor
+        of_rows: float = numbers * math.log(factor) + loss / factor
         cost = max(math.log(m), LEAST_COST)
-        return of_rows + of_labels + cost * k * width
+        criterion: float = of_rows + of_labels + cost * k * width
+        return criterion
 
     def _best(self, k: int, seed: int) -> tuple[float, Labels]:
         """Return the least sum of squares over their variances that was found, and its labels.
