@@ -67,6 +67,8 @@ SKEWED = 0.05
 SURE = 3.0
 # standard deviation of this variance from which shares cannot be read
 UNREADABLE = 0.5
+# clients from which the number of clusters of residuals without noise is sure
+MANY = 16
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,10 @@ def collect_gradient_signatures(
 def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     """Return the kind of signatures that suits clients' shares of classes.
 
-    Without noise, residuals find most where shares are equal, and blocks where they differ. With
-    noise, residuals find no less than sketches do, whatever the shares are, unless it is so large
-    beside the classes that their shares cannot be read: then means of classes cannot, either.
+    Without noise, residuals find most where shares are equal and clients many, and blocks in all
+    other cases. With noise, residuals find no less than sketches do, whatever the shares are, unless
+    it is so large beside the classes that their shares cannot be read: then means of classes cannot,
+    either.
 
     Args:
         plan: of the signatures.
@@ -216,7 +219,7 @@ def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     crowd = sums.crowd
     skewed = crowd.spread > SKEWED and crowd.spread > SURE * crowd.spread_error
     if not plan.noise:
-        return BLOCKS if skewed else RESIDUALS
+        return BLOCKS if skewed or len(sums.ids) < MANY else RESIDUALS
     if crowd.spread_error > UNREADABLE and not skewed:
         return PLAIN
     return RESIDUALS

@@ -212,20 +212,27 @@ def test_the_centre_is_that_of_the_data_set_or_the_mean_that_clients_tell(
 
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_shares_of_classes_choose_the_kind(noise: float, skewed: bool, clients: Federation) -> None:
-    federation = clients
+def test_shares_of_classes_choose_the_kind(noise: float, skewed: bool) -> None:
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=16, samples=60, seed=0
+    )
     if skewed:
         shards = []
-        for i, shard in enumerate(clients.shards):
+        for i, shard in enumerate(federation.shards):
             kept = (shard.y < 5) == bool(i % 2)
             shards.append(replace(shard, x=shard.x[kept], y=shard.y[kept]))
-        federation = replace(clients, shards=tuple(shards), recipe=None)
+        federation = replace(federation, shards=tuple(shards), recipe=None)
     fitted = made(signature_noise=noise).fit(federation)
     calls = set(fitted.bytes_["by_message"])
     assert "send_class_sums" in calls
     expected = "residuals" if noise or not skewed else "blocks"
     assert ("send_residuals" in calls) == (expected == "residuals")
     assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == expected
+
+
+def test_without_noise_few_clients_are_compared_by_blocks(clients: Federation) -> None:
+    fitted = made().fit(clients)
+    assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == "blocks"
 
 
 def test_noise_in_which_no_shares_are_seen_leaves_sketches(clients: Federation) -> None:
