@@ -208,9 +208,9 @@ def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     """Return the kind of signatures that suits clients' shares of classes.
 
     Without noise, residuals find most where shares are equal and clients many, and blocks in all
-    other cases. With noise, residuals find no less than sketches do, whatever the shares are, unless
-    it is so large beside the classes that their shares cannot be read: then means of classes cannot,
-    either.
+    other cases. With noise, residuals find no less than sketches do, whatever the shares are. But
+    where it is so large beside the classes that their shares cannot be read, neither can the means
+    of classes.
 
     Args:
         plan: of the signatures.
