@@ -39,7 +39,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import RELAY, Empty, Rows
+from securecluster.messaging.messages import RELAY, Empty, Rows, Shared
 from securecluster.messaging.parties import SERVER
 from securecluster.messaging.transcript import Parties, Transcript
 from securecluster.models.objectives import Classification
@@ -48,10 +48,11 @@ from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, SRFCA, OneShot
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, choose_fallback_models
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.gradient_signatures import SignatureSender
+from securecluster.protocols.common.gradient_signatures import SignatureRequest, SignatureSender
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.signature_options import by_gradients
+from securecluster.protocols.common.signature_plan import PLAIN, plan_of
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
@@ -381,12 +382,17 @@ def _first_signatures(
         settings: device and precision.
     """
     net, transcript = _connected(protocol, clients, settings)
+    plan = plan_of(net.agreed)
     method: Any = SignatureSender.send_signature
     fields = ["signature"]
-    if net.agreed["signature_kind"] == "blocks":
+    if plan.kind != PLAIN:
+        # residuals begin with class blocks, too
         method = SignatureSender.send_class_sums
         fields = ["projections", "shares"]
-    net.gather(method, Empty(), to=net.clients)
+    # canaries need no centre that the data would be told for
+    dtype = getattr(torch, settings.dtype)
+    centre = torch.tensor([plan.centre or 0.0], dtype=dtype)
+    net.gather(method, SignatureRequest(Shared(centre)), to=net.clients)
     by_field = [_replies(transcript, method.__name__, name) for name in fields]
     rows = {}
     for client in by_field[0]:

@@ -18,7 +18,6 @@ last two attacks do not apply.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,9 +28,10 @@ from securecluster.attacks.base import MASK, Attack, Guess, Knowledge, Truth, Vi
 from securecluster.attacks.label_counts import MisplacedLabels, normalised, rounded
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
-from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch, clipped_rows
+from securecluster.privacy.gradient_signatures import ClassBlocks, clipped_rows
+from securecluster.protocols.common.gradient_signatures import SignatureRequest
+from securecluster.protocols.common.signature_plan import BLOCKS, PLAIN, example_map, plan_of
 
 CLIP = 1.0  # norm to which clients clip the row of a sample
 RIDGE = 0.01  # of covariances, as a share of their mean variance
@@ -51,11 +51,18 @@ class Observed:
         shares: (C,) of class blocks; None of a sketch.
         size: the client's number of samples; None where neither the configuration nor the client
             tells it.
+        centre: that the client subtracted from each number.
     """
 
     rows: Array
     shares: Array | None
     size: float | None
+    centre: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of signatures that it is."""
+        return PLAIN if self.shares is None else BLOCKS
 
 
 def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]:
@@ -70,7 +77,10 @@ def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]
     signatures: dict[int, Observed] = {}
     public_sizes = knowledge.config.get("signature_sizes", ())
     sizes: dict[int, float] = dict(enumerate(public_sizes))
+    centre = float(knowledge.config["signature_centre"] or 0.0)
     for message in view.messages():
+        if isinstance(message.content, SignatureRequest):
+            centre = float(message.content.centre.value[0])
         client = message.sender.index
         if message.sender.kind != "client" or client is None:
             continue
@@ -82,7 +92,7 @@ def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]
             sizes.setdefault(client, float(size.values[0]))
     observed = {}
     for client, signature in signatures.items():
-        observed[client] = replace(signature, size=sizes.get(client))
+        observed[client] = replace(signature, size=sizes.get(client), centre=centre)
     return observed
 
 
@@ -140,30 +150,24 @@ class PublicRows:
         return np.asarray(rows.T @ rows / len(rows))
 
 
-def public_rows(knowledge: Knowledge, width: int) -> PublicRows:
+def public_rows(knowledge: Knowledge, observed: Observed) -> PublicRows:
     """Return the rows of the adversary's samples under the public map of the run.
 
     Args:
         knowledge: with samples, and the configuration that determines the map.
-        width: q, or r of class blocks.
+        observed: a signature, whose map it is.
     """
-    config = knowledge.config
     samples = torch.as_tensor(knowledge.inputs)
     inputs = samples.flatten(1).float()
-    features = inputs.shape[1]
     labels = knowledge.labels.astype(np.int64)
-    classes = knowledge.classes
-    centre = float(config["signature_centre"])
-    randomness = Randomness(int(config["seed"]))
-    if config["signature_kind"] == "blocks":
-        blocks = ClassBlocks(width, features, classes, centre, randomness)
-        rows = blocks.rows(inputs)
+    examples = example_map(knowledge.config, observed.kind, observed.centre)
+    if isinstance(examples, ClassBlocks):
+        rows = examples.rows(inputs)
     else:
-        sketch = GradientSketch(width, features, classes, centre, randomness)
-        rows = sketch.rows(inputs, torch.as_tensor(labels))
+        rows = examples.rows(inputs, torch.as_tensor(labels))
     # clients clip each row before they average, so the adversary does, too
     clipped = clipped_rows(rows, CLIP)
-    return PublicRows(as_array(clipped), labels, classes)
+    return PublicRows(as_array(clipped), labels, knowledge.classes)
 
 
 class SignatureLabelCounts(Attack):
@@ -189,7 +193,7 @@ class SignatureLabelCounts(Attack):
         observed = observed_signatures(view, knowledge)
         if not observed:
             return NO_SIGNATURES
-        if knowledge.config["signature_kind"] == "blocks":
+        if all(signature.shares is not None for signature in observed.values()):
             return None
         return _why_no_rows(knowledge)
 
@@ -303,9 +307,9 @@ class SignatureMembership(Attack):
             if observed.shares is not None:
                 guesses[client] = _blocks_ratios(observed, observed.shares, knowledge)
             else:
-                public = public_rows(knowledge, observed.rows.shape[1])
+                public = public_rows(knowledge, observed)
                 size = _size(observed)
-                deviation = _deviation(knowledge, size)
+                deviation = _deviation(knowledge, observed, size)
                 guesses[client] = mean_ratios(observed.rows[0], public, size, deviation)
         details = {"candidates": knowledge.inputs}
         return Guess(OWN_MEMBERSHIP, guesses, details)
@@ -323,12 +327,12 @@ def class_weights(observed: Observed, knowledge: Knowledge) -> Array:
     """
     if observed.shares is not None and knowledge.samples is None:
         return observed.shares
-    public = public_rows(knowledge, observed.rows.shape[1])
+    public = public_rows(knowledge, observed)
     if observed.shares is not None:
         samples_each = public.means()[:, -1]
         return np.asarray(observed.shares / samples_each)
     size = _size(observed)
-    deviation = _deviation(knowledge, size)
+    deviation = _deviation(knowledge, observed, size)
     return explained_weights(observed.rows[0], public, size, deviation)
 
 
@@ -393,7 +397,7 @@ def likelihood_ratios(rows: Array, residual: Array, precision: Array, size: floa
 
 def _blocks_ratios(observed: Observed, shares: Array, knowledge: Knowledge) -> Array:
     """Return the log-likelihood ratio of each candidate's class block, (candidates,)."""
-    known = public_rows(knowledge, observed.rows.shape[1])
+    known = public_rows(knowledge, observed)
     weights = class_weights(observed, knowledge)
     scale = _positive(weights.sum())
     parts = normalised(weights)
@@ -404,7 +408,7 @@ def _blocks_ratios(observed: Observed, shares: Array, knowledge: Knowledge) -> A
     expected = known.rows[:, -1:] * directions[known.labels]
     rows = known.rows[:, :-1] - expected
     covariance = rows.T @ rows / len(rows)
-    deviation = _deviation(knowledge, size) / scale
+    deviation = _deviation(knowledge, observed, size) / scale
     ratios = np.zeros(len(rows))
     # the blocks have disjoint samples, so each is a test of its own
     for label in range(known.classes):
@@ -435,17 +439,18 @@ def precision_of(covariance: Array, size: float, deviation: float) -> Array:
     return np.asarray(inverse)
 
 
-def _deviation(knowledge: Knowledge, size: float) -> float:
+def _deviation(knowledge: Knowledge, observed: Observed, size: float) -> float:
     """Return the standard deviation of the noise in each number of a client's signature."""
-    config = knowledge.config
-    noise = float(config["signature_noise"])
-    if config["dp_unit"] == "client":
+    plan = plan_of(knowledge.config)
+    multiplier = plan.multiplier(observed.kind)
+    if observed.shares is not None and not plan.may_be(BLOCKS):
+        # class blocks that were asked before other signatures
+        multiplier = plan.outline_multiplier
+    if plan.per_client:
         # the unit is a whole client, whose signature has norm CLIP at most
-        return noise * CLIP
-    if config["signature_kind"] != "blocks" and int(config["signature_releases"]) > 1:
-        noise *= math.sqrt(2)  # each of two releases has half of the budget
+        return multiplier * CLIP
     # one of n samples adds at most CLIP / n to the mean
-    return noise * CLIP / size
+    return multiplier * CLIP / size
 
 
 def _why_no_rows(knowledge: Knowledge) -> str | None:

@@ -60,9 +60,11 @@ from securecluster.privacy.gradient_signatures import (
 )
 from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.protocols import CFL
-from securecluster.protocols.common.gradient_signatures import CLIP, SECOND_CLIP, SignatureOptions
+from securecluster.protocols.common.gradient_signatures import SignatureRelease
 from securecluster.protocols.common.gram_mechanism import REPLACE as REPLACE_GRAM
 from securecluster.protocols.common.gram_mechanism import GramNoise
+from securecluster.protocols.common.packed_signatures import SECOND_CLIP
+from securecluster.protocols.common.signature_plan import CLIP
 from securecluster.runtime.call_context import outside_run
 
 Array = NDArray[np.float64]
@@ -291,10 +293,10 @@ def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float
         summed = Remembered(example_map)
 
         def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
-            options = SignatureOptions(made, 1, z, per_client)
+            made_once = SignatureRelease("signature", z, clip, per_client)
             unit = "client" if per_client else "example"
             context = outside_run(ClientNoise(unit, 0.0, 0.0, BOUND, secret), [client])
-            return options.release("signature", context, summed, data, clip)[0]
+            return made_once.of(context, summed, data)[0]
 
         return repeated(made_by, draws)
 

@@ -40,14 +40,12 @@ from securecluster.privacy.gradient_signatures import (
     clipped_rows,
     signature_mean,
 )
-from securecluster.protocols.common.gradient_signatures import (
-    AXES,
-    CLIP,
-    DEFAULT_SIZES,
+from securecluster.protocols.common.packed_signatures import (
     SECOND_CLIP,
     BlockSignatures,
     SketchSignatures,
 )
+from securecluster.protocols.common.signature_plan import AXES, CLIP, DEFAULT_SIZES
 
 FloatArray = NDArray[np.float64]
 CLIENTS = 21

@@ -27,6 +27,7 @@ from securecluster.protocols.common.signature_collection import (
     squared_distances,
 )
 from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
+from securecluster.protocols.common.signature_plan import DEFAULT_SIZES, PLAIN
 from securecluster.runs.derived import resolved_defaults
 
 
@@ -80,12 +81,22 @@ class Signature(ClusterOnce):
         return nearest_on_average(squared_distances(newcomers, signatures), labels)
 
     def signature_width(self, facts: Facts) -> int:
-        """Return q, or r of class blocks.
+        """Return the numbers of a sketch.
 
         Args:
             facts: of the clients and their data.
         """
-        return int(resolved_defaults(self, facts)["signature_size"])
+        given = resolved_defaults(self, facts)["signature_size"]
+        return int(given or DEFAULT_SIZES[PLAIN])
+
+    def report_fields(self, state: Any) -> dict[str, Any]:
+        """Return which kind of signatures the clients sent, and their centre.
+
+        Args:
+            state: the final state of `run_server`.
+        """
+        asked = state.signatures.asked
+        return {"signature_kind": asked.name, "signature_centre": asked.centre}
 
     def _rows(self, rows: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """Return signatures as they were packed, since `cluster` reads their noise."""

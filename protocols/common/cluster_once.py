@@ -18,7 +18,7 @@ import numpy as np
 
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
-from securecluster.clustering.noisy_rows import NoisyRows
+from securecluster.clustering.noisy_rows import NoisyBlocks
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, grouped
 from securecluster.data.facts import Facts
@@ -174,7 +174,7 @@ class ClusterOnce(ClusteringProtocol):
         # A client without a signature needs a model, and most clients share this one.
         default = largest(labels)
         all_labels = [label_of.get(i, default) for i in net.clients]
-        return Signatures(collected.ids, rows, collected.step, all_labels)
+        return Signatures(collected.ids, rows, collected.step, all_labels, asked=collected.asked)
 
     def collect_signatures(
         self, net: ServerChannel, to: Sequence[int], run_signatures: Collected | None = None
@@ -249,7 +249,7 @@ class ClusterOnce(ClusteringProtocol):
         if not self.signatures.by_gradients:
             return rows
         compared = comparable(rows, reference)
-        assert isinstance(compared, NoisyRows)
+        assert not isinstance(compared, NoisyBlocks)
         return torch.from_numpy(compared.values)
 
     def _method(self) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.distances import alike, distances
 from securecluster.clustering.landmarks import extended_halves, extended_labels
+from securecluster.clustering.noisy_residuals import NoisyResiduals
 from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows
 from securecluster.clustering.similarity import FLOOR, cosine, gram, gram_norms, row_norms
 from securecluster.core.lazy_torch import torch
@@ -313,7 +314,7 @@ class SignatureEvidence(Evidence):
         return replace(self, ids=[i for i in clients if i in sent])
 
     @cached_property
-    def _rows(self) -> NoisyRows | NoisyBlocks:
+    def _rows(self) -> NoisyRows | NoisyBlocks | NoisyResiduals:
         """Return the signatures with what is known of their noise."""
         position = {i: n for n, i in enumerate(self.signatures.ids)}
         rows = self.signatures.rows
@@ -342,5 +343,15 @@ class SignatureEvidence(Evidence):
         return distance
 
     def count(self) -> int | None:
-        """Return the number of clusters by the known size of the noise; None without noise."""
-        return self._rows.count() if self._rows.noisy else None
+        """Return the number of clusters by the known size of the noise; None without noise.
+
+        Residuals of few clients tell little of what sampling adds, so theirs are those clusters of
+        all clients to which some of these belong.
+        """
+        if not self._rows.noisy:
+            return None
+        clusters = self.signatures.clusters
+        if clusters is None:
+            return self._rows.count()
+        cluster_of = dict(zip(self.signatures.ids, clusters, strict=True))
+        return len({cluster_of[i] for i in self.ids})

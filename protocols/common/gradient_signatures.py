@@ -1,42 +1,40 @@
-"""Clients that send a signature of their gradients before any training, and its options.
+"""Clients that send a signature of their gradients before any training, and its messages.
 
-The mathematics is in `securecluster.privacy.gradient_signatures`: sketches of gradients, or class
-blocks. Noise is added by each client, before the mask.
+The mathematics is in `securecluster.privacy.gradient_signatures`: sketches of gradients, class
+blocks, or residuals. Noise is added by each client, before the mask.
 
 In two releases, the second one is in the few directions in which the noisy signatures of the first
-differ. Examples are short there, so the clip is smaller, and so is the noise. Both together cost
-what one release with the given noise multiplier does: each has √2 times the noise.
+differ. Examples are short there, so the clip is smaller, and so is the noise. All releases together
+cost what one release with the given noise multiplier does (`SignaturePlan`): each is a Gaussian
+release of a mean of clipped rows, which one example moves by at most S/n. What server and clients
+agreed on decides which releases there are; the server's choice among kinds follows from a release
+that has its price already, and a client answers one kind, one centre and one set of directions.
 
-A client clips again in the server's directions, whatever they are, and answers one set of them. The
-second release, whose noise the directions do not depend on, is what clusters are counted by. A
-class block is one release of two fields: its projections pass the mask, its shares cannot, and the
-event of the projections prices both.
+A client clips again in the server's directions, whatever they are. The second release, whose noise
+the directions do not depend on, is what clusters of sketches are counted by. A class block is one
+release of two fields: its projections pass the mask, its shares cannot, and the event of the
+projections prices both.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
-
-from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows, weighted_mean
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
-from securecluster.data.facts import Facts
-from securecluster.errors import PolicyError, UsageError
+from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Between, Real
 from securecluster.messaging.messages import Empty, Rows, Shared
-from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.gradient_signatures import (
     ClassBlocks,
+    ClassResiduals,
     ExampleMap,
     GradientSketch,
+    MeanNumber,
     Projected,
+    ResidualCoordinates,
     client_sensitivity,
     example_sensitivity,
     scaled_to_norm,
@@ -46,31 +44,36 @@ from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES
-from securecluster.runs.derived import training_sizes
+from securecluster.protocols.common.packed_signatures import SECOND_CLIP
+from securecluster.protocols.common.signature_plan import (
+    BLOCKS,
+    CLIP,
+    KINDS,
+    PLAIN,
+    RESIDUALS,
+    SignaturePlan,
+)
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 
-Array = NDArray[np.float64]
+FAR = 1e6  # centres are no further from zero
+# shapes of what is by class
+BY_CLASS = ("classes", "block_size")
 
-# norm to which the row of an example is clipped; gradients of most data are longer, so that all
-# examples count the same
-CLIP = 1.0
-# norm to which an example is clipped in the directions of the second release; found by trial
-SECOND_CLIP = 0.2
-# directions of the second release; found by trial
-AXES = 6
-# the public rule for class blocks: the noise of a class's count is at most this share of its mean
-BLOCK_NOISE = 0.04
-# variance that sampling adds in these directions, over that of examples of equal variance in all of
-# them: examples vary most in the directions in which clients differ; found by trial
-SAMPLING = 2.0
-# assumed variance of a number within a class of examples, in class blocks
-WITHIN = 0.05
-# examples of a client where their number is not public, for what sampling adds to class blocks
-TYPICAL_EXAMPLES = 100
-BLOCK_CHOICES = ("auto", "plain", "blocks")
-# numbers of a sketch, and projections of a block: both signatures fit into a kilobyte
-DEFAULT_SIZES = {"plain": 64, "blocks": 12}
+
+@dataclass(frozen=True, eq=False)
+class MeanOfNumbers:
+    """Client to server: the mean number of its examples."""
+
+    mean: Annotated[Rows, Real(("one",), squared=True)]  # (b, 1), with noise
+
+
+@dataclass(frozen=True, eq=False)
+class SignatureRequest:
+    """Server to client: what signatures are made with."""
+
+    # (1,) the constant that is subtracted from each number of an example
+    centre: Annotated[Shared, Real(("one",), low=-FAR, maximum=FAR)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +107,40 @@ class ClassSums:
     """Client to server: for each class, the sum of projections and the share of examples."""
 
     # (b, C, r), with noise
-    projections: Annotated[Rows, Real(("classes", "signature_size"), squared=True)]
+    projections: Annotated[Rows, Real(BY_CLASS, squared=True)]
     shares: Annotated[Rows, Real(("classes",), squared=True)]  # (b, C), with noise
     # (b,) |D_i|, on which depends what sampling adds to a class's mean
     size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)] = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMeans:
+    """Server to client: the means of classes over all clients."""
+
+    # (C, r) under the mask of class sums
+    means: Annotated[Shared, Real(BY_CLASS, sent="projections", squared=True)]
+    step: Annotated[int, Between(maximum="steps")]  # the call of the class sums, by its mask
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualSums:
+    """Client to server: for each class, the sum of residuals from the means of classes."""
+
+    residuals: Annotated[Rows, Real(BY_CLASS, squared=True)]  # (b, C, r), with noise
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualDirections:
+    """Server to client: the directions in which noisy residuals differ."""
+
+    # (r, C, r) as linear functions of masked residuals
+    directions: Annotated[Shared, Real(("axes", *BY_CLASS), sent="residuals", squared=True)]
+    # (C, r) what residuals have in common over all clients, under the mask of residuals
+    shifts: Annotated[Shared, Real(BY_CLASS, sent="residuals", squared=True)]
+    step: Annotated[int, Between(maximum="steps")]  # the call of the residuals, by its mask
+    # (C, r) as before, under the mask of class sums
+    means: Annotated[Shared, Real(BY_CLASS, sent="projections", squared=True)]
+    means_step: Annotated[int, Between(maximum="steps")]
 
 
 @dataclass(frozen=True)
@@ -115,46 +148,60 @@ class SignatureOptions:
     """What clients need to make their signatures.
 
     Attributes:
-        examples: the public map from examples to rows.
-        releases: 1 or 2.
-        multiplier: z of each release, standard deviation over sensitivity; 0 adds no noise.
-        per_client: whether the unit of privacy is a whole client, not one of its examples.
+        plan: what was agreed on about signatures.
+        maps: returns the public map of a kind, for a centre.
         with_sizes: whether a client's number of examples comes with its signature.
     """
 
-    examples: GradientSketch | ClassBlocks
-    releases: int
-    multiplier: float
-    per_client: bool
+    plan: SignaturePlan
+    maps: Callable[[str, float], GradientSketch | ClassBlocks]
     with_sizes: bool = False
 
-    def release(
-        self,
-        name: str,
-        context: CallContext,
-        examples: ExampleMap,
-        data: tuple[torch.Tensor, torch.Tensor],
-        clip: float,
+
+@dataclass(frozen=True)
+class SignatureRelease:
+    """One Gaussian release of a mean of clipped rows.
+
+    Blanking one of n examples moves the mean by at most S/n. All data of a client move it by at
+    most S, also where it is scaled to norm S.
+
+    Attributes:
+        name: of the release, which is made once.
+        multiplier: z, standard deviation over sensitivity; 0 adds no noise.
+        clip: S.
+        per_client: whether the unit of privacy is a whole client, not one of its examples.
+        scaled: whether the row is scaled to norm S where the unit is a client.
+    """
+
+    name: str
+    multiplier: float
+    clip: float = CLIP
+    per_client: bool = False
+    scaled: bool = True
+
+    def of(
+        self, context: CallContext, examples: ExampleMap, data: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Return a client's signature with noise, (1, width) float64, released.
+        """Return a client's mean of clipped rows with noise, (1, width) float64, released.
 
         It is the same for the same data, however often it is asked for.
 
         Args:
-            name: of the release, which is made once.
             context: of a call to the client alone.
             examples: the map from examples to rows.
             data: the client's examples and their classes.
-            clip: S.
         """
         inputs, labels = data
-        row = signature_mean(examples, inputs, labels, clip)
-        sensitivity = example_sensitivity(clip, len(labels))
+        row = signature_mean(examples, inputs, labels, self.clip)
+        sensitivity = example_sensitivity(self.clip, len(labels))
         if self.per_client:
-            # The mean of many gradients is short, and its length tells little of the cluster.
-            row = scaled_to_norm(row, clip)
-            sensitivity = client_sensitivity(clip)
-        return context.release(row[None], sensitivity=sensitivity, noise=self.multiplier, once=name)
+            if self.scaled:
+                # The mean of many gradients is short, and its length tells little of the cluster.
+                row = scaled_to_norm(row, self.clip)
+            sensitivity = client_sensitivity(self.clip)
+        return context.release(
+            row[None], sensitivity=sensitivity, noise=self.multiplier, once=self.name
+        )
 
 
 class SignatureSender(TrainingClient):
@@ -162,8 +209,13 @@ class SignatureSender(TrainingClient):
 
     # None in runs without gradient signatures, where clients send none
     _signature_options: SignatureOptions | None = None
-    # the digest of the directions that each client has answered; zeros before
-    _answered = ClientTensor(32, dtype="uint8")
+    # digests of what each client has answered in one way; zeros before
+    _asked = ClientTensor(32, dtype="uint8")  # centre, and kind beyond class sums
+    _subtracted = ClientTensor(32, dtype="uint8")  # means of classes
+    _answered = ClientTensor(32, dtype="uint8")  # directions
+    # the centre of each client's signatures, and the number of its kind, from 1
+    _centre = ClientTensor(1)
+    _kind = ClientTensor(dtype="int64")
 
     def use_signatures(self, options: SignatureOptions) -> None:
         """Let the clients send signatures.
@@ -184,14 +236,33 @@ class SignatureSender(TrainingClient):
             raise PolicyError("this run has no gradient signatures, so clients send none")
         return self._signature_options
 
+    @answers(GATHER, unmasked=("mean",))
+    def send_mean_number(self, context: CallContext, query: Empty) -> MeanOfNumbers:
+        """Return the mean number of the client's examples, with noise.
+
+        Raises:
+            PolicyError: the run knows the centre of its data.
+        """
+        plan = self._options.plan
+        if plan.centre is not None:
+            raise PolicyError(
+                "send_mean_number is for data of which no centre is known, and this run has one"
+            )
+        release = SignatureRelease("mean number", plan.centre_multiplier, scaled=False)
+        rows = self._released(context, MeanNumber(), release)
+        return MeanOfNumbers(Rows(rows))
+
     @answers(GATHER, through=("signature",), fresh=True, unmasked=("size",))
-    def send_signature(self, context: CallContext, query: Empty) -> GradientSignature:
+    def send_signature(self, context: CallContext, query: SignatureRequest) -> GradientSignature:
         """Return the mean sketch of the client's clipped gradients at zero weights, with noise.
 
         Raises:
-            PolicyError: the run's signatures are class blocks.
+            PolicyError: the run's signatures are of another kind, or a client was asked for another
+                one, or for another centre.
         """
-        rows = self._released("signature", context, self._sketch())
+        self._check_request(context, query, PLAIN)
+        release = SignatureRelease("signature", self._options.plan.multiplier(PLAIN))
+        rows = self._released(context, self._sketch(context), release)
         return GradientSignature(Rows(rows), self._told_sizes(context))
 
     @answers(GATHER, unmasked=("coordinates",))
@@ -203,29 +274,38 @@ class SignatureSender(TrainingClient):
         Raises:
             PolicyError: the run has no second release, or a client has answered other directions.
         """
-        sketch = self._sketch()
-        if self._options.releases < 2:
+        plan = self._options.plan
+        self._check_kind(context, PLAIN)
+        if plan.releases(PLAIN) < 2:
             raise PolicyError(
                 "send_coordinates is the second release of a signature, and this run has one alone"
             )
-        self._check_directions(context, query)
+        sketch = self._sketch(context)
+        self._once(context, "_answered", "directions", query.directions.value)
         mask = self._pipeline.of("signature")
         directions = mask.inverse(query.directions.value.to(self.cohort.start), query.step)
         projected = Projected(sketch, directions[:, : sketch.width].double(), CLIP)
-        rows = self._released("coordinates", context, projected, SECOND_CLIP)
+        release = SignatureRelease("coordinates", plan.multiplier(PLAIN), SECOND_CLIP)
+        rows = self._released(context, projected, release)
         return SignatureCoordinates(Rows(rows))
 
     @answers(GATHER, through=("projections",), unmasked=("shares", "size"))
-    def send_class_sums(self, context: CallContext, query: Empty) -> ClassSums:
+    def send_class_sums(self, context: CallContext, query: SignatureRequest) -> ClassSums:
         """Return the client's class blocks, with noise.
 
         Raises:
-            PolicyError: the run's signatures are sketches of gradients.
+            PolicyError: the run has no class blocks, or a client was asked for another centre.
         """
-        examples = self._options.examples
-        if not isinstance(examples, ClassBlocks):
+        options = self._options
+        plan = options.plan
+        if plan.kind == PLAIN:
             raise PolicyError("send_class_sums is for class blocks, and this run has none")
-        rows = self._released("class sums", context, examples)
+        outline = not plan.may_be(BLOCKS)
+        self._check_centre(context, query)
+        multiplier = plan.outline_multiplier if outline else plan.multiplier(BLOCKS)
+        examples = options.maps(BLOCKS, float(query.centre.value[0]))
+        assert isinstance(examples, ClassBlocks)
+        rows = self._released(context, examples, SignatureRelease("class sums", multiplier))
         shape = (len(context.ids), examples.classes, examples.size + 1)
         projections = context.postprocess(
             lambda told: told.view(shape)[:, :, :-1].contiguous(), rows
@@ -233,18 +313,73 @@ class SignatureSender(TrainingClient):
         shares = context.postprocess(lambda told: told.view(shape)[:, :, -1].contiguous(), rows)
         return ClassSums(Rows(projections), Rows(shares), self._told_sizes(context))
 
-    def _sketch(self) -> GradientSketch:
-        """Return the run's sketch of gradients.
+    @answers(GATHER, through=("residuals",))
+    def send_residuals(self, context: CallContext, query: ClassMeans) -> ResidualSums:
+        """Return the sums by class of residuals from the means of classes, with noise.
 
         Raises:
-            PolicyError: the run's signatures are class blocks.
+            PolicyError: the run has no residuals, or a client has answered other means.
         """
-        examples = self._options.examples
-        if not isinstance(examples, GradientSketch):
-            raise PolicyError(
-                "send_signature is for sketches of gradients, and this run has class blocks"
-            )
-        return examples
+        residuals = self._residuals(context, query.means, query.step)
+        multiplier = self._options.plan.multiplier(RESIDUALS)
+        release = SignatureRelease("residuals", multiplier, scaled=False)
+        rows = self._released(context, residuals, release)
+        shape = (len(context.ids), residuals.blocks.classes, residuals.blocks.size)
+        sums = context.postprocess(lambda told: told.view(shape).contiguous(), rows)
+        return ResidualSums(Rows(sums))
+
+    @answers(GATHER, unmasked=("coordinates",))
+    def send_residual_coordinates(
+        self, context: CallContext, query: ResidualDirections
+    ) -> SignatureCoordinates:
+        """Return the mean of the client's residuals in a few directions, with noise.
+
+        Raises:
+            PolicyError: the run has no residuals, or a client has answered other means or
+                directions.
+        """
+        residuals = self._residuals(context, query.means, query.means_step)
+        self._once(context, "_answered", "directions", query.directions.value, query.shifts.value)
+        mask = self._pipeline.of("residuals")
+        size = residuals.blocks.size
+        shifts = mask.inverse(query.shifts.value.to(self.cohort.start), query.step)
+        flat = query.directions.value.to(self.cohort.start).flatten(0, 1)
+        directions = mask.inverse(flat, query.step)[:, :size].double()
+        of_class = directions.view(-1, residuals.blocks.classes, size)
+        coordinates = ResidualCoordinates(residuals, shifts[:, :size].double(), of_class, CLIP)
+        multiplier = self._options.plan.multiplier(RESIDUALS)
+        release = SignatureRelease("coordinates", multiplier, SECOND_CLIP, scaled=False)
+        rows = self._released(context, coordinates, release)
+        return SignatureCoordinates(Rows(rows))
+
+    def _residuals(self, context: CallContext, means: Shared, step: int) -> ClassResiduals:
+        """Return the map of residuals, which a client has once.
+
+        Args:
+            means: of classes, under the mask of class sums.
+            step: the call of the class sums.
+
+        Raises:
+            PolicyError: the run has no residuals, or a client has answered other means.
+        """
+        self._check_kind(context, RESIDUALS)
+        self._once(context, "_subtracted", "means of classes", means.value)
+        centre = self._known_centre(context)
+        blocks = self._options.maps(RESIDUALS, centre)
+        assert isinstance(blocks, ClassBlocks)
+        mask = self._pipeline.of("projections")
+        unmasked = mask.inverse(means.value.to(self.cohort.start), step)
+        return ClassResiduals(blocks, unmasked[:, : blocks.size].double())
+
+    def _sketch(self, context: CallContext) -> GradientSketch:
+        """Return the run's sketch of gradients."""
+        sketch = self._options.maps(PLAIN, self._known_centre(context))
+        assert isinstance(sketch, GradientSketch)
+        return sketch
+
+    def _known_centre(self, context: CallContext) -> float:
+        """Return the centre that all clients of a call were asked with."""
+        return float(self._centre[context.positions][0, 0])
 
     def _told_sizes(self, context: CallContext) -> Rows | None:
         """Return |D_i|, (b,), where the server reads it in any case; elsewhere None."""
@@ -252,309 +387,96 @@ class SignatureSender(TrainingClient):
             return None
         return self._sizes(context)
 
-    def _check_directions(self, context: CallContext, query: SignatureDirections) -> None:
-        """Remember the directions, which are answered once.
-
-        Every other set of directions is a further release, which nobody has priced.
+    def _check_request(self, context: CallContext, query: SignatureRequest, kind: str) -> None:
+        """Remember the centre and the kind of signatures.
 
         Raises:
-            PolicyError: a client has answered other directions.
+            PolicyError: they are not the run's, or a client was asked for others.
         """
-        current = torch.tensor(list(digest(query.directions.value)), dtype=torch.uint8)
+        self._check_centre(context, query)
+        self._check_kind(context, kind)
+
+    def _check_centre(self, context: CallContext, query: SignatureRequest) -> None:
+        """Remember the centre of signatures.
+
+        Raises:
+            PolicyError: it is not the run's, or a client was asked with another one.
+        """
+        declared = self._options.plan.centre
+        centre = query.centre.value
+        if declared is not None:
+            same = torch.tensor([declared], dtype=centre.dtype)
+            if not torch.equal(centre.cpu(), same):
+                raise PolicyError(
+                    f"the server asks for signatures with another centre than {declared:g}, which "
+                    "this run has"
+                )
+        self._once(context, "_asked", "centre", centre)
+        self._centre[context.positions] = centre.expand(len(context.ids), 1)
+
+    def _check_kind(self, context: CallContext, kind: str) -> None:
+        """Remember the kind of signatures.
+
+        Raises:
+            PolicyError: the run has another kind, or a client has sent another one.
+        """
+        plan = self._options.plan
+        if not plan.may_be(kind):
+            raise PolicyError(
+                f"the server asks for signatures of the kind {kind}, and this run has {plan.kind}"
+            )
+        number = 1 + KINDS.index(kind)
+        before = self._kind[context.positions]
+        sent = zip(context.ids, before.tolist(), strict=True)
+        others = [i for i, k in sent if k not in (0, number)]
+        if others:
+            few = ", ".join(map(str, others[:5]))
+            raise PolicyError(
+                f"client(s) {few} have sent signatures of another kind than {kind}, and the noise "
+                "is that of one kind: start a new run"
+            )
+        self._kind[context.positions] = torch.full((len(context.ids),), number)
+
+    def _once(self, context: CallContext, memory: str, what: str, *values: torch.Tensor) -> None:
+        """Remember what the server sent, which is answered once.
+
+        Every other one is a further release, which nobody has priced.
+
+        Args:
+            memory: name of the tensor that remembers it.
+            what: its name in errors.
+            values: that the server sent.
+
+        Raises:
+            PolicyError: a client has answered another one.
+        """
+        flat = torch.cat([value.flatten() for value in values])
+        current = torch.tensor(list(digest(flat)), dtype=torch.uint8)
+        kept = getattr(self, memory)
         others = []
-        for i, before in zip(context.ids, self._answered[context.positions], strict=True):
+        for i, before in zip(context.ids, kept[context.positions], strict=True):
             if bool(before.any()) and not torch.equal(before, current):
                 others.append(i)
         if others:
             few = ", ".join(map(str, others[:5]))
             raise PolicyError(
-                f"client(s) {few} have answered other directions than these, and the noise is that "
+                f"client(s) {few} have answered other {what} than these, and the noise is that "
                 "of one answer: start a new run"
             )
-        self._answered[context.positions] = current
+        kept[context.positions] = current
 
     def _released(
-        self, name: str, context: CallContext, examples: ExampleMap, clip: float = CLIP
+        self, context: CallContext, examples: ExampleMap, release: SignatureRelease
     ) -> torch.Tensor:
         """Return the clients' rows with noise, (b, width), released."""
+        of_unit = replace(release, per_client=self._options.plan.per_client)
         rows = []
         for n, k in enumerate(context.positions):
             data = (self.cohort.inputs(k), self.cohort.labels(k))
-            row = self._options.release(name, context.select([n]), examples, data, clip)
-            rows.append(row)
+            rows.append(of_unit.of(context.select([n]), examples, data))
         start = self.cohort.start
         return context.postprocess(lambda *told: torch.cat(told).to(start), *rows)
 
 
 class SignatureClient(SignatureSender, SumClient):
     """Clients that can send a signature of their gradients, and then contribute to averages."""
-
-
-@dataclass(frozen=True)
-class SignaturePlan:
-    """What server and clients agree on about signatures, from the run's configuration.
-
-    Attributes:
-        blocks: whether signatures are class blocks.
-        size: q numbers of a sketch, or r projections of a block.
-        noise: z of all releases together.
-        per_client: whether the unit of privacy is a whole client.
-        two: whether a second release is asked for, where it helps.
-        sizes: numbers of examples by client, where they are public; empty otherwise.
-    """
-
-    blocks: bool
-    size: int
-    noise: float
-    per_client: bool
-    two: bool
-    sizes: Sequence[int]
-
-    @property
-    def releases(self) -> int:
-        """Return 2 where a second release helps: for sketches with noise for single examples."""
-        if self.two and self.noise and not self.blocks and not self.per_client:
-            return 2
-        return 1
-
-    @property
-    def multiplier(self) -> float:
-        """Return z of each release: of r releases, √r times that of all together."""
-        return self.noise * math.sqrt(self.releases)
-
-    def deviations(self, ids: Sequence[int], clip: float) -> Array:
-        """Return the standard deviation of the noise in clients' rows, (b,).
-
-        Args:
-            ids: the clients' numbers; of newcomers, the run's mean size is taken.
-            clip: S of the release.
-        """
-        if self.per_client:
-            return np.full(len(ids), self.multiplier * clip)
-        return self.multiplier * clip / self.examples(ids)
-
-    def examples(self, ids: Sequence[int]) -> Array:
-        """Return how many examples clients have, as far as it is public, (b,).
-
-        Args:
-            ids: the clients' numbers; of newcomers, the run's mean size is taken.
-        """
-        if not self.sizes:
-            return np.full(len(ids), float(TYPICAL_EXAMPLES))
-        mean = float(np.mean(self.sizes))
-        sizes = dict(enumerate(self.sizes))
-        return np.array([float(sizes.get(i, mean)) for i in ids])
-
-
-def blocks_by_rule(noise: float, classes: int, sizes: Sequence[int], per_client: bool) -> bool:
-    """Return whether the public rule takes class blocks.
-
-    Blocks are robust to clients' shares of classes, and divide by noisy counts. So they are taken
-    where the noise of a count is at most `BLOCK_NOISE` of a class's mean count n/C in every client.
-    For the unit "client" the mean share of a class is 1/C of a signature of norm 1.
-
-    Args:
-        noise: z of the signature; 0 without noise.
-        classes: C.
-        sizes: n of each client.
-        per_client: whether the unit of privacy is a whole client.
-    """
-    if per_client:
-        return noise * classes <= BLOCK_NOISE
-    return noise * classes <= BLOCK_NOISE * min(sizes, default=0)
-
-
-def plan_of(config: Mapping[str, Any]) -> SignaturePlan:
-    """Return the plan that a run's configuration describes.
-
-    Args:
-        config: what clients and server agreed on.
-    """
-    return SignaturePlan(
-        bool(config["signature_kind"] == "blocks"),
-        int(config["signature_size"]),
-        float(config["signature_noise"]),
-        config["dp_unit"] == "client",
-        int(config["signature_releases"]) > 1,
-        tuple(config["signature_sizes"]),
-    )
-
-
-def example_map(config: Mapping[str, Any]) -> GradientSketch | ClassBlocks:
-    """Return the public map of a run, from its seed.
-
-    Args:
-        config: what clients and server agreed on.
-    """
-    make: type[GradientSketch | ClassBlocks] = GradientSketch
-    if config["signature_kind"] == "blocks":
-        make = ClassBlocks
-    return make(
-        int(config["signature_size"]),
-        math.prod(config["shape"]),
-        int(config["classes"]),
-        float(config["signature_centre"]),
-        Randomness(config["seed"]),
-    )
-
-
-def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any]:
-    """Return what the configuration says of signatures.
-
-    Args:
-        method: with its options of signatures.
-        facts: of the clients and their data.
-        noise: z of signatures, which `target_epsilon` may have found.
-
-    Raises:
-        UsageError: the data have no classes, or signatures would be longer than what they are of.
-    """
-    options = method.signatures
-    if not isinstance(facts.objective, Classification):
-        others = [name for name in options.choices if name != options.signature]
-        advice = "choose another protocol, cfl say"
-        if others:
-            advice = f"take signature {others[0]}"
-        raise UsageError(
-            f"gradient signatures are of samples with classes, and these data have none: {advice}"
-        )
-    per_client = method.privacy.dp_unit == "client"
-    sizes: list[int] = []
-    if options.needs_samples(method):
-        # signatures are of the samples that clients train on
-        sizes = training_sizes(method, facts)
-    blocks = str(options.signature_blocks)
-    if blocks == "auto":
-        by_rule = blocks_by_rule(noise, facts.classes, sizes, per_client)
-        blocks = "plain"
-        if by_rule and options.offers_blocks:
-            blocks = "blocks"
-    size = options.signature_size
-    if size is None:
-        size = DEFAULT_SIZES[blocks]
-    else:
-        _check_size(int(size), blocks, facts)
-    return {
-        "signature_noise": noise,
-        "signature_kind": blocks,
-        "signature_size": int(size),
-        "signature_sizes": sizes,
-    }
-
-
-def _check_size(size: int, kind: str, facts: Facts) -> None:
-    """Raise UsageError for signatures that are longer than what they are of.
-
-    Args:
-        size: numbers of a sketch, or projections of a class block.
-        kind: "plain" or "blocks".
-        facts: of the clients and their data.
-    """
-    longest = math.prod(facts.shape)
-    if kind == "plain":
-        # weights and biases of softmax regression
-        longest = (longest + 1) * facts.classes
-    if size > max(longest, DEFAULT_SIZES[kind]):
-        raise UsageError(
-            f"signature_size = {size} is more than the {longest} numbers that it is a sketch of: "
-            "give a smaller one, or leave it out"
-        )
-
-
-@dataclass(frozen=True)
-class SketchSignatures:
-    """Signatures of clients by sketches, of one or two releases, as one tensor holds them.
-
-    Attributes:
-        first: (m, w) the first release, under the mask; w is q or more.
-        second: (m, r) the second release, or (m, 0).
-        deviations: (m,) of the noise in each number of the first release.
-        examples: (m,) numbers of examples, as far as they are public.
-        width: q.
-    """
-
-    first: Array
-    second: Array
-    deviations: Array
-    examples: Array
-    width: int
-
-    def packed(self) -> torch.Tensor:
-        """Return all of it in rows (m, 4 + w + r) of float64."""
-        m, axes = self.second.shape
-        sizes = np.broadcast_to([self.width, axes], (m, 2))
-        header = np.column_stack([self.deviations, self.examples, sizes])
-        return torch.from_numpy(np.hstack([header, self.first, self.second]))
-
-    @classmethod
-    def unpacked(cls, rows: torch.Tensor) -> SketchSignatures:
-        """Return the signatures that `packed` made rows of.
-
-        Args:
-            rows: (m, 4 + w + r).
-        """
-        table = rows.double().numpy()
-        header = table[:, :4]
-        width = int(header[0, 2])
-        axes = int(header[0, 3])
-        end = table.shape[1] - axes
-        return cls(table[:, 4:end], table[:, end:], header[:, 0], header[:, 1], width)
-
-    def comparable(self, directions: Array) -> NoisyRows:
-        """Return the rows that are compared.
-
-        With a second release these are the coordinates in its directions, by both releases, and
-        the noise is that of the second alone, since the directions follow the noise of the first.
-
-        Args:
-            directions: (r, w) of the second release.
-        """
-        if not self.second.shape[1]:
-            sampling = SAMPLING * CLIP**2 / (self.width * self.examples)
-            return NoisyRows(self.first, self.deviations, sampling, self.width)
-        ratio = SECOND_CLIP / CLIP
-        second = self.second
-        coordinates = self.first @ directions.T
-        combined = weighted_mean(coordinates, 1.0, second, ratio**2)
-        sampling = SAMPLING * SECOND_CLIP**2 / (AXES * self.examples)
-        return NoisyRows(combined, ratio * self.deviations, sampling, AXES, second)
-
-
-@dataclass(frozen=True)
-class BlockSignatures:
-    """Signatures of clients by class blocks, as one tensor holds them.
-
-    Attributes:
-        blocks: (m, C, w + 1) projections, under the mask, and shares; w is r or more.
-        deviations: (m,) of the noise in each number.
-        examples: (m,) numbers of examples, as far as they are public.
-        width: r.
-    """
-
-    blocks: Array
-    deviations: Array
-    examples: Array
-    width: int
-
-    def packed(self) -> torch.Tensor:
-        """Return all of it in rows (m, C, 3 + w + 1) of float64."""
-        m, classes, _ = self.blocks.shape
-        widths = np.full(m, float(self.width))
-        header = np.column_stack([self.deviations, self.examples, widths])
-        repeated = np.repeat(header[:, None], classes, axis=1)
-        return torch.from_numpy(np.concatenate([repeated, self.blocks], axis=2))
-
-    @classmethod
-    def unpacked(cls, rows: torch.Tensor) -> BlockSignatures:
-        """Return the signatures that `packed` made rows of.
-
-        Args:
-            rows: (m, C, 3 + w + 1).
-        """
-        table = rows.double().numpy()
-        header = table[:, 0, :3]
-        return cls(table[:, :, 3:], header[:, 0], header[:, 1], int(header[0, 2]))
-
-    def comparable(self) -> NoisyBlocks:
-        """Return the blocks with what noise and sampling add."""
-        return NoisyBlocks(self.blocks, self.deviations, WITHIN / self.examples, self.width)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_choice
@@ -21,17 +22,17 @@ from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.gradient_signatures import (
-    AXES,
+from securecluster.protocols.common.gradient_signatures import SignatureOptions, SignatureSender
+from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.protocols.common.privacy_options import PrivacyOptions
+from securecluster.protocols.common.signature_plan import (
     BLOCK_CHOICES,
-    SignatureOptions,
-    SignatureSender,
+    PLAIN,
+    axes_of,
     example_map,
     plan_of,
     resolved_signature,
 )
-from securecluster.protocols.common.option_group import OptionGroup
-from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runtime.endpoint import releases_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class GradientSignatureOptions(OptionGroup):
     signature_blocks: Annotated[str, OneOf(*BLOCK_CHOICES)] = "auto"
     """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, in which
     clients with other shares of classes are no further apart, so that clusters of these shares are
-    not found), or auto (blocks where the noise is small beside n/C)
+    not found), residuals (such sums less those of all clients, in two releases, for noise on single
+    examples), or auto (chosen by the clients' shares of classes, which they tell first, and by the
+    noise)
     """
     signature_size: Annotated[int | None, AtLeast(1)] = None
     """numbers of a sketch, or projections of a class block; None is 64, or 12"""
@@ -72,8 +75,10 @@ class GradientSignatureOptions(OptionGroup):
     """2 asks sketches with noise again, in the directions in which they differ, with half of the
     noise budget; 1 does not
     """
-    signature_centre: Annotated[float, Number(-1e6, 1e6, high_in=True)] = 0.13
-    """public constant that gradient signatures subtract from each number of a sample"""
+    signature_centre: Annotated[float | None, Number(-1e6, 1e6, high_in=True)] = None
+    """public constant that gradient signatures subtract from each number of a sample; None is the
+    mean of a known data set, and for other data the clients tell theirs, with 2 % of the budget
+    """
 
     choices: ClassVar[tuple[str, ...]] = (UPDATE, GRADIENT)
     """Values of `signature`."""
@@ -106,7 +111,7 @@ class GradientSignatureOptions(OptionGroup):
         """
         if not self.by_gradients or not self._multiplier(method, 1.0):
             return frozenset()
-        return frozenset({"signature", "projections"})
+        return frozenset({"signature", "projections", "residuals"})
 
     def adds_noise(self, config: Mapping[str, Any]) -> bool:
         """Return whether signatures have noise.
@@ -187,11 +192,15 @@ class GradientSignatureOptions(OptionGroup):
         Args:
             config: what clients and server agreed on.
         """
-        return {
-            "signature_size": int(config.get("signature_size") or 1),
-            "classes": int(config["classes"]),
-            "axes": AXES,
-        }
+        sizes = {"signature_size": 1, "block_size": 1, "axes": 1}
+        if self.by_gradients:
+            plan = plan_of(config)
+            sizes = {
+                "signature_size": plan.sizes_of_kinds[PLAIN],
+                "block_size": plan.block_size,
+                "axes": axes_of(config),
+            }
+        return {**sizes, "classes": int(config["classes"]), "one": 1}
 
     def pipeline(
         self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
@@ -205,10 +214,13 @@ class GradientSignatureOptions(OptionGroup):
         """
         if not self.by_gradients:
             return pipeline
-        size = config["signature_size"]
-        signatures = Pipeline(build(method.mask, size))
-        blocks = Pipeline(build(method.mask, size))
-        fields = {**pipeline.fields, "signature": signatures, "projections": blocks}
+        plan = plan_of(config)
+        fields = {
+            **pipeline.fields,
+            "signature": Pipeline(build(method.mask, plan.sizes_of_kinds[PLAIN])),
+            "projections": Pipeline(build(method.mask, plan.block_size)),
+            "residuals": Pipeline(build(method.mask, plan.block_size)),
+        }
         return Pipeline(pipeline.stages, pipeline.seal, fields, pipeline.common)
 
     def equip(
@@ -227,10 +239,8 @@ class GradientSignatureOptions(OptionGroup):
         plan = plan_of(config)
         client.use_signatures(
             SignatureOptions(
-                example_map(config),
-                plan.releases,
-                plan.multiplier,
-                plan.per_client,
+                plan,
+                partial(example_map, config),
                 with_sizes=not plan.noise and _shows_sizes(method),
             )
         )
@@ -246,8 +256,8 @@ class GradientSignatureOptions(OptionGroup):
         views = ["norms and inner products of all clients' gradient signature, sent one by one"]
         if self.signature_blocks != "plain":
             views.append(
-                "where signatures are class blocks, each client's share of each class, with as "
-                "much noise as its projections"
+                "where class blocks choose the kind of signatures, or are among them, each "
+                "client's share of each class, with as much noise as its projections"
             )
         return views
 

@@ -176,6 +176,16 @@ BRIGHT = frozenset({"cifar10", "cifar100", "femnist"})
 # sets whose negatives have a mean squared norm of 670 and 500; that of digits is 40
 DARK = frozenset({"mnist", "fashion_mnist"})
 
+# mean number of a training sample of each set, to two digits
+MEANS = {
+    "digits": 0.31,
+    "mnist": 0.13,
+    "fashion_mnist": 0.29,
+    "cifar10": 0.47,
+    "cifar100": 0.48,
+    "femnist": 0.96,
+}
+
 
 def is_bright(name: str, scenario: str) -> bool:
     """Return True if images are so bright that training needs a lower learning rate.
@@ -220,6 +230,7 @@ def default_scenario(name: str) -> str:
 __all__ = [
     "FOLDER",
     "IMAGE_SETS",
+    "MEANS",
     "SOURCES",
     "ImageSet",
     "Source",

@@ -55,6 +55,7 @@ class ClientFacts:
         class_names: names of the classes, if they have any.
         scaling: how features are scaled, as JSON has it; None where they are not.
         bright: whether images are so bright that training needs a lower learning rate.
+        mean: public mean of the numbers of a sample; None where nobody declared it.
         samples: number of training samples; None where the protocol needs none.
     """
 
@@ -66,6 +67,7 @@ class ClientFacts:
     class_names: ClassNames | None = None
     scaling: Mapping[str, Any] | None = None
     bright: bool = False
+    mean: float | None = None
     samples: int | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -94,6 +96,7 @@ class ClientFacts:
                 _class_names(told["class_names"]),
                 None if scaling is None else scaling.as_json(),
                 bool(told["bright"]),
+                _number_or_none(told["mean"]),
                 _whole_or_none(told["samples"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -119,6 +122,7 @@ class Facts:
         class_names: the labels in the order of the class numbers, if these have names.
         scaling: how features are scaled, as JSON has it; None where they are not.
         bright: whether images are so bright that training needs a lower learning rate.
+        mean: public mean of the numbers of a sample; None where nobody declared it.
         samples: number of training samples of each client; None where nobody told it.
     """
 
@@ -132,6 +136,7 @@ class Facts:
     class_names: ClassNames | None = None
     scaling: Mapping[str, Any] | None = None
     bright: bool = False
+    mean: float | None = None
     samples: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
@@ -158,6 +163,7 @@ class Facts:
             class_names=self.class_names,
             scaling=self.scaling,
             bright=self.bright,
+            mean=self.mean,
         )
 
     @property
@@ -221,6 +227,7 @@ def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) ->
         class_names=first.class_names,
         scaling=first.scaling,
         bright=first.bright,
+        mean=first.mean,
         samples=tuple(samples) if len(samples) == len(told) else None,
     )
 
@@ -246,3 +253,11 @@ def _whole(value: Any) -> int:
 
 def _whole_or_none(value: Any) -> int | None:
     return None if value is None else _whole(value)
+
+
+def _number_or_none(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not np.isfinite(value):
+        raise ValueError("no number")
+    return float(value)

@@ -25,7 +25,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_seed
 from securecluster.data import class_names, plausibility
 from securecluster.data.class_names import ClassName
-from securecluster.data.datasets import Source, is_bright, source
+from securecluster.data.datasets import MEANS, Source, is_bright, source
 from securecluster.data.facts import ClientFacts, Facts, Form
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
@@ -191,6 +191,7 @@ class Federation:
             class_names=self.class_names,
             scaling=None if self.scaling is None else self.scaling.as_json(),
             bright=self.bright,
+            mean=self.mean,
             samples=tuple(len(shard.y) for shard in self.shards),
         )
 
@@ -225,6 +226,7 @@ class Federation:
             class_names=self.class_names,
             scaling=None if self.scaling is None else self.scaling.as_json(),
             bright=self.bright,
+            mean=self.mean,
             samples=len(shard.y) if samples else None,
         )
 
@@ -238,6 +240,16 @@ class Federation:
         if self.scenario == OWN:
             return False
         return is_bright(self.data, self.scenario)
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean number of a sample of a known data set; None for users' own data.
+
+        This is public: it depends on the name of the data set only.
+        """
+        if self.scenario == OWN:
+            return None
+        return MEANS.get(self.data)
 
     @classmethod
     def simulate(

@@ -10,6 +10,11 @@ Where clients have different shares of classes, the mean gradient follows the sh
 of signature keeps classes apart: C blocks of (r projections of x, 1), summed over the examples of
 the class, so that a block is the class's mean times its share, followed by its share.
 
+Blocks can be cleaned by a control variate: the means of classes over all clients, in which the
+noise of single clients averages out, are subtracted from examples before their rows are clipped.
+What is left, the residuals, depends on a client's shares of classes to second order alone, and
+nothing of the clip is spent on what all clients have in common.
+
 Sensitivities of the mean of n clipped rows, with n public: one example that is blanked (its row
 becomes zero) moves it by at most S/n, one that is replaced by at most 2S/n. An example that is
 added or removed also moves the divisor, and the noise, which is in proportion to 1/n: no ε covers
@@ -32,8 +37,13 @@ BLOCK = 4096
 # errs by a share of its longest row, and by how much depends on how many rows it has: examples of
 # any length would move the rows of others further than the sensitivity says.
 LONGEST = 256.0
+# examples that are shorter are not scaled to norm 1, but in proportion
+SHORTEST = 1e-6
 # factor of projections in class blocks: their norm is then near that of the 1 for digits
 PROJECTION_SCALE = 1 / 6
+# t, by which residuals of examples of norm 1 are multiplied, so that most are clipped: all examples
+# count the same; found by trial
+RESIDUAL_SCALE = 1.5
 
 
 class ExampleMap(Protocol):
@@ -191,6 +201,7 @@ class ClassBlocks:
         classes: C.
         centre: c, a public constant that is subtracted from each number of an example.
         randomness: public randomness, which all parties derive from the run's configuration.
+        unit: whether x − c is scaled to norm 1, with s = 1, so that its scale does not matter.
     """
 
     size: int
@@ -198,6 +209,7 @@ class ClassBlocks:
     classes: int
     centre: float
     randomness: Randomness
+    unit: bool = False
 
     @property
     def width(self) -> int:
@@ -209,7 +221,8 @@ class ClassBlocks:
         generator = self.randomness.generator("public", "class blocks")
         bits = generator.integers(0, 2, (self.features, self.size), dtype="int8")
         signs = torch.from_numpy(bits * 2 - 1)
-        return signs.float() * (PROJECTION_SCALE / math.sqrt(self.size))
+        scale = 1.0 if self.unit else PROJECTION_SCALE
+        return signs.float() * (scale / math.sqrt(self.size))
 
     def rows(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the examples' blocks (n, r + 1), not clipped; all other blocks are zero.
@@ -218,6 +231,8 @@ class ClassBlocks:
             inputs: (n, D).
         """
         centred = shortened(inputs.float() - self.centre)
+        if self.unit:
+            centred = centred / centred.norm(dim=1, keepdim=True).clamp_min(SHORTEST)
         projected = centred @ self.projection().to(inputs.device)
         ones = projected.new_ones(len(projected), 1)
         return torch.cat([projected, ones], 1)
@@ -267,6 +282,117 @@ class Projected:
         rows = clipped_rows(self.sketch.rows(inputs, labels), self.first_clip)
         directions = self.directions.to(rows)
         return clipped_rows(rows @ directions.T, clip).sum(0)
+
+
+@dataclass(frozen=True)
+class ClassResiduals:
+    """Sums by class of projections less the means of their classes over all clients.
+
+    The row of an example of class y is zero but for the block of its class, which is t·(p − μ_y),
+    clipped, where p are its projections. So a client's share of a class matters to second order
+    alone: a control variate.
+
+    Args:
+        blocks: the map of projections, of examples of norm 1.
+        means: μ, (C, r), from anywhere: the sensitivity does not depend on them.
+    """
+
+    blocks: ClassBlocks
+    means: torch.Tensor
+
+    @property
+    def width(self) -> int:
+        """Return C·r."""
+        return self.blocks.classes * self.blocks.size
+
+    def rows(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:
+        """Return the examples' clipped residuals (n, r) in float64; all other blocks are zero.
+
+        Args:
+            inputs: (n, D).
+            labels: (n,) whole numbers from 0 to C − 1.
+            clip: S.
+        """
+        projected = self.blocks.rows(inputs)[:, :-1].double()
+        means = self.means.to(projected)[labels.to(projected.device)]
+        return clipped_rows(RESIDUAL_SCALE * (projected - means), clip)
+
+    def sums(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:
+        """Return the sum (C·r,) float64 of the examples' clipped rows.
+
+        Args:
+            inputs: (n, D).
+            labels: (n,) whole numbers from 0 to C − 1.
+            clip: S.
+        """
+        rows = self.rows(inputs, labels, clip)
+        blocks = rows.new_zeros(self.blocks.classes, self.blocks.size)
+        blocks.index_add_(0, labels.to(rows.device), rows)
+        return blocks.view(-1)
+
+
+@dataclass(frozen=True)
+class ResidualCoordinates:
+    """Examples' residuals in few directions, in which they are short.
+
+    The row of an example of class y is ⟨V_a,y, e − ρ_y⟩ for each direction a, where e is its
+    residual, and is clipped again: the sensitivity holds whatever shifts and directions are.
+
+    Args:
+        residuals: the map of residuals.
+        shifts: ρ, (C, r), what residuals have in common over all clients.
+        directions: V, (a, C, r).
+        first_clip: the norm to which residuals are clipped before.
+    """
+
+    residuals: ClassResiduals
+    shifts: torch.Tensor
+    directions: torch.Tensor
+    first_clip: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Return a."""
+        return len(self.directions)
+
+    def sums(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:
+        """Return the sum (a,) float64 of the examples' clipped rows.
+
+        Args:
+            inputs: (n, D).
+            labels: (n,) whole numbers from 0 to C − 1.
+            clip: S, of the rows in these directions.
+        """
+        rows = self.residuals.rows(inputs, labels, self.first_clip)
+        shifts = self.shifts.to(rows)
+        directions = self.directions.to(rows)
+        coordinates = rows.new_zeros(len(rows), self.width)
+        for label in sorted(set(labels.tolist())):
+            members = (labels == label).nonzero()[:, 0].to(rows.device)
+            coordinates[members] = (rows[members] - shifts[label]) @ directions[:, label].T
+        return clipped_rows(coordinates, clip).sum(0)
+
+
+@dataclass(frozen=True)
+class MeanNumber:
+    """The mean of an example's numbers, clipped to [−S, S]: the centre of data without a known one.
+
+    An example that is not finite counts as zeros, as it does in signatures.
+    """
+
+    width: int = 1
+
+    def sums(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:
+        """Return the sum (1,) float64 of the examples' means.
+
+        Args:
+            inputs: (n, D).
+            labels: without effect.
+            clip: S.
+        """
+        means = inputs.double().mean(1, keepdim=True)
+        finite = inputs.isfinite().all(1, keepdim=True)
+        return torch.where(finite, means, 0.0).clamp(-clip, clip).sum(0)
 
 
 def signature_mean(

@@ -215,6 +215,7 @@ def _derived(
         class_names=own.class_names,
         scaling=own.scaling,
         bright=own.bright,
+        mean=own.mean,
         samples=proposal.samples,
     )
     config = agreed_config(method, facts, str(proposed["dtype"]), roster)

@@ -10,8 +10,11 @@ from securecluster.core.randomness import Randomness
 from securecluster.privacy.gradient_signatures import (
     LONGEST,
     ClassBlocks,
+    ClassResiduals,
     GradientSketch,
+    MeanNumber,
     Projected,
+    ResidualCoordinates,
     client_sensitivity,
     clipped_rows,
     example_sensitivity,
@@ -43,6 +46,21 @@ def blocks(size: int = 2) -> ClassBlocks:
     return ClassBlocks(size, FEATURES, CLASSES, CENTRE, Randomness(3))
 
 
+def residuals(size: int = 2) -> ClassResiduals:
+    """Return residuals of class blocks from means that are not theirs."""
+    draw = np.random.default_rng(5)
+    unit = ClassBlocks(size, FEATURES, CLASSES, CENTRE, Randomness(3), unit=True)
+    return ClassResiduals(unit, torch.from_numpy(draw.normal(size=(CLASSES, size))))
+
+
+def coordinates() -> ResidualCoordinates:
+    """Return residuals in three directions that are no unit vectors."""
+    draw = np.random.default_rng(6)
+    shifts = torch.from_numpy(draw.normal(size=(CLASSES, 2)))
+    directions = torch.from_numpy(10 * draw.normal(size=(3, CLASSES, 2)))
+    return ResidualCoordinates(residuals(), shifts, directions)
+
+
 def clipped(row: np.ndarray, clip: float) -> np.ndarray:
     """Return a row scaled down to a norm where it is longer."""
     return row * min(1.0, clip / np.linalg.norm(row))
@@ -68,6 +86,15 @@ def loop_sum(public: GradientSketch, clip: float) -> np.ndarray:
             row += gradient[label] @ public.class_map(label).double().numpy()
         total += clipped(row, clip)
     return total
+
+
+MAPS = [
+    sketch(),
+    blocks(),
+    Projected(sketch(), 5 * torch.eye(4, dtype=torch.float64)),
+    residuals(),
+    coordinates(),
+]
 
 
 @pytest.mark.parametrize("clip", [0.5, 100.0])
@@ -103,9 +130,7 @@ def test_rows_in_few_directions_are_clipped_there() -> None:
     np.testing.assert_allclose(mean.numpy(), total / 20, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "public", [sketch(), blocks(), Projected(sketch(), 5 * torch.eye(4, dtype=torch.float64))]
-)
+@pytest.mark.parametrize("public", MAPS)
 def test_one_example_moves_a_signature_by_at_most_its_sensitivity(public: object) -> None:
     inputs, labels = examples()
     inputs[0] *= 1e6
@@ -117,9 +142,7 @@ def test_one_example_moves_a_signature_by_at_most_its_sensitivity(public: object
     assert float(whole.norm()) <= client_sensitivity(0.7)
 
 
-@pytest.mark.parametrize(
-    "public", [sketch(), blocks(), Projected(sketch(), 5 * torch.eye(4, dtype=torch.float64))]
-)
+@pytest.mark.parametrize("public", MAPS)
 def test_a_replaced_example_moves_a_signature_by_at_most_twice_that(public: object) -> None:
     # the replacement is of any class, and of any length
     inputs, labels = examples(6)
@@ -135,6 +158,61 @@ def test_a_replaced_example_moves_a_signature_by_at_most_twice_that(public: obje
                 furthest = max(furthest, float((after - before).norm()))
     bound = 2 * example_sensitivity(0.7, 6)
     assert 0.7 * bound < furthest <= bound * (1 + 1e-9)
+
+
+def residual(x: np.ndarray, y: int) -> np.ndarray:
+    """Return the clipped residual of one example, in a loop of its own."""
+    public = residuals()
+    centred = x.astype(np.float64) - CENTRE
+    signs = np.sign(public.blocks.projection().double().numpy())
+    projected = (centred / np.linalg.norm(centred)) @ signs / np.sqrt(2)
+    return clipped(1.5 * (projected - public.means[y].numpy()), 1.0)
+
+
+def test_residuals_are_those_of_examples_of_norm_one_from_the_means_of_their_classes() -> None:
+    inputs, labels = examples()
+    total = np.zeros((CLASSES, 2))
+    for x, y in zip(inputs.flatten(1).numpy(), labels.tolist(), strict=True):
+        total[y] += residual(x, y)
+    mean = signature_mean(residuals(), inputs, labels, 1.0)
+    np.testing.assert_allclose(mean.numpy(), total.ravel() / 20, atol=1e-7)
+
+
+def test_coordinates_of_residuals_are_clipped_again() -> None:
+    inputs, labels = examples()
+    public = coordinates()
+    total = np.zeros(3)
+    for x, y in zip(inputs.flatten(1).numpy(), labels.tolist(), strict=True):
+        shifted = residual(x, y) - public.shifts[y].numpy()
+        total += clipped(public.directions[:, y].numpy() @ shifted, 0.2)
+    mean = signature_mean(public, inputs, labels, 0.2)
+    np.testing.assert_allclose(mean.numpy(), total / 20, atol=1e-7)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 7.0])
+def test_rows_of_norm_one_do_not_depend_on_the_scale_of_examples(factor: float) -> None:
+    inputs, _ = examples()
+    centred = inputs.flatten(1) - CENTRE
+    unit = residuals().blocks
+    expected = unit.rows(centred + CENTRE)
+    torch.testing.assert_close(unit.rows(factor * centred + CENTRE), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_mean_number_is_that_of_clipped_means() -> None:
+    inputs, labels = examples()
+    inputs[3] = 50.0
+    means = [np.clip(x.mean(), -0.5, 0.5) for x in inputs.double().numpy()]
+    told = signature_mean(MeanNumber(), inputs, labels, 0.5)
+    np.testing.assert_allclose(told.numpy(), [np.mean(means)])
+
+
+def test_an_example_moves_the_mean_number_by_at_most_its_sensitivity() -> None:
+    inputs, labels = examples()
+    for value in (1e6, -1e6, float("nan")):
+        inputs[0] = value
+        whole = signature_mean(MeanNumber(), inputs, labels, 1.0)
+        rest = signature_mean(MeanNumber(), inputs[1:], labels[1:], 1.0)
+        assert float((whole - rest * 19 / 20).norm()) <= example_sensitivity(1.0, 20) * (1 + 1e-9)
 
 
 def test_long_examples_that_the_sketch_hardly_sees_keep_the_sensitivity() -> None:

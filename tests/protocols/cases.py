@@ -139,6 +139,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "signature": (Signature, {"signature_blocks": "plain"}),
     "signature noise": (Signature, {"signature_blocks": "plain", "signature_noise": 0.7}),
     "signature blocks": (Signature, {"signature_blocks": "blocks", "signature_noise": 0.7}),
+    "signature auto": (Signature, {"signature_noise": 0.7}),
     "nsim": (NSIM, {}),
     "nsim apart": (NSIM, {"eps": 0.0}),  # leaves every client alone
     "nsim independent": (NSIM, {"init": "independent"}),

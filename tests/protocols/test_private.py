@@ -37,6 +37,7 @@ NAMES = (
     "pacfl noise",
     "signature noise",
     "signature blocks",
+    "signature auto",
     "nsim",
     "hidden",
     "ifca",
@@ -56,13 +57,14 @@ OWN_NOISE: dict[str, dict[str, Any]] = {
     "pacfl noise": {"gram_noise": 0.0},
     "signature noise": {"signature_noise": 0.0},
     "signature blocks": {"signature_noise": 0.0},
+    "signature auto": {"signature_noise": 0.0},
 }
 EVERY = [(name, way) for name in NAMES for way in WAYS]
 EVERY.remove(("hidden", "example"))  # whose sums protect whole clients
 # Every variant under noise, each way under one protocol whose updates are read one by one, one
 # that needs sums alone, and one that clusters by losses
 COVERED = [(name, "client") for name in NAMES if name not in ("flhc", "random", "ifca", "hidden")]
-COVERED += [("signature noise", "example")]
+COVERED += [("signature noise", "example"), ("signature auto", "example")]
 COVERED += [("flhc", "central"), ("random", "central"), ("ifca", "example")]
 COVERED += [("hidden", "central")]
 COVERED += [(name, way) for name in ("cfl", "fedavg", "srfca") for way in ("central", "example")]

@@ -20,18 +20,23 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.gradient_signatures import GradientSketch, signature_mean
 from securecluster.protocols import Settings, Signature
 from securecluster.protocols.common.gradient_signatures import (
-    AXES,
-    BlockSignatures,
+    ClassMeans,
+    ResidualDirections,
     SignatureClient,
     SignatureDirections,
-    SketchSignatures,
-    blocks_by_rule,
-    plan_of,
+    SignatureRequest,
 )
+from securecluster.protocols.common.packed_signatures import (
+    BlockSignatures,
+    ResidualSignatures,
+    SketchSignatures,
+)
+from securecluster.protocols.common.signature_plan import AXES, RESIDUAL_AXES, plan_of
 from securecluster.runs.endpoints import build_client
 
 PLAIN: dict[str, Any] = {"signature_blocks": "plain"}
 BLOCKS: dict[str, Any] = {"signature_blocks": "blocks"}
+RESIDUALS: dict[str, Any] = {"signature_blocks": "residuals"}
 Z = 0.02  # so little noise that the clusters of few samples are clear
 
 
@@ -55,7 +60,11 @@ def made(**params: Any) -> Signature:
         {**PLAIN, "signature_noise": Z},
         {**PLAIN, "signature_noise": Z, "signature_releases": 1},
         {**BLOCKS, "signature_noise": Z},
+        {**RESIDUALS, "signature_noise": Z},
         {**PLAIN, "signature_noise": Z, "dp_unit": "client"},
+        RESIDUALS,
+        {},
+        {"signature_noise": Z},
     ],
 )
 def test_every_kind_of_signature_finds_swapped_labels(params: dict[str, Any]) -> None:
@@ -67,7 +76,7 @@ def test_every_kind_of_signature_finds_swapped_labels(params: dict[str, Any]) ->
 
 def test_without_noise_the_server_gets_the_mean_sketch_of_each_client(clients: Federation) -> None:
     served = serve(made(**PLAIN, mask="none"), clients)
-    sketch = GradientSketch(64, 64, clients.classes, 0.13, Randomness(clients.seed))
+    sketch = GradientSketch(64, 64, clients.classes, 0.31, Randomness(clients.seed))
     rows = SketchSignatures.unpacked(served.state.signatures.rows).first
     for row, shard in zip(rows, clients.shards, strict=True):
         x, y = torch.from_numpy(shard.x), torch.from_numpy(shard.y)
@@ -144,7 +153,7 @@ def test_the_noise_of_whole_clients_is_that_of_a_row_of_norm_one(clients: Federa
 def test_the_second_release_has_a_fifth_of_the_noise_of_the_first(clients: Federation) -> None:
     rows = serve(made(**PLAIN, signature_noise=500.0), clients).state.signatures.rows
     noisy = SketchSignatures.unpacked(rows)
-    assert noisy.second.shape == (8, AXES)
+    assert noisy.second.shape[1] >= AXES
     standard = noisy.second / (0.2 * noisy.deviations[:, None])
     assert 0.7 < standard.std() < 1.3
 
@@ -154,13 +163,108 @@ def test_the_second_release_has_a_fifth_of_the_noise_of_the_first(clients: Feder
 def test_all_releases_together_cost_what_one_does(
     kind: dict[str, Any], releases: int, clients: Federation
 ) -> None:
-    params = {**kind, "signature_noise": 2.0, "signature_releases": releases}
-    fitted = made(**params).fit(clients)
-    events = [e for e in fitted.ledger_.events if e.method.startswith("send")]
-    priced = [e for e in events if e.noise_multiplier]
+    priced = priced_events(made(**kind, signature_noise=2.0, signature_releases=releases), clients)
     assert len(priced) == (releases if kind is PLAIN else 1)
-    squared_mu = sum(e.noise_multiplier**-2 for e in priced)
-    assert squared_mu == pytest.approx(2.0**-2)
+    assert sum(z**-2 for z in priced) == pytest.approx(2.0**-2)
+
+
+@pytest.mark.parametrize("centre", [None, 0.3])
+@pytest.mark.parametrize("kind", [RESIDUALS, {}, PLAIN, BLOCKS])
+def test_choosing_a_kind_and_a_centre_is_within_the_price(
+    kind: dict[str, Any], centre: float | None, clients: Federation
+) -> None:
+    own = nameless(clients)  # of which nobody declared a centre
+    priced = priced_events(made(**kind, signature_noise=2.0, signature_centre=centre), own)
+    assert sum(z**-2 for z in priced) == pytest.approx(2.0**-2)
+    assert len(priced) == {"plain": 2, "blocks": 1}.get(kind.get("signature_blocks", ""), 3) + (
+        centre is None
+    )
+
+
+def priced_events(protocol: Signature, federation: Federation) -> list[float]:
+    """Return the noise multipliers of what clients send before training."""
+    events = protocol.fit(federation).ledger_.events
+    sent = [event for event in events if event.method.startswith("send")]
+    return [event.noise_multiplier for event in sent if event.noise_multiplier]
+
+
+def nameless(federation: Federation) -> Federation:
+    """Return the clients of a federation as a user's own data."""
+    clients = {f"c{i}": (shard.x, shard.y) for i, shard in enumerate(federation.shards)}
+    test = {f"c{i}": (shard.x_test, shard.y_test) for i, shard in enumerate(federation.shards)}
+    return Federation.from_arrays(clients, test=test, seed=federation.seed, classes=10)
+
+
+def test_the_centre_is_that_of_the_data_set_or_the_mean_that_clients_tell(
+    clients: Federation,
+) -> None:
+    assert made().config(clients, "float32")["signature_centre"] == 0.31
+    assert made(signature_centre=0.5).config(clients, "float32")["signature_centre"] == 0.5
+    own = nameless(clients)
+    assert made().config(own, "float32")["signature_centre"] is None
+    exact = serve(made(**PLAIN), own).state.signatures.asked.centre
+    means = [float(shard.x.mean()) for shard in own.shards]
+    assert exact == pytest.approx(np.mean(means), rel=1e-6)
+    noisy = serve(made(**PLAIN, signature_noise=20.0), own).state.signatures.asked.centre
+    # 20/√0.02 over 60 samples and √8 clients
+    assert 0 < abs(noisy - exact) < 4 * 20 / math.sqrt(0.02) / 60 / math.sqrt(8)
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_shares_of_classes_choose_the_kind(noise: float, skewed: bool) -> None:
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=16, samples=60, seed=0
+    )
+    if skewed:
+        shards = []
+        for i, shard in enumerate(federation.shards):
+            kept = (shard.y < 5) == bool(i % 2)
+            shards.append(replace(shard, x=shard.x[kept], y=shard.y[kept]))
+        federation = replace(federation, shards=tuple(shards), recipe=None)
+    fitted = made(signature_noise=noise).fit(federation)
+    calls = set(fitted.bytes_["by_message"])
+    assert "send_class_sums" in calls
+    expected = "residuals" if noise or not skewed else "blocks"
+    assert ("send_residuals" in calls) == (expected == "residuals")
+    assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == expected
+
+
+def test_without_noise_few_clients_are_compared_by_blocks(clients: Federation) -> None:
+    fitted = made().fit(clients)
+    assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == "blocks"
+
+
+def test_noise_in_which_no_shares_are_seen_leaves_sketches(clients: Federation) -> None:
+    fitted = made(signature_noise=50.0).fit(clients)
+    assert "send_signature" in fitted.bytes_["by_message"]
+    assert fitted.result_.method.report_fields(fitted.state_)["signature_kind"] == "plain"
+
+
+def test_whole_clients_with_noise_send_sketches_alone(clients: Federation) -> None:
+    config = made(signature_noise=0.1, dp_unit="client").config(clients, "float32")
+    assert config["signature_kind"] == "plain"
+
+
+def test_residuals_are_refused_for_whole_clients_with_noise(clients: Federation) -> None:
+    with pytest.raises(UsageError, match="privacy of single examples"):
+        made(**RESIDUALS, signature_noise=1.0, dp_unit="client").fit(clients)
+
+
+def test_the_noise_of_residuals_has_the_size_that_the_server_takes(clients: Federation) -> None:
+    served = serve(made(**RESIDUALS, mask="none", signature_noise=500.0), clients)
+    noisy = ResidualSignatures.unpacked(served.state.signatures.rows)
+    # a seventh client's direction is the last one of eight rows
+    assert noisy.second.shape == (8, 7)
+    np.testing.assert_allclose(noisy.deviations, 500 * math.sqrt(2 / 0.85) / 60)
+    standard = noisy.second / (0.2 * noisy.deviations[:, None])
+    assert 0.7 < standard.std() < 1.3
+
+
+def test_there_are_directions_for_as_many_clusters_as_are_told(clients: Federation) -> None:
+    wide = made(k=8).config(clients, "float32")
+    assert plan_of(wide).axes == RESIDUAL_AXES
+    assert plan_of({**wide, "k": 31}).axes == 30
 
 
 @pytest.mark.exhaustive
@@ -176,10 +280,50 @@ def test_directions_are_answered_once(clients: Federation) -> None:
     served = serve(made(**PLAIN, signature_noise=1.0), clients)
     net = served.net
     step = served.state.signatures.step
-    crafted = torch.eye(AXES, 64, dtype=torch.float64)
+    crafted = torch.eye(RESIDUAL_AXES, 64, dtype=torch.float64)
     query = SignatureDirections(Shared(crafted), step)
     with pytest.raises(PolicyError, match="have answered other directions"):
         net.gather(SignatureClient.send_coordinates, query, to=[0, 1])
+
+
+def test_means_and_directions_of_residuals_are_answered_once(clients: Federation) -> None:
+    served = serve(made(**RESIDUALS, signature_noise=1.0), clients)
+    net = served.net
+    signatures = served.state.signatures
+    asked = signatures.asked
+    other = ClassMeans(Shared(asked.means + 1), asked.means_step)
+    with pytest.raises(PolicyError, match="have answered other means of classes"):
+        net.gather(SignatureClient.send_residuals, other, to=[0, 1])
+    crafted = ResidualDirections(
+        Shared(2 * asked.directions),
+        Shared(asked.shifts),
+        signatures.step,
+        Shared(asked.means),
+        asked.means_step,
+    )
+    with pytest.raises(PolicyError, match="have answered other directions"):
+        net.gather(SignatureClient.send_residual_coordinates, crafted, to=[0, 1])
+
+
+def test_a_client_sends_signatures_of_one_kind_and_one_centre(clients: Federation) -> None:
+    served = serve(made(signature_noise=1.0), nameless(clients))
+    assert served.state.signatures.asked.name == "residuals"
+    net = served.net
+    with pytest.raises(PolicyError, match="another kind than plain"):
+        centre = torch.tensor([served.state.signatures.asked.centre], dtype=torch.float64)
+        net.gather(SignatureClient.send_signature, SignatureRequest(Shared(centre)), to=[0])
+    with pytest.raises(PolicyError, match="have answered other centre"):
+        net.gather(SignatureClient.send_class_sums, request(0.7), to=[0])
+    declared = serve(made(signature_noise=1.0), clients).net
+    with pytest.raises(PolicyError, match=r"another centre than 0\.31"):
+        declared.gather(SignatureClient.send_class_sums, request(0.7), to=[0])
+    with pytest.raises(PolicyError, match="no centre is known"):
+        declared.gather(SignatureClient.send_mean_number, Empty(), to=[0])
+
+
+def request(centre: float) -> SignatureRequest:
+    """Return a request of signatures with a centre."""
+    return SignatureRequest(Shared(torch.tensor([centre], dtype=torch.float64)))
 
 
 def test_a_restarted_client_remembers_which_directions_it_answered(clients: Federation) -> None:
@@ -200,19 +344,28 @@ def test_clients_send_no_signature_of_the_other_kind(
 ) -> None:
     net = serve(made(**params, signature_noise=1.0), clients).net
     with pytest.raises(PolicyError, match="this run has"):
-        net.gather(method, Empty(), to=[0])
+        net.gather(method, request(0.31), to=[0])
 
 
 def test_clients_of_one_release_answer_no_directions(clients: Federation) -> None:
     served = serve(made(**PLAIN, signature_noise=1.0, signature_releases=1), clients)
     query = SignatureDirections(
-        Shared(torch.zeros(AXES, 64, dtype=torch.float64)), served.state.signatures.step
+        Shared(torch.zeros(RESIDUAL_AXES, 64, dtype=torch.float64)), served.state.signatures.step
     )
     with pytest.raises(PolicyError, match="this run has one alone"):
         served.net.gather(SignatureClient.send_coordinates, query, to=[0])
 
 
-@pytest.mark.parametrize("params", [{**PLAIN, "signature_noise": Z}, {**BLOCKS}])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {**PLAIN, "signature_noise": Z},
+        {**BLOCKS},
+        {**RESIDUALS, "signature_noise": Z},
+        {"mask": "haar", "signature_noise": Z},
+        {"signature_centre": None},
+    ],
+)
 def test_newcomers_join_the_cluster_of_their_labels(params: dict[str, Any]) -> None:
     whole = Federation.simulate(
         "digits", scenario=LabelSwap(clusters=2), clients=12, samples=60, seed=0
@@ -225,19 +378,12 @@ def test_newcomers_join_the_cluster_of_their_labels(params: dict[str, Any]) -> N
     assert placed.tolist() == [by_truth[int(truth[i])] for i in range(8, 12)]
 
 
-def test_blocks_are_taken_where_noise_is_small_beside_a_class() -> None:
-    assert blocks_by_rule(2.0, 10, [600, 700], per_client=False)
-    assert not blocks_by_rule(2.0, 10, [300, 700], per_client=False)
-    assert blocks_by_rule(0.0, 10, [], per_client=False)
-    assert not blocks_by_rule(2.0, 10, [], per_client=True)
-
-
 def test_auto_and_sizes_are_in_the_configuration_of_runs_with_noise(clients: Federation) -> None:
     exact = made().config(clients, "float32")
-    assert exact["signature_kind"] == "blocks"
+    assert exact["signature_kind"] == "auto"
     assert exact["signature_sizes"] == []
     noisy = made(signature_noise=1.0).config(clients, "float32")
-    assert noisy["signature_kind"] == "plain"
+    assert noisy["signature_kind"] == "auto"
     assert noisy["signature_sizes"] == [60] * 8
     assert plan_of(noisy).examples([3, 99]).tolist() == [60.0, 60.0]
 
@@ -253,10 +399,10 @@ def test_samples_that_are_kept_out_of_training_are_in_no_signature(clients: Fede
 
 
 def test_a_signature_fits_into_a_kilobyte(clients: Federation) -> None:
-    for params in (PLAIN, BLOCKS):
+    for params in (PLAIN, BLOCKS, RESIDUALS):
         fitted = made(**params).fit(clients)
         sent = fitted.bytes_["by_message"]
-        for name in ("send_signature", "send_class_sums"):
+        for name in ("send_signature", "send_class_sums", "send_residuals"):
             assert sent.get(name, {"up": 0})["up"] <= 1024 * len(clients)
 
 
