@@ -49,7 +49,7 @@ from securecluster.protocols.common.disclosures import Disclosures, OfHiddenSums
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.privacy_options import PrivacyOptions, RowNoise
+from securecluster.protocols.common.privacy_options import LOCAL, PrivacyOptions, RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SumOptions, SumsOverAll
 from securecluster.protocols.hidden.class_means import ClassMeans
@@ -157,7 +157,7 @@ class SumsOfBlocks(SumsOverAll):
         noises = method.privacy.row_noises(method, config)
         for name in CLUSTERING:
             fields[name] = ROUNDING
-            if name in noises and method.privacy.placement == "local":
+            if name in noises and config["placement"] == LOCAL:
                 fields[name] += DEVIATIONS * noises[name].multiplier
         return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
 
@@ -324,7 +324,7 @@ class Hidden(ClusteringProtocol):
             return 0.0
         deviation = noise.norm * noise.multiplier
         # each client adds the noise of a whole release, and variances add up
-        if self.privacy.placement == "local":
+        if net.agreed["placement"] == LOCAL:
             deviation *= math.sqrt(sums.counts[0])
         return deviation
 
