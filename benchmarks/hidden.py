@@ -40,7 +40,7 @@ from securecluster.clustering.metrics import agreement
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.dp.accounting import find_noise, gaussian_epsilon
 from securecluster.protocols.hidden.class_means import ClassMeans
-from securecluster.protocols.hidden.protocol import CELLS_PER_CLUSTER, POINT_SIZE
+from securecluster.protocols.hidden.protocol import POINT_SIZE
 
 CLUSTERS = 4
 SAMPLES = 300
@@ -180,7 +180,8 @@ def assigned(points: Array, k: int, multiplier: float, generator: np.random.Gene
     moments = summed(noisy_centres.second_moments(directions), of_moments)
     basis = noisy_centres.leading_directions(moments, r)
     places = noisy_centres.projections(directions, basis)
-    book = noisy_centres.code_book(r, CELLS_PER_CLUSTER * k)
+    count = noisy_centres.cells_for(k, len(points), of_cells)
+    book = noisy_centres.code_book(r, count)
     rows = noisy_centres.displacement_rows(places, book, noisy_centres.CELL_REACH)
     total = summed(rows, of_cells)
     centres = noisy_centres.centres_from_cells(total, book, k, of_cells, seed=0)

@@ -52,7 +52,7 @@ class TrainingOptions(OptionGroup):
         lr = self.lr
         if lr is None:
             task, classes = facts.objective, facts.classes
-            lr = rate(method.model, task, classes, self.optimizer, facts.bright)
+            lr = rate(method.network, task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
 
     def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:

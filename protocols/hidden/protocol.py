@@ -36,6 +36,7 @@ from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.messaging.replies import Sums
+from securecluster.models.architectures import AUTO
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.pipeline import Kind, Pipeline, Stage
@@ -67,7 +68,7 @@ from securecluster.training.local_trainer import LocalTrainer
 
 # fields of the four sums of clustering, in their order, with their shares of its budget
 CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))
-CELLS_PER_CLUSTER = 2  # of the code book
+QUIET_NETWORK = "linear"  # what model auto is under noise
 # Numbers of a point per cluster. Fewer lose what rare classes tell, more add noise to the leading
 # directions. Chosen by trial.
 POINT_SIZE = 5
@@ -271,14 +272,14 @@ class Hidden(ClusteringProtocol):
 
         # Sum 3: counts and displacements in the cells of a public code book. The server never sees
         # single points, so cells stand for them, and the noise falls on few numbers.
-        cells = noisy_centres.code_book(r, CELLS_PER_CLUSTER * self.k)
+        cells = noisy_centres.code_book(r, self._cells(net.agreed))
         public.centres = torch.as_tensor(cells).to(public.mean)
         counted = self._summed(net, HiddenClient.send_cell, public.message())
         started = noisy_centres.centres_from_cells(
             _array(counted.rows.cells),
             cells,
             self.k,
-            self._deviation(net, "cells", counted),
+            self._deviation(net.agreed, "cells", counted.counts[0]),
             net.randomness.integer("server", "clusterer"),
         )
 
@@ -286,7 +287,7 @@ class Hidden(ClusteringProtocol):
         public.centres = torch.as_tensor(started).to(public.mean)
         stepped = self._summed(net, HiddenClient.send_step, public.message())
         steps = _array(stepped.rows.steps)
-        deviation = self._deviation(net, "steps", stepped)
+        deviation = self._deviation(net.agreed, "steps", stepped.counts[0])
         started = noisy_centres.moved_centres(steps, started, deviation)
         counts = noisy_centres.counts_of(steps)
         large = noisy_centres.large_enough(counts, deviation, self.minimum_size)
@@ -295,6 +296,16 @@ class Hidden(ClusteringProtocol):
         share = len(net.clients) / stepped.counts[0]
         public.sizes = (np.maximum(counts[large], self.minimum_size) * share).tolist()
         return public
+
+    def _cells(self, config: Mapping[str, Any]) -> int:
+        """Return the number of cells of the code book, which follows from the noise.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        clients = int(config["clients"])
+        deviation = self._deviation(config, "cells", clients)
+        return noisy_centres.cells_for(int(self.k), clients, deviation)
 
     def _summed(self, net: ServerChannel, method: Any, query: Any) -> Sums[Any]:
         """Return a sum over all clients.
@@ -311,21 +322,21 @@ class Hidden(ClusteringProtocol):
             "another seed"
         )
 
-    def _deviation(self, net: ServerChannel, name: str, sums: Sums[Any]) -> float:
+    def _deviation(self, config: Mapping[str, Any], name: str, clients: int) -> float:
         """Return the standard deviation of the noise in each number of a sum.
 
         Args:
-            net: has the configuration.
+            config: what clients and server agreed on.
             name: of the field.
-            sums: says how many clients are in the sum.
+            clients: how many are in the sum.
         """
-        noise = self.privacy.row_noises(self, net.agreed).get(name)
+        noise = self.privacy.row_noises(self, config).get(name)
         if noise is None:
             return 0.0
         deviation = noise.norm * noise.multiplier
         # each client adds the noise of a whole release, and variances add up
-        if net.agreed["placement"] == LOCAL:
-            deviation *= math.sqrt(sums.counts[0])
+        if config["placement"] == LOCAL:
+            deviation *= math.sqrt(clients)
         return deviation
 
     def _assign(
@@ -421,6 +432,16 @@ class Hidden(ClusteringProtocol):
         return [0] * len(to)
 
     @property
+    def network(self) -> Any:
+        """Return the network, which is the linear one by default where updates have noise.
+
+        Every number of an update has the same noise, so that a network with fewer loses less.
+        """
+        if self.model == AUTO and self.privacy.noisy:
+            return QUIET_NETWORK
+        return self.model
+
+    @property
     def size(self) -> int:
         """Return q, the numbers of a client's point."""
         if self.signature_size is None:
@@ -451,7 +472,7 @@ class Hidden(ClusteringProtocol):
             "moments": q * (q + 1) // 2,
             "subspace": r,
             "displacement": 1 + r,
-            "cells": CELLS_PER_CLUSTER * int(self.k) if r > 1 else 2,
+            "cells": self._cells(config) if r > 1 else 2,
             "clusters": int(self.k),
         }
 

@@ -30,6 +30,11 @@ SHARES = (0.2, 0.45, 0.25, 0.1)
 # proportion to it, so that a short reach, which clips some displacements, finds better centres.
 CELL_REACH = 0.4
 STEP_REACH = 0.3
+# Cells of the code book for each cluster. More tell unequal clusters apart, and are noise alone where
+# a cell has few points: there are as many as leave a cell this many deviations of noise in its
+# count, on average. Chosen by trial.
+CELLS_PER_CLUSTER = (4, 2)
+POINTS_PER_DEVIATION = 1.5
 CELL_RADIUS = 0.8  # norm of the code book's centres, in the unit ball that all points lie in
 # A cell is used, and a centre moves, if its count is this many standard deviations of its noise.
 CELL_DEVIATIONS = math.sqrt(2)
@@ -171,6 +176,21 @@ def code_book(r: int, count: int) -> Array:
     draws = np.random.default_rng(11).standard_normal((SPREAD_POINTS, r))
     spread = _k_means(unit(draws), np.ones(len(draws)), count, starts=1, seed=11)
     return CELL_RADIUS * unit(spread)
+
+
+def cells_for(k: int, points: int, deviation: float) -> int:
+    """Return the number of cells of the code book, by what is known before any point is.
+
+    Args:
+        k: number of clusters.
+        points: their number.
+        deviation: standard deviation of the noise in each number of the sum over cells.
+    """
+    many, few = CELLS_PER_CLUSTER
+    noise_of_count = math.sqrt(2) * deviation
+    if points < POINTS_PER_DEVIATION * noise_of_count * many * k:
+        return few * k
+    return many * k
 
 
 def centres_from_cells(total: Array, cells: Array, k: int, deviation: float, seed: int) -> Array:

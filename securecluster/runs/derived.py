@@ -73,8 +73,8 @@ def resolved_defaults(method: Method, facts: Facts) -> dict[str, Any]:
     from securecluster.models.architectures import chosen
 
     resolved: dict[str, Any] = {}
-    if isinstance(method.model, str):
-        resolved["model"] = chosen(method.model, facts.objective, facts.classes)
+    if isinstance(method.network, str):
+        resolved["model"] = chosen(method.network, facts.objective, facts.classes)
     for options in option_groups(method):
         resolved |= options.resolved(method, facts, resolved)
     return resolved
@@ -101,7 +101,7 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
 
     task = objective(config["objective"])
     randomness = Randomness(config["seed"])
-    return build(method.model, tuple(config["shape"]), config["classes"], randomness, task)
+    return build(method.network, tuple(config["shape"]), config["classes"], randomness, task)
 
 
 def module_doubts(method: Method, federation: Federation) -> list[str]:

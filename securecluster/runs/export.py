@@ -183,7 +183,7 @@ def _loader(fitted: FittedRun) -> str:
         return text
     config = fitted.kept_.learned.config
     module = named_module(
-        fitted.method.model, tuple(config["shape"]), config["classes"], fitted.network_.objective
+        fitted.method.network, tuple(config["shape"]), config["classes"], fitted.network_.objective
     )
     # in place of the error for a module of the user's own
     refusal = re.compile(r"^    raise TypeError\(.*\)$", re.MULTILINE)

@@ -42,7 +42,7 @@ def module_with(
 
     if isinstance(method.model, str):
         shape = tuple(config["shape"])
-        module = named_module(method.model, shape, config["classes"], objective)
+        module = named_module(method.network, shape, config["classes"], objective)
     else:
         module = copy.deepcopy(method.model).cpu()
     module = module.to(getattr(torch, config["dtype"]))
