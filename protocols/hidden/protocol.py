@@ -88,6 +88,8 @@ class Centres:
     centres: torch.Tensor = field(default_factory=empty)  # (k', r)
     # (k',) about how many of all clients are in each cluster, from 1
     sizes: list[float] = field(default_factory=list)
+    # how well the centres are told apart, from 0 to 1, see `noisy_centres.separation`
+    separation: float = 1.0
 
     def message(self) -> PublicCentres:
         """Return the message to clients."""
@@ -290,6 +292,7 @@ class Hidden(ClusteringProtocol):
         deviation = self._deviation(net.agreed, "steps", stepped.counts[0])
         started = noisy_centres.moved_centres(steps, started, deviation)
         counts = noisy_centres.counts_of(steps)
+        public.separation = noisy_centres.separation(started, counts)
         large = noisy_centres.large_enough(counts, deviation, self.minimum_size)
         public.centres = torch.as_tensor(started[large]).to(public.mean)
         # Clients that were lost are in some cluster as well.
@@ -457,6 +460,14 @@ class Hidden(ClusteringProtocol):
     def vectors_per_round(self) -> int:
         """Return the vectors of d numbers that a client exchanges: k blocks and k averages."""
         return 2 * self.k
+
+    def report_fields(self, state: HiddenState) -> dict[str, Any]:
+        """Return how well the clusters are told apart, from what the sums released.
+
+        Args:
+            state: the final state.
+        """
+        return {"separation": state.centres.separation}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the sizes of points, their moments, the code book and the blocks.

@@ -130,3 +130,20 @@ def test_clusters_of_unequal_sizes_are_found_without_noise() -> None:
             labels = centres.nearest_centres(places, started)
             found.append(float(adjusted_rand_score(truth, labels)))
     assert np.mean(right[4]) > max(0.97, np.mean(right[2]) + 0.005)
+
+
+def test_the_separation_is_the_share_of_squared_length_between_centres() -> None:
+    """By definition, it is the between-cluster part of the variance of unit vectors."""
+    draw = np.random.default_rng(4)
+    rows = centres.unit(draw.standard_normal((60, 3)))
+    labels = draw.integers(0, 3, 60)
+    found = np.stack([rows[labels == c].mean(0) for c in range(3)])
+    counts = np.bincount(labels).astype(float)
+    within = ((rows - found[labels]) ** 2).sum() / 60
+    mean = rows.mean(0)
+    between = 1.0 - within - mean @ mean
+    assert centres.separation(found, counts) == pytest.approx(between)
+    # counts below zero, which noise makes, are nobody
+    more = np.concatenate([found, [[1.0, 0.0, 0.0]]])
+    assert centres.separation(more, np.append(counts, -5.0)) == pytest.approx(between)
+    assert centres.separation(found, np.zeros(3)) == 0.0
