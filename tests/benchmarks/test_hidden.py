@@ -6,8 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import hidden, hidden_runs
+from securecluster import LabelSwap
+from securecluster.core.randomness import Randomness
+from securecluster.protocols.hidden.class_means import ClassMeans
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])
@@ -59,6 +63,40 @@ def test_every_cell_is_a_setting_at_a_seed_that_no_constant_was_chosen_on() -> N
         assert sum(setting.sizes) * setting.samples <= 60_000
         assert f"{sum(setting.sizes)} clients" in name or sum(setting.sizes) == 200
         assert setting.told == len(setting.sizes) or len(setting.sizes) == 1
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_no_two_clients_have_an_image_in_common(alpha: float | None) -> None:
+    draw = np.random.default_rng(3)
+    labels = np.repeat(np.arange(10), 100)
+    setting = hidden.Setting("mnist", "swaps", (10, 10), samples=25, alpha=alpha)
+    dealt = hidden.rows_of(setting, labels, draw)
+    together = np.concatenate(dealt)
+    assert len(dealt) == 20 and len(set(together)) == len(together)
+    shares = [np.bincount(labels[rows], minlength=10).max() / len(rows) for rows in dealt]
+    if alpha is None:
+        assert {len(rows) for rows in dealt} == {25}
+        assert np.mean(shares) < 0.35
+    else:
+        assert np.mean(shares) > 0.45
+
+
+def test_points_are_those_of_clients_that_hold_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(5)
+    images = draw.random((200, 1, 28, 28)).astype(np.float32)
+    labels = np.repeat(np.arange(10), 20)
+    low = ClassMeans(hidden.SHAPE, 10, 1, 0).smooth(images.reshape(200, -1).astype(np.float64))
+    monkeypatch.setattr(hidden, "pool_of", lambda data: (np.stack([low] * 4), labels))
+    setting = hidden.Setting("mnist", "swaps", (3, 3), samples=30, told=2)
+    monkeypatch.setitem(hidden.SETTINGS, "small", setting)
+    points, truth = hidden.points_of("small", 7)
+    rows = hidden.rows_of(setting, labels, Randomness(7).generator("images"))
+    sketch = ClassMeans(hidden.SHAPE, 10, 2 * hidden.POINT_SIZE, 7)
+    swap = LabelSwap(clusters=2)
+    for point, cluster, own in zip(points, truth, rows, strict=True):
+        x, y = swap.transform(cluster, images[own], labels[own], 10, Randomness(7))
+        expected = sketch.point(torch.as_tensor(x), list(y))
+        np.testing.assert_allclose(point, expected / np.linalg.norm(expected), atol=1e-9)
 
 
 def test_centres_that_cut_one_cluster_are_known_by_their_separation() -> None:
