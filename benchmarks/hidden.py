@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.grid import Grid, product, with_seeds
-from benchmarks.sheet import Cell, Row, figure
-from securecluster import Dirichlet, Federation, Iid, LabelPermutation, LabelSwap, Rotation
+from benchmarks.sheet import Cell
+from securecluster import Federation, Iid, LabelPermutation, LabelSwap, Rotation
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
 from securecluster.clustering.metrics import agreement
@@ -77,25 +77,23 @@ UNEQUAL = (13, 27, 53, 107)
 SETTINGS = {
     "swaps": Setting("mnist", "swaps"),
     "rotations": Setting("mnist", "rotations"),
-    "swaps, sizes 1:2:4:8": Setting("mnist", "swaps", UNEQUAL),
-    "rotations, sizes 1:2:4:8": Setting("mnist", "rotations", UNEQUAL),
+    "swaps (1:2:4:8)": Setting("mnist", "swaps", UNEQUAL),
     "8 permutations": Setting("mnist", "permutations", (25,) * 8, told=8),
-    "swaps, 100 images": Setting("mnist", "swaps", samples=100),
+    "swaps (100 images)": Setting("mnist", "swaps", samples=100),
     # fewer images, since skewed clients cannot share out all images of every class
-    "swaps, α = 1, 200 images": Setting("mnist", "swaps", samples=200, alpha=1.0),
-    "swaps, α = 0.3, 200 images": Setting("mnist", "swaps", samples=200, alpha=0.3),
-    "one cluster, k = 4": Setting("mnist", "swaps", (200,)),
-    "fashion, swaps": Setting("fashion_mnist", "swaps"),
-    "fashion, rotations": Setting("fashion_mnist", "rotations"),
-    "fashion, one cluster, k = 4": Setting("fashion_mnist", "swaps", (200,)),
-    "1000 clients, swaps, 60 images": Setting("mnist", "swaps", (250,) * 4, samples=60),
-    "1000 clients, rotations, 60 images": Setting("mnist", "rotations", (250,) * 4, samples=60),
+    "swaps (α = 1)": Setting("mnist", "swaps", samples=200, alpha=1.0),
+    "swaps (α = 0.3)": Setting("mnist", "swaps", samples=200, alpha=0.3),
+    "one cluster": Setting("mnist", "swaps", (200,)),
+    "swaps (1000 clients)": Setting("mnist", "swaps", (250,) * 4, samples=60),
 }
-EPSILONS = (0.5, 1.0, 2.0, 4.0)
+EPSILONS = (1.0, 2.0)
 DELTA = 1e-5
 DRAWS = 4
 FIRST_SEED = 40
 STARTS = 50  # of the oracle
+SHAPE = (1, 28, 28)
+POOL = 60_000  # images of each data set
+CHUNK = 5000  # images that are turned at once
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
@@ -125,7 +123,6 @@ def measure(cell: Cell) -> dict[str, Any]:
         found.append(clustered(points, k, multiplier, generator))
     indices = [agreement(labels, truth)["ari"] for labels, _ in found]
     separations = [separation for _, separation in found]
-    exact = assigned(points, k, 0.0, Randomness(0).generator())
     replaced = gaussian_epsilon(2 / multiplier, DELTA)
     return {
         "ari": float(np.mean(indices)),
@@ -134,25 +131,30 @@ def measure(cell: Cell) -> dict[str, Any]:
         "right": float(np.mean([share_right(labels, truth, k) for labels, _ in found])),
         "separation": float(np.mean(separations)),
         "warned": float(np.mean([value < APART for value in separations])),
-        "without_noise": agreement(exact, truth)["ari"],
-        "oracle": oracle(points, truth, k),
+        **without_privacy(cell["setting"], cell["seed"]),
         "replaced": replaced,
         "bound": bound(replaced, k, DELTA),
     }
 
 
-def oracle(points: Array, truth: Sequence[int], k: int) -> float:
-    """Return the index of k-means on the points themselves.
+@lru_cache(maxsize=1)
+def without_privacy(setting: str, seed: int) -> dict[str, float]:
+    """Return the index of the same sums without noise, and that of k-means on the points.
 
     Args:
-        points: (m, q).
-        truth: (m,) true clusters.
-        k: number of clusters.
+        setting: a name of `SETTINGS`.
+        seed: of the federation.
     """
     from sklearn.cluster import KMeans
 
+    k = SETTINGS[setting].told
+    points, truth = points_of(setting, seed)
+    exact = assigned(points, k, 0.0, Randomness(0).generator())
     labels = KMeans(k, n_init=STARTS, random_state=0).fit_predict(points)
-    return float(agreement(labels.tolist(), truth)["ari"])
+    return {
+        "without_noise": agreement(exact, truth)["ari"],
+        "oracle": float(agreement(labels.tolist(), truth)["ari"]),
+    }
 
 
 def bound(epsilon: float, k: int, delta: float = 0.0) -> float:
@@ -221,7 +223,7 @@ def clustered(
     basis = noisy_centres.leading_directions(moments, r)
     places = noisy_centres.projections(directions, basis)
     count = noisy_centres.cells_for(k, len(points), of_cells)
-    book = noisy_centres.code_book(r, count)
+    book = book_of(r, count)
     rows = noisy_centres.displacement_rows(places, book, noisy_centres.CELL_REACH)
     total = summed(rows, of_cells)
     centres = noisy_centres.centres_from_cells(total, book, k, of_cells, seed=0)
@@ -230,6 +232,60 @@ def clustered(
     centres = noisy_centres.moved_centres(total, centres, of_step)
     labels: list[int] = noisy_centres.nearest_centres(places, centres).tolist()
     return labels, noisy_centres.separation(centres, noisy_centres.counts_of(total))
+
+
+@cache
+def pool_of(data: str) -> tuple[Array, Array]:
+    """Return all images of a data set, turned by the four rotations, as low frequencies.
+
+    Args:
+        data: name of the data set.
+
+    Returns:
+        (4, n, f) and labels (n,).
+    """
+    federation = Federation.simulate(
+        data, scenario=Iid(), clients=2, samples=POOL // 2, seed=FIRST_SEED
+    )
+    classes = federation.classes
+    low = ClassMeans(tuple(federation.shape), classes, 1, 0)
+    rotation = Rotation(clusters=len(EVEN))
+    turned: list[list[Array]] = [[] for _ in EVEN]
+    labels = []
+    for shard in federation.shards:
+        labels.append(np.asarray(shard.y))
+        for cluster, parts in enumerate(turned):
+            for start in range(0, len(shard.y), CHUNK):
+                x, y = shard.x[start : start + CHUNK], shard.y[start : start + CHUNK]
+                x, _ = rotation.transform(cluster, x, y, classes, Randomness(0))
+                parts.append(low.smooth(np.reshape(x, (len(x), -1)).astype(np.float64)))
+    return np.stack([np.concatenate(parts) for parts in turned]), np.concatenate(labels)
+
+
+def rows_of(setting: Setting, labels: Array, draw: np.random.Generator) -> list[Array]:
+    """Return the images of each client, of which no two clients have one in common.
+
+    Args:
+        setting: says how many clients and images there are, and how labels are skewed.
+        labels: (n,) of all images.
+        draw: of the images.
+    """
+    clients = sum(setting.sizes)
+    order = draw.permutation(len(labels))
+    if setting.alpha is None:
+        return list(order[: clients * setting.samples].reshape(clients, setting.samples))
+    classes = int(labels.max()) + 1
+    left = [list(order[labels[order] == label]) for label in range(classes)]
+    dealt = []
+    for shares in draw.dirichlet(np.full(classes, setting.alpha), size=clients):
+        wanted = draw.multinomial(setting.samples, shares)
+        rows: list[int] = []
+        for label, count in enumerate(wanted):
+            # a class that has run out leaves a client with fewer images
+            rows += left[label][:count]
+            del left[label][:count]
+        dealt.append(np.array(rows))
+    return dealt
 
 
 @lru_cache(maxsize=1)
@@ -242,57 +298,33 @@ def points_of(setting: str, seed: int) -> tuple[Array, list[int]]:
     """
     chosen = SETTINGS[setting]
     k = len(chosen.sizes)
-    scenario: Any = Iid()
-    if chosen.alpha is not None:
-        scenario = Dirichlet(alpha=chosen.alpha)
-    federation = Federation.simulate(
-        chosen.data, scenario=scenario, clients=sum(chosen.sizes), samples=chosen.samples, seed=seed
-    )
     truth: list[int] = np.repeat(range(k), chosen.sizes).tolist()
-    classes = federation.classes
-    size = POINT_SIZE * chosen.told
-    sketch = ClassMeans(tuple(federation.shape), classes, size, seed)
+    turned, labels = pool_of(chosen.data)
+    classes = int(labels.max()) + 1
+    names = [np.arange(classes)] * k
+    if chosen.shift != "rotations" and k > 1:
+        shift = SHIFTS[chosen.shift](clusters=k)
+        blank = np.zeros((classes, *SHAPE), np.float32)
+        for cluster in range(k):
+            _, y = shift.transform(cluster, blank, names[cluster], classes, Randomness(seed))
+            names[cluster] = np.asarray(y)
+    sketch = ClassMeans(SHAPE, classes, POINT_SIZE * chosen.told, seed)
     points = []
-    for cluster, shard in zip(truth, federation.shards, strict=True):
-        x, y = shard.x, shard.y
-        if k > 1:
-            shift = SHIFTS[chosen.shift](clusters=k)
-            x, y = shift.transform(cluster, x, y, classes, Randomness(seed))
-        flat = np.reshape(x, (len(x), -1)).astype(np.float64)
-        one_hot = np.eye(classes)[np.asarray(y)]
-        points.append(sketch.point_of(one_hot.T @ flat, one_hot.sum(0)))
+    dealt = rows_of(chosen, labels, Randomness(seed).generator("images"))
+    for cluster, rows in zip(truth, dealt, strict=True):
+        images = turned[cluster if chosen.shift == "rotations" else 0][rows]
+        one_hot = np.eye(classes)[names[cluster][labels[rows]]]
+        counts = one_hot.sum(0)
+        # low frequencies are linear in the images: their means are those of the mean image
+        means = one_hot.T @ images / np.maximum(counts, 1.0)[:, None]
+        points.append(sketch.point_of_means(means, counts))
     return noisy_centres.unit(np.stack(points)), truth
 
 
-def draw(rows: Sequence[Row]) -> Any:
-    """Return a figure of right labels over ε of a replaced client, and the bound.
-
-    Args:
-        rows: of the sheet; those that were not run are left out.
-    """
-    settings = ("swaps", "rotations")
-    picture, axes = figure(7.0, 3.2, columns=len(settings))
-    line = np.linspace(0, 10, 101)
-    for axis, setting in zip(axes[0], settings, strict=True):
-        for name in (setting, f"1000 clients, {setting}, 60 images"):
-            right: dict[float, list[float]] = {}
-            for row in rows:
-                if row["setting"] == name and row.get("right"):
-                    values = right.setdefault(float(row["replaced"]), [])
-                    values.append(float(row["right"]))
-            epsilons = sorted(right)
-            means = [float(np.mean(right[epsilon])) for epsilon in epsilons]
-            clients = sum(SETTINGS[name].sizes)
-            axis.plot(epsilons, means, marker="o", label=f"{clients} clients, hidden")
-        limit = [bound(epsilon, len(EVEN)) for epsilon in line]
-        axis.plot(line, limit, color="black", linestyle="--", label="labels at a server, at most")
-        axis.set_xlim(0, 10)
-        axis.set_ylim(0.2, 1.02)
-        axis.set_title(setting)
-        axis.set_xlabel("ε, for a replaced client")
-        axis.set_ylabel("right labels")
-    axes[0][0].legend(fontsize="small")
-    return picture
+@cache
+def book_of(r: int, count: int) -> Array:
+    """Return `noisy_centres.code_book`, which is the same in every draw."""
+    return noisy_centres.code_book(r, count)
 
 
 GRID = Grid(
@@ -304,7 +336,6 @@ GRID = Grid(
     values=["ari", "exact", "oracle", "separation"],
     seeds=10,
     minutes=15.0,
-    draw=draw,
 )
 
 if __name__ == "__main__":

@@ -154,14 +154,6 @@ class ProtocolHooks(Grouped, ABC):
         }
 
     @property
-    def network(self) -> Any:
-        """Return the network that clients train: its name, or a module of the user's own.
-
-        A method whose default network depends on its other options returns that in place of "auto".
-        """
-        return self.model
-
-    @property
     def weighted(self) -> bool:
         """Return whether clients send their numbers of samples."""
         return False

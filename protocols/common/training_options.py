@@ -52,8 +52,18 @@ class TrainingOptions(OptionGroup):
         lr = self.lr
         if lr is None:
             task, classes = facts.objective, facts.classes
-            lr = rate(method.network, task, classes, self.optimizer, facts.bright)
+            lr = rate(self.network(method), task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
+
+    def network(self, method: ProtocolHooks) -> Any:
+        """Return the network that clients train: its name, or a module of the user's own.
+
+        Options of a method whose default depends on others return it in place of "auto".
+
+        Args:
+            method: whose options they are.
+        """
+        return method.model
 
     def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:
         """Return the hyper-parameters of a client's training in a round.

@@ -36,7 +36,6 @@ from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.messaging.replies import Sums
-from securecluster.models.architectures import AUTO
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.pipeline import Kind, Pipeline, Stage
@@ -53,6 +52,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.privacy_options import LOCAL, PrivacyOptions, RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SumOptions, SumsOverAll
+from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import (
     BlockAverages,
@@ -123,6 +123,25 @@ class ClusteringNoise(PrivacyOptions):
             return {}
         noise = float(config["noise"])
         return {name: RowNoise(1.0, noise * method.privacy_factor(name)) for name in CLUSTERING}
+
+
+@dataclass(kw_only=True)
+class TrainingOfBlocks(TrainingOptions):
+    """Options of local training, whose default network depends on the noise."""
+
+    def network(self, method: Any) -> Any:
+        """Return the network, which is the linear one by default where updates have noise.
+
+        Every number of an update has the same noise, so that a network with fewer loses less.
+
+        Args:
+            method: whose options they are.
+        """
+        from securecluster.models.architectures import AUTO  # which loads torch
+
+        if method.model == AUTO and method.privacy.noisy:
+            return QUIET_NETWORK
+        return method.model
 
 
 @dataclass(kw_only=True)
@@ -216,6 +235,7 @@ class Hidden(ClusteringProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
+    training: TrainingOptions = group(TrainingOfBlocks)
     privacy: PrivacyOptions = group(ClusteringNoise)
     sums: SumOptions = group(SumsOfBlocks)
     aggregation: str = ADVISED
@@ -433,16 +453,6 @@ class Hidden(ClusteringProtocol):
         replies = net.gather(HiddenClient.assign, state.centres.message(), to=to)
         check_newcomers(to, replies.ids)
         return [0] * len(to)
-
-    @property
-    def network(self) -> Any:
-        """Return the network, which is the linear one by default where updates have noise.
-
-        Every number of an update has the same noise, so that a network with fewer loses less.
-        """
-        if self.model == AUTO and self.privacy.noisy:
-            return QUIET_NETWORK
-        return self.model
 
     @property
     def size(self) -> int:

@@ -86,10 +86,6 @@ class Method(Protocol):
     pairs: Any
 
     @property
-    def network(self) -> Any:
-        """Return the network that clients train: its name, or a module of the user's own."""
-
-    @property
     def total_rounds(self) -> int:
         """Return the number of rounds, each of which has a line in the history."""
 
