@@ -149,7 +149,7 @@ MASKS_AND_NOISE: Mapping[str, Parameters] = {
 OTHER_PROTECTIONS: Mapping[str, Parameters] = {
     "secagg": SECAGG,
     "secagg rotated": {**SECAGG, "mask": "rotation"},
-    "secagg noised clients": {**SECAGG, **NOISE},
+    "secagg noised clients": {**SECAGG, **NOISE, "placement": "local"},
     "secagg noised in shares": {**SECAGG, **NOISE, "placement": "distributed"},
     "bfv": {"mask": "none", "aggregation": "bfv"},
     "ckks": {"mask": "none", "aggregation": "ckks"},

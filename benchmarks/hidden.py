@@ -1,88 +1,106 @@
 """Measure how well clients assign themselves by noisy sums, over ε of the clustering.
 
-python -m benchmarks.hidden [--seeds 3] [--minutes 10]
+python -m benchmarks.hidden [--seeds 10] [--minutes 15]
 
-Four clusters of clients with 300 images each, of equal sizes, or the first one with 15 % of the
-clients. ε is that of the four sums of clustering alone, for a whole client that is added or
-removed, at δ = 1e-5; every cell has 8 draws of the noise. `right` is the share of clients whose
-label is that of their true cluster, after the best matching of labels. `bound` is the largest share
-that any labels can have that follow from the clients' replies to a server, by the same noise: its ε
-is `replaced`, for a client that is replaced by another one. Clients that assign themselves tell
-nobody, so the bound does not apply to them.
+Clients with images of their own: no two share one, so that ε, which is that of the four sums of
+clustering alone for a whole client that is blanked at δ = 1e-5, is that of a client's images, too.
+Each of `SETTINGS` names the clusters, their sizes, the images of a client and the skew of its
+labels, which are drawn by a Dirichlet distribution for each client. Every cell has 4 draws of the
+noise; `ari` and `separation` (`noisy_centres.separation`) are their means, `lowest` is the lowest
+index, and `exact` the share of draws in which every client is right. `warned` is the share of draws
+after which a run would say that the clusters are not told apart. `right` is the share of clients
+whose label is that of their true cluster, after the best matching of labels. `bound` is the largest
+share that any labels can have that follow from the clients' replies to a server, by the same noise:
+its ε is `replaced`, for a client that is replaced by another one. Clients that assign themselves
+tell nobody, so the bound does not apply to them.
 
-Two numbers without noise say what stops the clustering. `known_centres` is the index of labels by
-the nearest of the true clusters' mean points: what is missing there, the points have lost.
-`likelihood` is that of the most likely cluster by its class means, which are those of its other
-clients: what is missing there, the samples do not tell to this classifier.
+Two numbers without privacy say what stops the clustering: `without_noise` is the index of the same
+four sums as they are, and `oracle` that of k-means with 50 starts on the points themselves.
 
-The seeds are 0 and up: 100 to 103 were used to choose the size of points, the shares of the budget
-and the lengths of displacements, on MNIST alone. Skewed clients draw their labels by a Dirichlet
-distribution (α = 1). Clients of all data sets draw from all images, femnist's from those of all
-writers, which have fewer than 300 each. The data are read from SECURECLUSTER_DATA or the hub.
+The seeds are 40 and up. On seeds 20 to 25 the number of cells and the threshold of the warning were
+chosen, and on 100 to 103, with shared images of MNIST alone, the size of points, the shares of the
+budget and the lengths of displacements. The data are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import Grid, product
-from benchmarks.sheet import Cell, Row, figure
-from securecluster import Dirichlet, Federation, Iid, LabelSwap, Rotation
+from benchmarks.grid import Grid, product, with_seeds
+from benchmarks.sheet import Cell
+from securecluster import Federation, Iid, LabelPermutation, LabelSwap, Rotation
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
 from securecluster.clustering.metrics import agreement
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.dp.accounting import find_noise, gaussian_epsilon
 from securecluster.protocols.hidden.class_means import ClassMeans
-from securecluster.protocols.hidden.protocol import CELLS_PER_CLUSTER, POINT_SIZE
+from securecluster.protocols.hidden.protocol import POINT_SIZE
+from securecluster.protocols.hidden.separation import APART
 
-CLUSTERS = 4
-SAMPLES = 300
-CLIENTS = (200, 1000)
-# femnist's 100 writers have too few images for 1000 clients
-SETTINGS = (
-    ("mnist", 200),
-    ("fashion_mnist", 200),
-    ("femnist", 200),
-    ("mnist", 1000),
-    ("fashion_mnist", 1000),
-)
-EPSILONS = (0.5, 1.0, 2.0, 4.0)
-DELTA = 1e-5
-DRAWS = 8
-MINORITIES = (0.25, 0.15)  # share of the first cluster
-TRANSFORMS: dict[str, Any] = {
-    "label-swap": LabelSwap(clusters=CLUSTERS),
-    "rotation": Rotation(clusters=CLUSTERS),
+EVEN = (50, 50, 50, 50)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Clusters of clients.
+
+    Args:
+        data: name of the data set.
+        shift: how clusters differ, a name of `SHIFTS`.
+        sizes: clients of each true cluster.
+        samples: images of a client.
+        told: k, the number of clusters that is told.
+        alpha: of the Dirichlet distribution of a client's labels; None for equal labels.
+    """
+
+    data: str
+    shift: str
+    sizes: tuple[int, ...] = EVEN
+    samples: int = 300
+    told: int = 4
+    alpha: float | None = None
+
+
+SHIFTS: dict[str, Any] = {
+    "swaps": LabelSwap,
+    "permutations": LabelPermutation,
+    "rotations": Rotation,
 }
-SIZE = POINT_SIZE * CLUSTERS  # of a point, as the protocol chooses it
+UNEQUAL = (13, 27, 53, 107)
+SETTINGS = {
+    "swaps": Setting("mnist", "swaps"),
+    "rotations": Setting("mnist", "rotations"),
+    "swaps (1:2:4:8)": Setting("mnist", "swaps", UNEQUAL),
+    "8 permutations": Setting("mnist", "permutations", (25,) * 8, told=8),
+    "swaps (100 images)": Setting("mnist", "swaps", samples=100),
+    # fewer images, since skewed clients cannot share out all images of every class
+    "swaps (α = 1)": Setting("mnist", "swaps", samples=200, alpha=1.0),
+    "swaps (α = 0.3)": Setting("mnist", "swaps", samples=200, alpha=0.3),
+    "one cluster": Setting("mnist", "swaps", (200,)),
+    "swaps (1000 clients)": Setting("mnist", "swaps", (250,) * 4, samples=60),
+}
+EPSILONS = (1.0, 2.0)
+DELTA = 1e-5
+DRAWS = 4
+FIRST_SEED = 40
+STARTS = 50  # of the oracle
+SHAPE = (1, 28, 28)
+POOL = 60_000  # images of each data set
+CHUNK = 5000  # images that are turned at once
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return data by labels by scenario by share of the first cluster by ε; there is one scale."""
-    grid: list[Cell] = []
-    for (data, clients), seed, labels in itertools.product(
-        SETTINGS, range(seeds), ("even", "skewed")
-    ):
-        skewed = labels == "skewed"
-        if skewed and clients != CLIENTS[0]:
-            continue
-        grid += product(
-            data=[data],
-            clients=[clients],
-            labels=[labels],
-            scenario=TRANSFORMS,
-            minority=MINORITIES[:1] if skewed else MINORITIES,
-            epsilon=EPSILONS,
-            seed=[seed],
-        )
-    return grid
+    """Return setting by ε by seed; there is one scale."""
+    grid = product(setting=SETTINGS, epsilon=EPSILONS)
+    settings = [{**cell, "clients": sum(SETTINGS[cell["setting"]].sizes)} for cell in grid]
+    return with_seeds(settings, range(FIRST_SEED, FIRST_SEED + seeds))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -92,36 +110,50 @@ def measure(cell: Cell) -> dict[str, Any]:
         cell: one of `cells`.
 
     Returns:
-        Mean and lowest adjusted Rand index, mean share of clients with the right label, the same
-        index without noise, with known centres and by likelihood, and the bound on labels that
-        follow from replies.
+        Mean and lowest adjusted Rand index, share of exact draws, mean share of clients with the
+        right label, the index without noise and the oracle's, the separation, and the bound on
+        labels that follow from replies.
     """
-    points, truth, likely = points_of(
-        cell["data"],
-        cell["clients"],
-        cell["labels"],
-        cell["scenario"],
-        cell["minority"],
-        cell["seed"],
-    )
-    known = noisy_centres.nearest_centres(points, mean_points(points, truth))
+    k = SETTINGS[cell["setting"]].told
+    points, truth = points_of(cell["setting"], cell["seed"])
     multiplier = noise_of(cell["epsilon"])
     found = []
     for draw in range(DRAWS):
         generator = Randomness(cell["seed"]).generator("noise", draw)
-        found.append(assigned(points, CLUSTERS, multiplier, generator))
-    indices = [agreement(labels, truth)["ari"] for labels in found]
-    exact = assigned(points, CLUSTERS, 0.0, Randomness(0).generator())
+        found.append(clustered(points, k, multiplier, generator))
+    indices = [agreement(labels, truth)["ari"] for labels, _ in found]
+    separations = [separation for _, separation in found]
     replaced = gaussian_epsilon(2 / multiplier, DELTA)
     return {
         "ari": float(np.mean(indices)),
         "lowest": min(indices),
-        "right": float(np.mean([share_right(labels, truth) for labels in found])),
-        "without_noise": agreement(exact, truth)["ari"],
-        "known_centres": agreement(known.tolist(), truth)["ari"],
-        "likelihood": agreement(likely, truth)["ari"],
+        "exact": float(np.mean([index == 1.0 for index in indices])),
+        "right": float(np.mean([share_right(labels, truth, k) for labels, _ in found])),
+        "separation": float(np.mean(separations)),
+        "warned": float(np.mean([value < APART for value in separations])),
+        **without_privacy(cell["setting"], cell["seed"]),
         "replaced": replaced,
-        "bound": bound(replaced, CLUSTERS, DELTA),
+        "bound": bound(replaced, k, DELTA),
+    }
+
+
+@lru_cache(maxsize=1)
+def without_privacy(setting: str, seed: int) -> dict[str, float]:
+    """Return the index of the same sums without noise, and that of k-means on the points.
+
+    Args:
+        setting: a name of `SETTINGS`.
+        seed: of the federation.
+    """
+    from sklearn.cluster import KMeans
+
+    k = SETTINGS[setting].told
+    points, truth = points_of(setting, seed)
+    exact = assigned(points, k, 0.0, Randomness(0).generator())
+    labels = KMeans(k, n_init=STARTS, random_state=0).fit_predict(points)
+    return {
+        "without_noise": agreement(exact, truth)["ari"],
+        "oracle": float(agreement(labels.tolist(), truth)["ari"]),
     }
 
 
@@ -139,11 +171,11 @@ def bound(epsilon: float, k: int, delta: float = 0.0) -> float:
     return (ratio + (k - 1) * delta) / (ratio + k - 1)
 
 
-def share_right(labels: Sequence[int], truth: Sequence[int]) -> float:
+def share_right(labels: Sequence[int], truth: Sequence[int], k: int) -> float:
     """Return the share of labels that are right after the best matching with true clusters."""
     from scipy.optimize import linear_sum_assignment
 
-    pairs = np.zeros((CLUSTERS, CLUSTERS), dtype=np.int64)
+    pairs = np.zeros((k, k), dtype=np.int64)
     np.add.at(pairs, (np.asarray(labels), np.asarray(truth)), 1)
     rows, columns = linear_sum_assignment(-pairs)
     return float(pairs[rows, columns].sum() / len(truth))
@@ -156,7 +188,17 @@ def noise_of(epsilon: float) -> float:
 
 
 def assigned(points: Array, k: int, multiplier: float, generator: np.random.Generator) -> list[int]:
-    """Return the labels that clients assign themselves, as the protocol's clients do.
+    """Return the labels of `clustered`."""
+    labels, _ = clustered(points, k, multiplier, generator)
+    return labels
+
+
+def clustered(
+    points: Array, k: int, multiplier: float, generator: np.random.Generator
+) -> tuple[list[int], float]:
+    """Return the labels that clients assign themselves, and the separation of the centres.
+
+    Both are as in the protocol.
 
     Args:
         points: (m, q) of norm 1.
@@ -180,7 +222,8 @@ def assigned(points: Array, k: int, multiplier: float, generator: np.random.Gene
     moments = summed(noisy_centres.second_moments(directions), of_moments)
     basis = noisy_centres.leading_directions(moments, r)
     places = noisy_centres.projections(directions, basis)
-    book = noisy_centres.code_book(r, CELLS_PER_CLUSTER * k)
+    count = noisy_centres.cells_for(k, len(points), of_cells)
+    book = book_of(r, count)
     rows = noisy_centres.displacement_rows(places, book, noisy_centres.CELL_REACH)
     total = summed(rows, of_cells)
     centres = noisy_centres.centres_from_cells(total, book, k, of_cells, seed=0)
@@ -188,137 +231,100 @@ def assigned(points: Array, k: int, multiplier: float, generator: np.random.Gene
     total = summed(rows, of_step)
     centres = noisy_centres.moved_centres(total, centres, of_step)
     labels: list[int] = noisy_centres.nearest_centres(places, centres).tolist()
-    return labels
+    return labels, noisy_centres.separation(centres, noisy_centres.counts_of(total))
 
 
-def mean_points(points: Array, truth: Sequence[int]) -> Array:
-    """Return the mean point of each true cluster, (k, q).
-
-    Args:
-        points: (m, q).
-        truth: (m,) true clusters.
-    """
-    clusters = np.asarray(truth)
-    means = [points[clusters == c].mean(0) for c in range(CLUSTERS)]
-    return np.stack(means)
-
-
-def most_likely(sums: Array, counts: Array, truth: Sequence[int]) -> list[int]:
-    """Return the most likely cluster of each client, (m,), by the class means of all others.
-
-    Samples of a class of a cluster are normal about a mean, with one variance for all numbers. The
-    mean is that of the cluster's clients, without the one that is assigned.
-
-    Args:
-        sums: (m, c, f) of the clients' samples by class.
-        counts: (m, c) numbers of samples.
-        truth: (m,) true clusters.
-    """
-    members = np.eye(CLUSTERS)[np.asarray(truth)]
-    total = np.einsum("mk,mcf->kcf", members, sums)
-    number = members.T @ counts
-    labels = []
-    for own, own_counts, cluster in zip(sums, counts, truth, strict=True):
-        others = total.copy()
-        others[cluster] -= own
-        others_number = number.copy()
-        others_number[cluster] -= own_counts
-        # a class that another cluster has no sample of tells nothing
-        usable = (others_number > 0).all(0) & (own_counts > 0)
-        means = others[:, usable] / others_number[:, usable, None]
-        weights = own_counts[usable]
-        own_means = own[usable] / weights[:, None]
-        distances = ((own_means - means) ** 2).sum(2)
-        costs = distances @ weights
-        labels.append(int(costs.argmin()))
-    return labels
-
-
-@lru_cache(maxsize=1)
-def dealt(data: str, clients: int, labels: str, seed: int) -> Federation:
-    """Return clients that hold images of one distribution, or of skewed labels."""
-    scenario: Any = Iid(overlap=True)
-    if labels == "skewed":
-        scenario = Dirichlet(alpha=1.0, overlap=True)
-    return Federation.simulate(data, scenario=scenario, clients=clients, samples=SAMPLES, seed=seed)
-
-
-@lru_cache(maxsize=1)
-def points_of(
-    data: str, clients: int, labels: str, scenario: str, minority: float, seed: int
-) -> tuple[Array, list[int], list[int]]:
-    """Return the clients' points, their true clusters, and their most likely ones.
+@cache
+def pool_of(data: str) -> tuple[Array, Array]:
+    """Return all images of a data set, turned by the four rotations, as low frequencies.
 
     Args:
         data: name of the data set.
-        clients: m.
-        labels: "even" or "skewed".
-        scenario: one of `TRANSFORMS`.
-        minority: share of the first cluster.
-        seed: of the federation.
 
     Returns:
-        The points, (m, q) of norm 1, and twice (m,) clusters.
+        (4, n, f) and labels (n,).
     """
-    federation = dealt(data, clients, labels, seed)
-    first = round(minority * clients)
-    rest = [1 + i % (CLUSTERS - 1) for i in range(clients - first)]
-    truth = [0] * first + rest
+    federation = Federation.simulate(
+        data, scenario=Iid(), clients=2, samples=POOL // 2, seed=FIRST_SEED
+    )
     classes = federation.classes
-    sketch = ClassMeans(tuple(federation.shape), classes, SIZE, seed)
-    transform = TRANSFORMS[scenario]
-    points = []
-    sums = []
-    counts = []
-    for cluster, shard in zip(truth, federation.shards, strict=True):
-        x, y = transform.transform(cluster, shard.x, shard.y, classes, Randomness(seed))
-        flat = np.reshape(x, (len(x), -1)).astype(np.float64)
-        one_hot = np.eye(classes)[np.asarray(y)]
-        sum_by_class = one_hot.T @ flat
-        count_by_class = one_hot.sum(0)
-        points.append(sketch.point_of(sum_by_class, count_by_class))
-        sums.append(sketch.smooth(sum_by_class))
-        counts.append(count_by_class)
-    likely = most_likely(np.stack(sums), np.stack(counts), truth)
-    units = noisy_centres.unit(np.stack(points))
-    return units, truth, likely
+    low = ClassMeans(tuple(federation.shape), classes, 1, 0)
+    rotation = Rotation(clusters=len(EVEN))
+    turned: list[list[Array]] = [[] for _ in EVEN]
+    labels = []
+    for shard in federation.shards:
+        labels.append(np.asarray(shard.y))
+        for cluster, parts in enumerate(turned):
+            for start in range(0, len(shard.y), CHUNK):
+                x, y = shard.x[start : start + CHUNK], shard.y[start : start + CHUNK]
+                x, _ = rotation.transform(cluster, x, y, classes, Randomness(0))
+                parts.append(low.smooth(np.reshape(x, (len(x), -1)).astype(np.float64)))
+    return np.stack([np.concatenate(parts) for parts in turned]), np.concatenate(labels)
 
 
-def draw(rows: Sequence[Row]) -> Any:
-    """Return a figure of right MNIST labels over ε of a replaced client, and the bound.
+def rows_of(setting: Setting, labels: Array, draw: np.random.Generator) -> list[Array]:
+    """Return the images of each client, of which no two clients have one in common.
 
     Args:
-        rows: of the sheet; those that were not run are left out.
+        setting: says how many clients and images there are, and how labels are skewed.
+        labels: (n,) of all images.
+        draw: of the images.
     """
-    picture, axes = figure(7.0, 3.2, columns=len(TRANSFORMS))
-    line = np.linspace(0, 10, 101)
-    for axis, scenario in zip(axes[0], TRANSFORMS, strict=True):
-        for clients in CLIENTS:
-            wanted = {
-                "data": "mnist",
-                "clients": str(clients),
-                "labels": "even",
-                "scenario": scenario,
-                # the bound is for clusters of equal sizes
-                "minority": "0.25",
-            }
-            right: dict[float, list[float]] = {}
-            for row in rows:
-                if wanted.items() <= row.items() and row.get("right"):
-                    values = right.setdefault(float(row["replaced"]), [])
-                    values.append(float(row["right"]))
-            epsilons = sorted(right)
-            means = [float(np.mean(right[epsilon])) for epsilon in epsilons]
-            axis.plot(epsilons, means, marker="o", label=f"{clients} clients, hidden")
-        limit = [bound(epsilon, CLUSTERS) for epsilon in line]
-        axis.plot(line, limit, color="black", linestyle="--", label="labels at a server, at most")
-        axis.set_xlim(0, 10)
-        axis.set_ylim(0.2, 1.02)
-        axis.set_title(scenario)
-        axis.set_xlabel("ε, for a replaced client")
-        axis.set_ylabel("right labels")
-    axes[0][0].legend(fontsize="small")
-    return picture
+    clients = sum(setting.sizes)
+    order = draw.permutation(len(labels))
+    if setting.alpha is None:
+        return list(order[: clients * setting.samples].reshape(clients, setting.samples))
+    classes = int(labels.max()) + 1
+    left = [list(order[labels[order] == label]) for label in range(classes)]
+    dealt = []
+    for shares in draw.dirichlet(np.full(classes, setting.alpha), size=clients):
+        wanted = draw.multinomial(setting.samples, shares)
+        rows: list[int] = []
+        for label, count in enumerate(wanted):
+            # a class that has run out leaves a client with fewer images
+            rows += left[label][:count]
+            del left[label][:count]
+        dealt.append(np.array(rows))
+    return dealt
+
+
+@lru_cache(maxsize=1)
+def points_of(setting: str, seed: int) -> tuple[Array, list[int]]:
+    """Return the clients' points, (m, q) of norm 1, and their true clusters, (m,).
+
+    Args:
+        setting: a name of `SETTINGS`.
+        seed: of the federation.
+    """
+    chosen = SETTINGS[setting]
+    k = len(chosen.sizes)
+    truth: list[int] = np.repeat(range(k), chosen.sizes).tolist()
+    turned, labels = pool_of(chosen.data)
+    classes = int(labels.max()) + 1
+    names = [np.arange(classes)] * k
+    if chosen.shift != "rotations" and k > 1:
+        shift = SHIFTS[chosen.shift](clusters=k)
+        blank = np.zeros((classes, *SHAPE), np.float32)
+        for cluster in range(k):
+            _, y = shift.transform(cluster, blank, names[cluster], classes, Randomness(seed))
+            names[cluster] = np.asarray(y)
+    sketch = ClassMeans(SHAPE, classes, POINT_SIZE * chosen.told, seed)
+    points = []
+    dealt = rows_of(chosen, labels, Randomness(seed).generator("images"))
+    for cluster, rows in zip(truth, dealt, strict=True):
+        images = turned[cluster if chosen.shift == "rotations" else 0][rows]
+        one_hot = np.eye(classes)[names[cluster][labels[rows]]]
+        counts = one_hot.sum(0)
+        # low frequencies are linear in the images: their means are those of the mean image
+        means = one_hot.T @ images / np.maximum(counts, 1.0)[:, None]
+        points.append(sketch.point_of_means(means, counts))
+    return noisy_centres.unit(np.stack(points)), truth
+
+
+@cache
+def book_of(r: int, count: int) -> Array:
+    """Return `noisy_centres.code_book`, which is the same in every draw."""
+    return noisy_centres.code_book(r, count)
 
 
 GRID = Grid(
@@ -326,9 +332,10 @@ GRID = Grid(
     "hidden",
     cells,
     measure,
-    by=["data", "clients", "labels", "scenario", "minority", "epsilon"],
-    values=["ari", "right", "bound"],
-    draw=draw,
+    by=["setting", "epsilon"],
+    values=["ari", "exact", "oracle", "separation"],
+    seeds=10,
+    minutes=15.0,
 )
 
 if __name__ == "__main__":

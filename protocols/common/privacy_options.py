@@ -31,7 +31,9 @@ from securecluster.training.local_trainer import LocalTraining
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks
 
+LOCAL = "local"
 DISTRIBUTED = "distributed"
+AUTO = "auto"
 # Range of clip norms. Single precision represents their products with noise multipliers.
 BOUNDS = (1e-12, 1e9)
 # Smallest ratio of two noise multipliers: the price of less is too large a number.
@@ -61,9 +63,10 @@ class PrivacyOptions(OptionGroup):
     """
     noise: Annotated[float, NoiseMultiplier()] = 0.0
     """noise multiplier Z = σ/S of the Gaussian noise on all releases; needs a clip"""
-    placement: Annotated[str, OneOf("local", "central", DISTRIBUTED)] = "local"
+    placement: Annotated[str, OneOf(AUTO, LOCAL, "central", DISTRIBUTED)] = AUTO
     """party that adds the noise of updates: local (each client), central (a trusted server, before
-    its protocol sees anything) or distributed (each client a share of it, in secure sums)
+    its protocol sees anything) or distributed (each client a share of it, in secure sums); auto is
+    distributed where updates leave in such sums alone, and local otherwise
     """
     dp_unit: Annotated[str, OneOf("client", "example")] = "client"
     """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
@@ -117,7 +120,7 @@ class PrivacyOptions(OptionGroup):
                 "a clipped update counts as much as any other, since its weight would reveal "
                 "|D_i|: take average uniform"
             )
-        if self.placement != "local" and self.dp_unit == "example":
+        if self.placement not in (AUTO, LOCAL) and self.dp_unit == "example":
             raise UsageError(
                 "with dp_unit example clients train with noise, so it is theirs: leave the "
                 "placement local, or take dp_unit client"
@@ -137,6 +140,21 @@ class PrivacyOptions(OptionGroup):
     def per_client(self) -> bool:
         """Return whether updates are clipped before they leave."""
         return self.dp_unit == "client" and self.clip is not None
+
+    def placed(self, method: ProtocolHooks) -> str:
+        """Return who adds the noise of updates: local, central or distributed.
+
+        By default the noise is distributed where that is possible, since a secure sum has the noise
+        of one release then, and with local noise that of as many releases as it has clients.
+
+        Args:
+            method: whose options they are.
+        """
+        if self.placement != AUTO:
+            return self.placement
+        if self.noisy and self.per_client and method.sums.refusal_of_shares(method) is None:
+            return DISTRIBUTED
+        return LOCAL
 
     def adds_noise(self, config: Mapping[str, Any]) -> bool:
         """Return whether updates, or the local training that they result from, have noise.
@@ -158,7 +176,7 @@ class PrivacyOptions(OptionGroup):
         clip = Clip(config["clip"], nonfinite_as_zeros=bool(noise))
         # Under central placement the trusted server adds the noise, and under distributed placement
         # it is added to the integers of secure sums, after the mask.
-        if noise and config["placement"] == "local":
+        if noise and config["placement"] == LOCAL:
             return (clip, Noise(config["clip"], noise))
         return (clip,)
 
@@ -212,7 +230,7 @@ class PrivacyOptions(OptionGroup):
             config: what clients and server agreed on.
         """
         clip = Clip(noise.norm, nonfinite_as_zeros=True)
-        if config["placement"] == "local":
+        if config["placement"] == LOCAL:
             return (clip, Noise(noise.norm, noise.multiplier))
         return (clip,)
 
@@ -232,7 +250,7 @@ class PrivacyOptions(OptionGroup):
     def resolved(
         self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the bound of a loss, the noise multiplier, and public numbers of samples.
+        """Return the bound of a loss, the noise and who adds it, and public numbers of samples.
 
         The noise multiplier is the hyper-parameter, or the smallest one with which every client
         stays within `target_epsilon`.
@@ -250,7 +268,11 @@ class PrivacyOptions(OptionGroup):
             loss_clip = facts.objective.loss_bound(facts.classes)
         else:
             loss_clip = float(self.loss_clip)
-        resolved: dict[str, Any] = {"loss_clip": loss_clip, "noise": noise}
+        resolved: dict[str, Any] = {
+            "loss_clip": loss_clip,
+            "noise": noise,
+            "placement": self.placed(method),
+        }
         if self.per_example and self.noisy:
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
         return resolved

@@ -94,7 +94,9 @@ class SumOptions(OptionGroup):
         """
         protection = self.protection
         if method.privacy.placement == DISTRIBUTED:
-            self._check_distributed(method)
+            reason = self.refusal_of_shares(method)
+            if reason is not None:
+                raise UsageError(reason)
         # of the methods that have it
         if getattr(method, "exact_weights", False) and not self.hide_replies:
             raise UsageError(
@@ -137,11 +139,18 @@ class SumOptions(OptionGroup):
                 "smaller one, or leave it out"
             )
 
-    def _check_distributed(self, method: ProtocolHooks) -> None:
-        """Raise UsageError where clients' shares of the noise would not all be in secure sums."""
+    def refusal_of_shares(self, method: ProtocolHooks) -> str | None:
+        """Return why clients' shares of the noise would not all be in secure sums.
+
+        Args:
+            method: whose options they are.
+
+        Returns:
+            One sentence; None where they would, and placement distributed is possible.
+        """
         if not self.protection.adds_noise:
             able = [name for name, other in AGGREGATIONS.items() if other.adds_noise]
-            raise UsageError(
+            return (
                 "with placement distributed no client's reply has enough noise by itself, so sums "
                 f"must be secure: take aggregation {' or '.join(able)}, or placement local"
             )
@@ -153,11 +162,12 @@ class SumOptions(OptionGroup):
                 continue
             exact = [field for field in release.through if field not in noised]
             if exact:
-                raise UsageError(
+                return (
                     f"clients of {method.name} also send {exact[0]} by itself ({name}), and with "
                     "placement distributed only sums have enough noise: take placement local, or "
                     "fedavg"
                 )
+        return None
 
     def refusal(self, method: ProtocolHooks) -> str | None:
         """Return why a method does not work with secure sums, and the nearest choice that does.

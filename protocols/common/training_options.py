@@ -69,7 +69,7 @@ class TrainingOptions(OptionGroup):
         lr = self.lr
         if lr is None:
             task, classes = facts.objective, facts.classes
-            lr = rate(method.model, task, classes, self.optimizer, facts.bright)
+            lr = rate(self.network(method), task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
 
     def tuning(self, method: ProtocolHooks) -> int:
@@ -79,6 +79,16 @@ class TrainingOptions(OptionGroup):
             method: whose options they are.
         """
         return self.tune_rounds
+
+    def network(self, method: ProtocolHooks) -> Any:
+        """Return the network that clients train: its name, or a module of the user's own.
+
+        Options of a method whose default depends on others return it in place of "auto".
+
+        Args:
+            method: whose options they are.
+        """
+        return method.model
 
     def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:
         """Return the hyper-parameters of a client's training in a round.

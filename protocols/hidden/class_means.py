@@ -65,7 +65,15 @@ class ClassMeans:
             counts: (c,) numbers of samples.
         """
         divisors = np.maximum(counts, 1.0)  # a class without samples has the sum 0
-        means = self.smooth(sums / divisors[:, None])
+        return self.point_of_means(self.smooth(sums / divisors[:, None]), counts)
+
+    def point_of_means(self, means: Array, counts: Array) -> Array:
+        """Return the point of a client, (q,), from its smoothed class means.
+
+        Args:
+            means: (c, f) of `smooth`; zeros for a class without samples.
+            counts: (c,) numbers of samples.
+        """
         weights = counts / (counts + PRIOR)
         # What all of a client's classes have in common tells nothing about its labels, and with
         # few samples it varies more than anything else.

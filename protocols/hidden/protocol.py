@@ -49,9 +49,10 @@ from securecluster.protocols.common.disclosures import Disclosures, OfHiddenSums
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.privacy_options import PrivacyOptions, RowNoise
+from securecluster.protocols.common.privacy_options import LOCAL, PrivacyOptions, RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SumOptions, SumsOverAll
+from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import (
     BlockAverages,
@@ -67,7 +68,7 @@ from securecluster.training.local_trainer import LocalTrainer
 
 # fields of the four sums of clustering, in their order, with their shares of its budget
 CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))
-CELLS_PER_CLUSTER = 2  # of the code book
+QUIET_NETWORK = "linear"  # what model auto is under noise
 # Numbers of a point per cluster. Fewer lose what rare classes tell, more add noise to the leading
 # directions. Chosen by trial.
 POINT_SIZE = 5
@@ -87,6 +88,8 @@ class Centres:
     centres: torch.Tensor = field(default_factory=empty)  # (k', r)
     # (k',) about how many of all clients are in each cluster, from 1
     sizes: list[float] = field(default_factory=list)
+    # how well the centres are told apart, from 0 to 1, see `noisy_centres.separation`
+    separation: float = 1.0
 
     def message(self) -> PublicCentres:
         """Return the message to clients."""
@@ -120,6 +123,25 @@ class ClusteringNoise(PrivacyOptions):
             return {}
         noise = float(config["noise"])
         return {name: RowNoise(1.0, noise * method.privacy_factor(name)) for name in CLUSTERING}
+
+
+@dataclass(kw_only=True)
+class TrainingOfBlocks(TrainingOptions):
+    """Options of local training, whose default network depends on the noise."""
+
+    def network(self, method: Any) -> Any:
+        """Return the network, which is the linear one by default where updates have noise.
+
+        Every number of an update has the same noise, so that a network with fewer loses less.
+
+        Args:
+            method: whose options they are.
+        """
+        from securecluster.models.architectures import AUTO  # which loads torch
+
+        if method.model == AUTO and method.privacy.noisy:
+            return QUIET_NETWORK
+        return method.model
 
 
 @dataclass(kw_only=True)
@@ -157,7 +179,7 @@ class SumsOfBlocks(SumsOverAll):
         noises = method.privacy.row_noises(method, config)
         for name in CLUSTERING:
             fields[name] = ROUNDING
-            if name in noises and method.privacy.placement == "local":
+            if name in noises and config["placement"] == LOCAL:
                 fields[name] += DEVIATIONS * noises[name].multiplier
         return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
 
@@ -213,6 +235,7 @@ class Hidden(ClusteringProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
+    training: TrainingOptions = group(TrainingOfBlocks)
     privacy: PrivacyOptions = group(ClusteringNoise)
     sums: SumOptions = group(SumsOfBlocks)
     aggregation: str = ADVISED
@@ -271,14 +294,14 @@ class Hidden(ClusteringProtocol):
 
         # Sum 3: counts and displacements in the cells of a public code book. The server never sees
         # single points, so cells stand for them, and the noise falls on few numbers.
-        cells = noisy_centres.code_book(r, CELLS_PER_CLUSTER * self.k)
+        cells = noisy_centres.code_book(r, self._cells(net.agreed))
         public.centres = torch.as_tensor(cells).to(public.mean)
         counted = self._summed(net, HiddenClient.send_cell, public.message())
         started = noisy_centres.centres_from_cells(
             _array(counted.rows.cells),
             cells,
             self.k,
-            self._deviation(net, "cells", counted),
+            self._deviation(net.agreed, "cells", counted.counts[0]),
             net.randomness.integer("server", "clusterer"),
         )
 
@@ -286,15 +309,26 @@ class Hidden(ClusteringProtocol):
         public.centres = torch.as_tensor(started).to(public.mean)
         stepped = self._summed(net, HiddenClient.send_step, public.message())
         steps = _array(stepped.rows.steps)
-        deviation = self._deviation(net, "steps", stepped)
+        deviation = self._deviation(net.agreed, "steps", stepped.counts[0])
         started = noisy_centres.moved_centres(steps, started, deviation)
         counts = noisy_centres.counts_of(steps)
+        public.separation = noisy_centres.separation(started, counts)
         large = noisy_centres.large_enough(counts, deviation, self.minimum_size)
         public.centres = torch.as_tensor(started[large]).to(public.mean)
         # Clients that were lost are in some cluster as well.
         share = len(net.clients) / stepped.counts[0]
         public.sizes = (np.maximum(counts[large], self.minimum_size) * share).tolist()
         return public
+
+    def _cells(self, config: Mapping[str, Any]) -> int:
+        """Return the number of cells of the code book, which follows from the noise.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        clients = int(config["clients"])
+        deviation = self._deviation(config, "cells", clients)
+        return noisy_centres.cells_for(int(self.k), clients, deviation)
 
     def _summed(self, net: ServerChannel, method: Any, query: Any) -> Sums[Any]:
         """Return a sum over all clients.
@@ -311,21 +345,21 @@ class Hidden(ClusteringProtocol):
             "another seed"
         )
 
-    def _deviation(self, net: ServerChannel, name: str, sums: Sums[Any]) -> float:
+    def _deviation(self, config: Mapping[str, Any], name: str, clients: int) -> float:
         """Return the standard deviation of the noise in each number of a sum.
 
         Args:
-            net: has the configuration.
+            config: what clients and server agreed on.
             name: of the field.
-            sums: says how many clients are in the sum.
+            clients: how many are in the sum.
         """
-        noise = self.privacy.row_noises(self, net.agreed).get(name)
+        noise = self.privacy.row_noises(self, config).get(name)
         if noise is None:
             return 0.0
         deviation = noise.norm * noise.multiplier
         # each client adds the noise of a whole release, and variances add up
-        if self.privacy.placement == "local":
-            deviation *= math.sqrt(sums.counts[0])
+        if config["placement"] == LOCAL:
+            deviation *= math.sqrt(clients)
         return deviation
 
     def _assign(
@@ -437,6 +471,14 @@ class Hidden(ClusteringProtocol):
         """Return the vectors of d numbers that a client exchanges: k blocks and k averages."""
         return 2 * self.k
 
+    def report_fields(self, state: HiddenState) -> dict[str, Any]:
+        """Return how well the clusters are told apart, from what the sums released.
+
+        Args:
+            state: the final state.
+        """
+        return {"separation": state.centres.separation}
+
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the sizes of points, their moments, the code book and the blocks.
 
@@ -451,7 +493,7 @@ class Hidden(ClusteringProtocol):
             "moments": q * (q + 1) // 2,
             "subspace": r,
             "displacement": 1 + r,
-            "cells": CELLS_PER_CLUSTER * int(self.k) if r > 1 else 2,
+            "cells": self._cells(config) if r > 1 else 2,
             "clusters": int(self.k),
         }
 

@@ -33,7 +33,11 @@ def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) ->
     lr = float(fitted.kept_.learned.config["lr"])
     task = federation.objective
     default = rate(
-        method.model, task, federation.classes, method.training.optimizer, federation.bright
+        method.training.network(method),
+        task,
+        federation.classes,
+        method.training.optimizer,
+        federation.bright,
     )
     # Advise the network's default learning rate, or a lower one where that was used already.
     suggested = default

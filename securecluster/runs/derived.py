@@ -73,8 +73,9 @@ def resolved_defaults(method: Method, facts: Facts) -> dict[str, Any]:
     from securecluster.models.architectures import chosen
 
     resolved: dict[str, Any] = {}
-    if isinstance(method.model, str):
-        resolved["model"] = chosen(method.model, facts.objective, facts.classes)
+    network = method.training.network(method)
+    if isinstance(network, str):
+        resolved["model"] = chosen(network, facts.objective, facts.classes)
     for options in option_groups(method):
         resolved |= options.resolved(method, facts, resolved)
     return resolved
@@ -101,7 +102,8 @@ def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
 
     task = objective(config["objective"])
     randomness = Randomness(config["seed"])
-    return build(method.model, tuple(config["shape"]), config["classes"], randomness, task)
+    network = method.training.network(method)
+    return build(network, tuple(config["shape"]), config["classes"], randomness, task)
 
 
 def module_doubts(method: Method, federation: Federation) -> list[str]:

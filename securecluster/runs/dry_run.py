@@ -267,7 +267,7 @@ def _counted(
     common = {name: value for name, value in COMMON.items() if name in params}
     dry = type(protocol)(**{**params, **common, **changes})
     dry.privacy = dry.privacy.for_stand_ins()
-    in_shares = protocol.privacy.placement == "distributed"
+    in_shares = protocol.privacy.placed(protocol) == "distributed"
     counts: Counter[tuple[Expense, bool]] = Counter()
     by_client, _ = _events_by_client(dry, federation, whole)
     for events in by_client.values():

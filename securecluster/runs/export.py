@@ -182,8 +182,9 @@ def _loader(fitted: FittedRun) -> str:
     if not isinstance(fitted.method.model, str):
         return text
     config = fitted.kept_.learned.config
+    network = fitted.method.training.network(fitted.method)
     module = named_module(
-        fitted.method.model, tuple(config["shape"]), config["classes"], fitted.network_.objective
+        network, tuple(config["shape"]), config["classes"], fitted.network_.objective
     )
     # in place of the error for a module of the user's own
     refusal = re.compile(r"^    raise TypeError\(.*\)$", re.MULTILINE)

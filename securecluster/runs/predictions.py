@@ -42,7 +42,8 @@ def module_with(
 
     if isinstance(method.model, str):
         shape = tuple(config["shape"])
-        module = named_module(method.model, shape, config["classes"], objective)
+        network = method.training.network(method)
+        module = named_module(network, shape, config["classes"], objective)
     else:
         module = copy.deepcopy(method.model).cpu()
     module = module.to(getattr(torch, config["dtype"]))

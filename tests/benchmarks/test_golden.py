@@ -45,7 +45,7 @@ def test_every_protocol_is_recorded_under_every_value_of_every_option() -> None:
         used = {case.protection.get(option, "plain") for case in cases}
         assert used == set(values)
     placements = {case.protection.get("placement") for case in cases}
-    assert placements == {None, "central", "distributed"}
+    assert placements == {None, "local", "central", "distributed"}
 
 
 def test_the_reference_has_every_case_and_no_other() -> None:

@@ -102,3 +102,48 @@ def test_clusters_are_found_from_the_sums_alone(k: int) -> None:
             steps_of_members.append(member * min(1.0, centres.STEP_REACH / length))
         expected = found[label] + np.mean(steps_of_members, axis=0)
         np.testing.assert_allclose(moved[label], expected, atol=1e-9)
+
+
+def test_there_are_more_cells_where_the_noise_leaves_them_points() -> None:
+    assert centres.cells_for(4, 200, 0.0) == 16
+    assert centres.cells_for(4, 200, 1e6) == 8
+    # 16 cells of 12.5 points each, whose counts have √2 times the deviation
+    edge = 12.5 / (centres.POINTS_PER_DEVIATION * math.sqrt(2))
+    assert centres.cells_for(4, 200, 0.99 * edge) == 16
+    assert centres.cells_for(4, 200, 1.01 * edge) == 8
+    assert centres.cells_for(4, 2000, 1.01 * edge) == 16
+
+
+def test_clusters_of_unequal_sizes_are_found_without_noise() -> None:
+    """With two cells a cluster, cells that two clusters share hide the smaller one."""
+    draw = np.random.default_rng(0)
+    truth = np.repeat(np.arange(4), [13, 27, 53, 107])
+    right = {2: [], 4: []}  # type: dict[int, list[float]]
+    for _ in range(10):
+        basis = np.linalg.qr(draw.standard_normal((3, 3)))[0]
+        where = 0.7 * centres.unit(np.array([[1, 0, 0], [0, 1, 0], [-1, -1, 0], [0, 0.4, 1.0]]))
+        places = (where @ basis)[truth] + 0.1 * draw.standard_normal((200, 3))
+        for per_cluster, found in right.items():
+            book = centres.code_book(3, per_cluster * 4)
+            total = centres.displacement_rows(places, book, centres.CELL_REACH).sum(0)
+            started = centres.centres_from_cells(total, book, 4, 0.0, seed=0)
+            labels = centres.nearest_centres(places, started)
+            found.append(float(adjusted_rand_score(truth, labels)))
+    assert np.mean(right[4]) > max(0.97, np.mean(right[2]) + 0.005)
+
+
+def test_the_separation_is_the_share_of_squared_length_between_centres() -> None:
+    """By definition, it is the between-cluster part of the variance of unit vectors."""
+    draw = np.random.default_rng(4)
+    rows = centres.unit(draw.standard_normal((60, 3)))
+    labels = draw.integers(0, 3, 60)
+    found = np.stack([rows[labels == c].mean(0) for c in range(3)])
+    counts = np.bincount(labels).astype(float)
+    within = ((rows - found[labels]) ** 2).sum() / 60
+    mean = rows.mean(0)
+    between = 1.0 - within - mean @ mean
+    assert centres.separation(found, counts) == pytest.approx(between)
+    # counts below zero, which noise makes, are nobody
+    more = np.concatenate([found, [[1.0, 0.0, 0.0]]])
+    assert centres.separation(more, np.append(counts, -5.0)) == pytest.approx(between)
+    assert centres.separation(found, np.zeros(3)) == 0.0

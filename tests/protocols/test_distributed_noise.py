@@ -228,6 +228,55 @@ def test_every_other_method_is_refused_with_the_reply_that_has_no_share(
     assert refused > 10
 
 
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_noise_is_in_shares_by_default_where_that_is_possible(
+    name: str, federation: Federation, nsim_users: None
+) -> None:
+    """The configuration has the value, so that clients' policies and digests see it."""
+    given = make(name, placement="distributed")
+    try:
+        given.check(6)
+    except UsageError:
+        possible = False
+    else:
+        possible = True
+    made = make(name, placement="auto")
+    expected = "distributed" if possible else "local"
+    assert made.privacy.placed(made) == expected
+    try:
+        made.check(6)
+    except UsageError:
+        return  # secure sums, or noise, do not work with the method
+    config = made.config(federation, "float32")
+    assert config["placement"] == expected
+    # whoever is told the configuration makes the same one
+    assert make(name, placement=expected).config(federation, "float32") == config
+    assert make(name, placement="local").config(federation, "float32")["placement"] == "local"
+
+
+def test_noise_is_each_clients_own_by_default_where_shares_are_not_possible() -> None:
+    alone: list[dict[str, Any]] = [
+        {"aggregation": "plain"},
+        {"dp_unit": "example"},
+        {"noise": 0.0},
+        {"aggregation": "bfv"},
+    ]
+    for params in alone:
+        made = make(**{"placement": "auto", **params})
+        assert made.privacy.placed(made) == "local"
+
+
+def test_hidden_clusters_are_found_by_default_where_noise_of_each_client_would_drown_them() -> None:
+    """Local noise in a sum of 40 is that of 40 releases, and 27 shares of 40 one and a half."""
+    many = two_clusters(40, 20)
+    right = {}
+    for placement in ("auto", "local"):
+        made = make("hidden", k=2, rounds=1, placement=placement, noise=0.0, target_epsilon=20.0)
+        right[placement] = made.fit(many, FULL).agreement_["ari"]
+    assert right["auto"] > 0.6
+    assert right["local"] < 0.2
+
+
 @pytest.mark.parametrize(
     ("params", "words"),
     [

@@ -284,7 +284,12 @@ def test_nodes_behind_real_frames_end_with_the_models_of_one_process(
 
 
 def test_noise_is_priced_as_under_plain_sums(federation: Federation) -> None:
-    noised: dict[str, Any] = {"clip": 0.5, "noise": 1.0, "mask": "permutation"}
+    noised: dict[str, Any] = {
+        "clip": 0.5,
+        "noise": 1.0,
+        "mask": "permutation",
+        "placement": "local",
+    }
     plain = make("fedavg", aggregation="plain", **noised).fit(federation)
     secure = make("fedavg", **noised).fit(federation)
     for fitted in (plain, secure):
@@ -347,7 +352,7 @@ def test_the_same_rows_are_masked_anew_in_each_call(federation: Federation) -> N
 def test_a_number_beyond_the_range_is_one_clear_sentence(federation: Federation) -> None:
     with pytest.raises(UpdateError, match=r"delta: .* beyond its bound .*: raise sum_bound"):
         make("fedavg", sum_bound=1e-6).fit(federation)
-    noised = make("fedavg", sum_bound=1e-6, clip=1.0, noise=0.1)
+    noised = make("fedavg", sum_bound=1e-6, clip=1.0, noise=0.1, placement="local")
     noised.fit(federation)  # an error would tell of the data
 
 

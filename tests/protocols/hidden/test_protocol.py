@@ -287,6 +287,34 @@ def test_nodes_assign_themselves_as_clients_in_one_batch_do(federation: Federati
     assert [node.client.labels[0] for node in nodes] == list(together.labels_)
 
 
+def test_the_network_is_small_by_default_where_updates_have_noise(federation: Federation) -> None:
+    """The report and the configuration name it, and any other can be asked for."""
+    names = {}
+    for noise in (0.0, 1.0):
+        for model in ("auto", "mlp-32"):
+            made = make(model=model, clip=1.0, noise=noise)
+            names[model, noise] = made.config(federation, "float32")["model"]
+    assert names == {
+        ("auto", 0.0): "mlp",
+        ("auto", 1.0): "linear",
+        ("mlp-32", 0.0): "mlp-32",
+        ("mlp-32", 1.0): "mlp-32",
+    }
+    fitted = make(model="auto", **CENTRAL, noise=0.5).fit(federation)
+    assert fitted.client_models_.values.shape[1] == 64 * 10 + 10
+    inputs = federation.shards[0].x[:5]
+    predicted = fitted.predict_samples(0, inputs)
+    assert len(predicted) == len(inputs)
+
+
+def test_the_code_book_follows_from_the_noise(federation: Federation) -> None:
+    """Noise that leaves 24 cells few clients each leaves 12 of them twice as many."""
+    for noise, cells in ((0.0, 12), (0.001, 12), (50.0, 6)):
+        made = make(k=3, clip=1.0, noise=noise, placement="central")
+        config = made.config(federation, "float32")
+        assert made.frame_sizes(config)["cells"] == cells
+
+
 def test_newcomers_assign_themselves_and_release_nothing(federation: Federation) -> None:
     fitted = make(**CENTRAL, noise=0.5).fit(federation)
     labels = fitted.join(federation)  # the same data, so the same clusters
