@@ -61,6 +61,7 @@ from securecluster.protocols.hidden.client import (
     PublicCentres,
     PublicMean,
 )
+from securecluster.protocols.hidden.separation import separation_warning
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -111,6 +112,14 @@ class HiddenState:
     outbox: PendingUpdates
     centres: Centres
     assigned: Assigned
+
+    def doubt(self, method: Any) -> str | None:
+        """Return a sentence if the clusters found are hardly told apart.
+
+        Args:
+            method: the `Hidden` of the run.
+        """
+        return separation_warning(method, self)
 
 
 @dataclass(kw_only=True)

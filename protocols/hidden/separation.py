@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from securecluster.errors import SecureClusterWarning
-
 # Below this separation clusters are not told apart. Chosen on seeds 20 to 22 of `benchmarks.hidden`
 # settings: one cluster that was cut in four has 0.2 without noise, and up to 0.3 with skewed
 # labels; clusters that were found have 0.45 or more.
@@ -18,7 +16,7 @@ APART = 0.35
 
 
 def separation_warning(method: Any, state: Any) -> str | None:
-    """Return a warning, with advice, if the clusters of a run are not told apart.
+    """Return a sentence, with advice, if the clusters of a run are not told apart.
 
     Args:
         method: the `Hidden` of the run.
@@ -30,10 +28,8 @@ def separation_warning(method: Any, state: Any) -> str | None:
     advice = "fewer clusters (--k)"
     if method.privacy.noisy:
         advice = "fewer clusters (--k), less noise or more clients"
-    text = (
+    return (
         f"the {len(state.centres.sizes)} clusters found are hardly told apart: their centres "
         f"account for {separation:.2f} of the clients' differences, as pieces of one cluster "
         f"would (below {APART:g}): try {advice}"
     )
-    # with options as they are written here: in Python, or on the command line
-    return str(SecureClusterWarning(text))

@@ -21,6 +21,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.runs.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
 from securecluster.runs.derived import adds_noise
 from securecluster.runs.labels import looked_for_clusters, one_cluster_note
+from securecluster.runs.power_check import CARRIES, DOUBTFUL, DROWNED
 from securecluster.runs.serialization import UNTUNED
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ def cluster_note(
 
 def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tuned) -> str | None:
     """Return the sentence of `cluster_note`, with options as the command line has them."""
+    # of methods whose state says how far the run's own clusters can be trusted
+    doubt = getattr(fitted.state_, "doubt", None)
+    text = None if doubt is None else doubt(fitted.method)
+    if text is not None:
+        return str(text)
     labels = fitted.labels_.tolist()
     count = len(set(labels))
     ceiling = _ceiling(fitted)
@@ -69,7 +75,8 @@ def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tune
         gain = None
         if looked_for_clusters(fitted.history_):
             gain = _gain_alone(fitted, scored, tuned, noisy)
-        return _one_cluster_text(len(labels), note, gain, _few_samples(federation, noisy))
+        few = _few_samples(federation, noisy) or _of_noise(fitted)
+        return _one_cluster_text(len(labels), note, gain, few)
     if noisy or count > min(MOST_CLUSTERS, len(labels) // 2):
         return None
     scores = np.stack([scored(_everywhere(model, len(labels))) for model in _models(fitted)])
@@ -121,7 +128,7 @@ def _one_cluster_text(clients: int, note: str | None, gain: Gain | None, few: st
         clients: their number.
         note: the sentence on a run that looked for clusters and found one, or None.
         gain: by training alone, where it says that clients differ.
-        few: a remark on few samples, or nothing.
+        few: a remark on few samples or on noise, or nothing.
     """
     if gain is not None:
         return (
@@ -133,6 +140,20 @@ def _one_cluster_text(clients: int, note: str | None, gain: Gain | None, few: st
     if note is None or not few:
         return note
     return f"{note}{few}"
+
+
+def _of_noise(fitted: FittedRun) -> str:
+    """Return what the power check says of noise as the reason; nothing of a run without noise."""
+    power = fitted.kept_.learned.power
+    if power is None or power["clusters"] is None:
+        return ""
+    reasons = {
+        DROWNED: "; noise is the likeliest reason, since the power check took clusters for lost",
+        DOUBTFUL: "; noise may be the reason: the power check was in doubt",
+        CARRIES: "; noise is hardly the reason, as the power check has it: there may be no "
+        "clusters, or too few samples to tell them",
+    }
+    return reasons[power["clusters"]]
 
 
 def _few_samples(federation: Federation, noisy: bool) -> str:
