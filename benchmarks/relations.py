@@ -54,9 +54,12 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.gradient_signatures import (
     ClassBlocks,
+    ClassResiduals,
     ExampleMap,
     GradientSketch,
+    MeanNumber,
     Projected,
+    ResidualCoordinates,
 )
 from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.protocols import CFL
@@ -269,8 +272,18 @@ def examples(world: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([x, canary]), torch.cat([y, label])
 
 
+# releases whose rows are scaled to the clip norm where the unit is a client
+SCALED = ("sketch", "blocks", "coordinates")
+
+
 def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float, int], Release]:
-    """Return the releases of gradient signatures: "sketch", "blocks" or "coordinates"."""
+    """Return releases of gradient signatures.
+
+    Args:
+        kind: "sketch", "blocks", "coordinates", "mean number", "residuals" or "residual
+            coordinates".
+        per_client: whether whole clients are protected.
+    """
 
     def release(world: str, n: int, z: float, draws: int) -> Release:
         public = Randomness(0)
@@ -284,6 +297,19 @@ def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float
             direction = sketch.rows(x, y).double()
             example_map = Projected(sketch, direction / direction.norm(), CLIP)
             clip = SECOND_CLIP
+        if kind == "mean number":
+            example_map = MeanNumber()
+        if kind.startswith("residual"):
+            means = torch.full((CLASSES, blocks.size), 0.3)
+            residuals = ClassResiduals(blocks, means)
+            example_map = residuals
+        if kind == "residual coordinates":
+            x, y = examples(PRESENT, 1)
+            direction = residuals.rows(x, y, CLIP)[0]
+            directions = (direction / direction.norm()).expand(1, CLASSES, -1)
+            shifts = torch.full((CLASSES, blocks.size), 0.1)
+            example_map = ResidualCoordinates(residuals, shifts, directions, CLIP)
+            clip = SECOND_CLIP
         data = examples(world, n)
         if per_client:
             # all examples are the client's: its own, none that counts, or those of another one
@@ -293,7 +319,7 @@ def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float
         summed = Remembered(example_map)
 
         def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
-            made_once = SignatureRelease("signature", z, clip, per_client)
+            made_once = SignatureRelease("signature", z, clip, per_client, kind in SCALED)
             unit = "client" if per_client else "example"
             context = outside_run(ClientNoise(unit, 0.0, 0.0, BOUND, secret), [client])
             return made_once.of(context, summed, data)[0]
@@ -523,6 +549,11 @@ MECHANISMS: dict[str, Mechanism] = {
     "sketch": Mechanism("sketch of gradients", "example", signatures("sketch")),
     "blocks": Mechanism("class blocks", "example", signatures("blocks")),
     "coordinates": Mechanism("second release", "example", signatures("coordinates")),
+    "mean number": Mechanism("mean number", "example", signatures("mean number")),
+    "residuals": Mechanism("residuals by class", "example", signatures("residuals")),
+    "residual coordinates": Mechanism(
+        "second release of residuals", "example", signatures("residual coordinates")
+    ),
     "losses": Mechanism("losses", "example", losses("example"), 1.0),
     "gram": Mechanism("Gram matrix", "example", grams("example"), REPLACE_GRAM),
     "choices": Mechanism("choice of a model", "example", choices("example"), gaussian=False),
@@ -532,6 +563,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "shares": Mechanism("sums, noise in shares", "client", shared_sums, event=shared_event),
     "client sketch": Mechanism("sketch of gradients", "client", signatures("sketch", True)),
     "client blocks": Mechanism("class blocks", "client", signatures("blocks", True)),
+    "client mean number": Mechanism("mean number", "client", signatures("mean number", True)),
     "client losses": Mechanism("losses", "client", losses("client"), 1.0),
     "client gram": Mechanism("Gram matrix", "client", grams("client"), REPLACE_GRAM),
     "client choices": Mechanism("choice of a model", "client", choices("client"), gaussian=False),

@@ -314,7 +314,7 @@ def mechanism(protocol: Any) -> str:
     if protocol.clip is not None and protocol.privacy.per_example:
         phrases.append("dp-sgd")
     elif protocol.clip is not None:
-        phrases.append(protocol.placement)
+        phrases.append(protocol.privacy.placed(protocol))
     if getattr(protocol, "gram_noise", 0) or (
         hasattr(protocol, "gram_noise") and protocol.target_epsilon is not None
     ):

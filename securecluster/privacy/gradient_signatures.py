@@ -284,6 +284,11 @@ class Projected:
         return clipped_rows(rows @ directions.T, clip).sum(0)
 
 
+def _finite(inputs: torch.Tensor) -> torch.Tensor:
+    """Return whether all numbers of each example are finite, (n, 1)."""
+    return inputs.flatten(1).isfinite().all(1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class ClassResiduals:
     """Sums by class of projections less the means of their classes over all clients.
@@ -308,6 +313,8 @@ class ClassResiduals:
     def rows(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:
         """Return the examples' clipped residuals (n, r) in float64; all other blocks are zero.
 
+        An example that is not finite counts as zeros, and not as one at the origin.
+
         Args:
             inputs: (n, D).
             labels: (n,) whole numbers from 0 to C − 1.
@@ -315,7 +322,8 @@ class ClassResiduals:
         """
         projected = self.blocks.rows(inputs)[:, :-1].double()
         means = self.means.to(projected)[labels.to(projected.device)]
-        return clipped_rows(RESIDUAL_SCALE * (projected - means), clip)
+        residuals = clipped_rows(RESIDUAL_SCALE * (projected - means), clip)
+        return torch.where(_finite(inputs).to(residuals.device), residuals, 0.0)
 
     def sums(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:
         """Return the sum (C·r,) float64 of the examples' clipped rows.
@@ -370,7 +378,8 @@ class ResidualCoordinates:
         for label in sorted(set(labels.tolist())):
             members = (labels == label).nonzero()[:, 0].to(rows.device)
             coordinates[members] = (rows[members] - shifts[label]) @ directions[:, label].T
-        return clipped_rows(coordinates, clip).sum(0)
+        counted = torch.where(_finite(inputs).to(rows.device), coordinates, 0.0)
+        return clipped_rows(counted, clip).sum(0)
 
 
 @dataclass(frozen=True)
@@ -391,8 +400,7 @@ class MeanNumber:
             clip: S.
         """
         means = inputs.double().mean(1, keepdim=True)
-        finite = inputs.isfinite().all(1, keepdim=True)
-        return torch.where(finite, means, 0.0).clamp(-clip, clip).sum(0)
+        return torch.where(_finite(inputs), means, 0.0).clamp(-clip, clip).sum(0)
 
 
 def signature_mean(

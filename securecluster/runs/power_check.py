@@ -27,6 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from securecluster.data.facts import Facts
 from securecluster.errors import SecureClusterError, SecureClusterWarning
 from securecluster.privacy.dp.ledger import COSTLESS, Event
@@ -510,7 +512,9 @@ def _remedies(measured: _Measured, check: PowerCheck) -> Iterator[Remedy]:
 
 def short(value: float) -> str:
     """Return a positive number with two digits, and without an exponent where it is large."""
-    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
+    if value >= 99.5:
+        return f"{value:,.0f}"
+    return np.format_float_positional(value, precision=2, fractional=False, trim="-")
 
 
 def _changes(measured: _Measured, worst: Power) -> Iterator[tuple[str, float, str]]:

@@ -14,8 +14,10 @@ from securecluster.app.audit import REFUTED, WITHIN, Finding
 from securecluster.app.claims import Claim
 
 # options of claims on signatures and on hidden
-BLOCKS: dict[str, Any] = {"signature_blocks": "blocks"}
-SKETCHES: dict[str, Any] = {"signature_blocks": "plain"}
+# with a centre that no client is asked for, and that is far from the mean of the digits
+CENTRE: dict[str, Any] = {"signature_centre": 0.13}
+BLOCKS: dict[str, Any] = {"signature_blocks": "blocks", **CENTRE}
+SKETCHES: dict[str, Any] = {"signature_blocks": "plain", **CENTRE}
 SIGNATURE_NOISE = 3.73  # of one release with ε = 1 at δ = 1e-5; half of it is ε = 2.2
 # of a whole run with ε = 1; sums of clients' shares of noise have as much
 TRUSTED_NOISE: dict[str, Any] = {
@@ -498,7 +500,7 @@ NOISE_CLAIMS = tuple(
         ("dp-audit-training", "fedavg", {**NOISED, "dp_unit": "example"}),
         ("dp-audit-gram", "oneshot", MATRICES),
         ("dp-audit-eigenvectors", "oneshot", {**MATRICES, "gram_mechanism": "naive"}),
-        ("dp-audit-signatures", "signature", {"signature_noise": 0.25}),
+        ("dp-audit-signatures", "signature", {"signature_noise": 0.25, **SKETCHES}),
         ("dp-audit-signatures", "flhc", {**SIGNATURES, "dp_unit": "client"}),
     )
 )

@@ -63,7 +63,7 @@ def test_a_twin_has_nothing_that_protects() -> None:
     secure = FedAvg(**SMALL, aggregation="secagg", mask="rotation")
     assert (unprotected(secure).aggregation, secure.aggregation) == ("plain", "secagg")
     central = FedAvg(**SMALL, clip=1.0, noise=1.0, placement="central")
-    assert (unprotected(central).placement, unprotected(central).noise) == ("local", 0.0)
+    assert (unprotected(central).placement, unprotected(central).noise) == ("auto", 0.0)
     assert not unprotected(OneShot(sealed=True, gram_noise=1.0)).sealed
     assert unprotected(OneShot(gram_noise=1.0)).gram_noise == 0.0
     assert unprotected(Signature(signature_noise=1.0)).signature_noise == 0.0

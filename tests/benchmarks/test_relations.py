@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,10 @@ WORLD_OF = {
     ("example", "vectors"): ("gram",),
     ("example", "cluster"): ("gram",),
     ("example", "signature"): ("sketch",),
-    ("example", "coordinates"): ("coordinates",),
+    ("example", "coordinates"): ("coordinates", "residual coordinates"),
+    ("example", "residuals"): ("residuals",),
     ("example", "projections"): ("blocks",),
+    ("example", "mean"): ("mean number",),
     ("client", "pipeline"): ("rows", "central", "shares"),
     ("client", "loss"): ("client losses",),
     ("client", "losses"): ("client losses",),
@@ -57,6 +60,7 @@ WORLD_OF = {
     ("client", "nearest"): ("layer",),
     ("client", "signature"): ("client sketch",),
     ("client", "projections"): ("client blocks",),
+    ("client", "mean"): ("client mean number",),
 }
 
 
@@ -114,6 +118,12 @@ def fitted_runs() -> Iterator[tuple[Any, str]]:
             assert unit == "example"
             continue
         fitted.join(NEWCOMERS)
+        yield fitted, unit
+    # data of which nobody knows the centre
+    for unit in ("client", "example"):
+        made = cases.variant("signature noise", **NOISE, **WAYS[unit], model="linear", rounds=3)
+        fitted = made.fit(replace(RUN, data="own"))
+        fitted.join(replace(NEWCOMERS, data="own"))
         yield fitted, unit
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from securecluster.data import (
     SCENARIOS,
+    ClientDirichlet,
     Dirichlet,
     Federation,
     Iid,
@@ -225,7 +226,7 @@ def bare(kind: Objective) -> Source:
 
 LABELLED = [
     LabelSwap(1), LabelPermutation(2), Pathological(), Dirichlet(), LabelSplit(), Tasks(),
-    Rotation(), Inversion(),
+    Rotation(), Inversion(), ClientDirichlet(),
 ]  # fmt: skip
 
 

@@ -218,7 +218,8 @@ def test_every_other_method_is_refused_with_the_reply_that_has_no_share(
         if name.split()[0] in ACCEPTED or name in WEIGHTED:
             continue
         # eigenvectors and sketches have noise of their own
-        if name in ("oneshot noise", "pacfl noise", "signature noise", "signature blocks"):
+        signatures = ("signature noise", "signature blocks", "signature auto")
+        if name in ("oneshot noise", "pacfl noise", *signatures):
             make(name).check(6)
             continue
         with pytest.raises(UsageError, match="placement") as caught:

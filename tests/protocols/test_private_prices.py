@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
     ),
     "mrmtl": (MRMTL, {}, 3 / 4, 0.0),
     # a quarter of the whole is for the four sums that find clusters
-    "hidden": (Hidden, {"k": 2, "cluster_share": 0.25}, 3 / 4 / 0.75, 0.0),
+    "hidden": (Hidden, {"k": 2, "cluster_share": 0.25, "placement": "local"}, 3 / 4 / 0.75, 0.0),
 }
 
 

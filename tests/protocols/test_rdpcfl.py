@@ -140,6 +140,7 @@ def test_the_price_is_that_of_one_full_step_of_batches_and_of_choices(swapped: F
     assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(max(costs), rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*lost in the noise")
 def test_choices_with_noise_are_those_of_the_exponential_mechanism(swapped: Federation) -> None:
     # so little noise that the best model is chosen, and so much that either is
     assert noise_multiplier(60.0) < 0.2
@@ -180,6 +181,7 @@ def test_a_target_covers_training_and_choices(swapped: Federation) -> None:
     assert 0.9 * 8 < fitted.ledger_.price(1e-5).epsilon <= 8
 
 
+@pytest.mark.filterwarnings("ignore:.*lost in the noise")
 def test_a_whole_client_changes_shares_of_right_answers(swapped: Federation) -> None:
     # with the unit "client" a choice depends on shares in [0, 1], so little noise hides most of it
     settings: dict[str, Any] = {"k": 2, "rounds": 20, "model": "linear", "clip": 100.0}

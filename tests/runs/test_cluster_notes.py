@@ -98,9 +98,9 @@ def test_a_number_of_clusters_at_its_ceiling_is_named(monkeypatch: pytest.Monkey
     params: dict[str, Any] = {"rounds": 30, "model": "linear", "epochs": 1}
     made = Signature(signature_noise=1e-3, signature_blocks="plain", **params)
     group = type(made.signatures)
-    assert made.signatures.most_clusters(made, made.config(federation, "float32")) == 7
+    assert made.signatures.most_clusters(made, made.config(federation, "float32")) == 13
     monkeypatch.setattr(group, "most_clusters", lambda self, method, config: 2)
-    fitted = made.fit(federation)
+    fitted = Signature(signature_noise=0.3, **params).fit(federation)
     assert len(set(fitted.labels_)) >= 2 and fitted.warning_ is not None
     assert "ceiling of 2" in fitted.warning_ and "give it where it is known (k)" in fitted.warning_
 

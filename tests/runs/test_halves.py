@@ -89,7 +89,7 @@ def test_two_halves_that_exchange_bytes_make_the_run_that_fit_makes(
     models = clients.models(state)
     assert clients.labels(state) == whole.labels_.tolist()
     np.testing.assert_array_equal(clients.scores(models), whole.scores_)
-    kept = clients.final(models)
+    kept = clients.final(models, clients.labels(state))
     same_rows = kept.index == whole.kept_.clients.index
     assert same_rows and torch.equal(kept.table, whole.kept_.clients.table)
     assert kept.secrets.seed == whole.kept_.clients.secrets.seed
@@ -131,7 +131,8 @@ def test_each_half_goes_on_from_what_it_keeps_itself(tiny: Federation, tmp_path:
     assert run.resumed
     state = server.final_state(run)
     assert pack(state) == whole.server_state_
-    assert pack(clients.final(clients.models(state))) == pack(whole.kept_.clients)
+    final = clients.final(clients.models(state), clients.labels(state))
+    assert pack(final) == pack(whole.kept_.clients)
 
 
 def test_a_protocol_is_a_method() -> None:

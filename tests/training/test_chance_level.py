@@ -83,6 +83,7 @@ def test_long_runs_are_not_told_to_go_on(white: Federation) -> None:
     assert str(caught[0].message).endswith("(lr=0.2 in place of 0.5)")
 
 
+@pytest.mark.filterwarnings("ignore:.*lost in the noise")
 def test_under_noise_less_noise_is_an_advice() -> None:
     data = {
         name: (x, np.where(np.arange(len(y)) % 10 < 9, 0, y)) for name, (x, y) in bright().items()

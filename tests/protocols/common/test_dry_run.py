@@ -114,7 +114,7 @@ def test_trainings_are_counted_with_their_batches(small: Federation) -> None:
 
 
 def test_two_releases_of_a_signature_have_half_of_its_budget_each(small: Federation) -> None:
-    params = {**EXAMPLE, "signature_blocks": "plain"}
+    params = {**EXAMPLE, "signature_blocks": "plain", "signature_centre": 0.3}
     found = counted(Signature, small, **params)
     assert found == {("gaussian", round(2**0.5, 9)): 2, ("dp-sgd", 1.0): 5}
     assert counted(Signature, small, **params, signature_releases=1)[("gaussian", 1.0)] == 1

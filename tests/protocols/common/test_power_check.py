@@ -114,7 +114,8 @@ def test_losses_have_noise_by_the_number_of_models(digits: Federation) -> None:
 
 
 def test_means_over_examples_have_noise_over_their_number(digits: Federation) -> None:
-    protocol = Signature(**EXAMPLE, noise=1.0, signature_noise=3.0, signature_releases=1)
+    kind = {"signature_blocks": "plain", "signature_centre": 0.3, "signature_releases": 1}
+    protocol = Signature(**EXAMPLE, noise=1.0, signature_noise=3.0, **kind)
     assert ratio(protocol, digits, CLUSTERS) == pytest.approx(3.0 * math.sqrt(64) / 40)
 
 
