@@ -602,9 +602,10 @@ def _changed(measured: _Measured, changes: Mapping[str, Any]) -> Method | None:
     if not set(changes) <= set(params):
         return None
     try:
-        changed: Any = type(measured.method)(**{**params, **changes})
-        changed.check(measured.facts.clients)
-        initial_model(changed, measured.facts)
+        made: Any = type(measured.method)(**{**params, **changes})
+        made.check(measured.facts.clients)
+        initial_model(made, measured.facts)
     except SecureClusterError:
         return None
+    changed: Method = made
     return changed
