@@ -22,6 +22,7 @@ were found on the runs of `benchmarks.noise`, and `benchmarks.power` checks them
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +32,9 @@ import numpy as np
 
 from securecluster.data.facts import Facts
 from securecluster.errors import SecureClusterError, SecureClusterWarning
+from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.ledger import COSTLESS, Event
-from securecluster.runs.derived import initial_model
+from securecluster.runs.derived import initial_model, params_as_json
 from securecluster.runs.dry_run import Draw, observed
 from securecluster.runs.method import Method
 from securecluster.runtime.endpoint import SUM
@@ -79,8 +81,8 @@ OWN_NOISE = {
     SIGNATURE: "signature_noise",
 }
 # of remedies
-LARGEST_EPSILON = 1e4
-EPSILON_STEP = 1.25
+BISECTIONS = 40
+MOST_KNOWN = 256
 SKETCHED = 64
 SMALL_NETWORK = "linear"
 FEWER = 4
@@ -284,6 +286,9 @@ class PowerCheck:
         }
 
 
+_KNOWN: dict[str, PowerCheck | None] = {}
+
+
 def power_of(method: Method, facts: Facts, config: Mapping[str, Any]) -> PowerCheck | None:
     """Return what noise leaves of a run, without any data; None of a run without noise.
 
@@ -294,12 +299,29 @@ def power_of(method: Method, facts: Facts, config: Mapping[str, Any]) -> PowerCh
     """
     if not method.privacy.noisy:
         return None
-    measured = _Measured(method, facts, config)
-    powers = tuple(measured.powers())
-    if not powers:
-        return None
-    check = PowerCheck(powers)
-    return PowerCheck(powers, tuple(_remedies(measured, check)))
+    # everything that it follows from: the terminal, the run and its result ask for the same check
+    known_by = (
+        f"{type(method).__module__}.{type(method).__qualname__}",
+        params_as_json(method),
+        list(facts.shape),
+        facts.classes,
+        facts.objective.as_json(),
+        facts.clients,
+        config["noise"],
+        config["clip"],
+        config["placement"],
+        config.get("sizes"),
+    )
+    key = json.dumps(known_by, sort_keys=True, default=str)
+    if key not in _KNOWN:
+        while len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)))
+        measured = _Measured(method, facts, config)
+        powers = tuple(measured.powers())
+        check = PowerCheck(powers)
+        remedies = tuple(_remedies(measured, check))
+        _KNOWN[key] = PowerCheck(powers, remedies) if powers else None
+    return _KNOWN[key]
 
 
 def power_check(protocol: Any, federation: Any) -> PowerCheck | None:
@@ -551,21 +573,16 @@ def _changes(measured: _Measured, worst: Power) -> Iterator[tuple[str, float, st
         times = (ratio / carried) ** (2 if local else 1)
         clients = math.ceil(measured.facts.clients * times)
         yield f"more clients ({clients:,})", carried, worst.kind
-    less = _less_noise(measured, worst, carried / ratio)
-    if less is not None:
-        yield less, carried, worst.kind
+    yield _less_noise(measured, worst, carried / ratio), carried, worst.kind
 
 
-def _less_noise(measured: _Measured, worst: Power, share: float) -> str | None:
+def _less_noise(measured: _Measured, worst: Power, share: float) -> str:
     """Return in words which option has a release's noise, and the value by which it is less.
 
     Args:
         measured: the releases.
         worst: one of them.
         share: of its noise that is left.
-
-    Returns:
-        None where no ε up to `LARGEST_EPSILON` suffices.
     """
     params = measured.method.get_params()
     own = OWN_NOISE.get(worst.kind, "")
@@ -574,15 +591,29 @@ def _less_noise(measured: _Measured, worst: Power, share: float) -> str | None:
     noise = float(measured.config["noise"]) * share
     if params.get("target_epsilon") is None:
         return f"less noise (--noise {short(noise)})"
-    epsilon = float(params["target_epsilon"])
-    while epsilon <= LARGEST_EPSILON:
-        epsilon *= EPSILON_STEP
-        changed = _changed(measured, {"target_epsilon": epsilon})
-        if changed is None:
-            return None
-        if float(changed.config(measured.facts, "float32")["noise"]) <= noise:
-            return f"a larger ε (--target-epsilon {short(epsilon)})"
-    return None
+    epsilon = _larger_epsilon(float(params["target_epsilon"]), float(params["delta"]), share)
+    return f"a larger ε (--target-epsilon {short(epsilon)})"
+
+
+def _larger_epsilon(epsilon: float, delta: float, share: float) -> float:
+    """Return about the ε at which a run's noise is a share of what it is.
+
+    A run of many releases is about as private as one Gaussian release (Dong et al. 2022), whose
+    distance μ between neighbours, in deviations, grows as the noise shrinks.
+
+    Args:
+        epsilon: of the run.
+        delta: δ of both.
+        share: of the noise, below 1.
+    """
+    low, high = 1e-6, 1e6
+    for _ in range(BISECTIONS):
+        middle = math.sqrt(low * high)
+        if gaussian_epsilon(middle, delta) < epsilon:
+            low = middle
+        else:
+            high = middle
+    return gaussian_epsilon(low / share, delta)
 
 
 def _dimension(measured: _Measured, **changes: Any) -> int | None:

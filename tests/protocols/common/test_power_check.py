@@ -148,7 +148,9 @@ def test_data_are_not_read(digits: Federation, monkeypatch: pytest.MonkeyPatch) 
     facts = digits.facts
     assert isinstance(facts, Facts)
     monkeypatch.setattr(LocalTrainer, "train", read)
+    monkeypatch.setattr("securecluster.runs.power_check._KNOWN", {})
     check = power_of(protocol, facts, config)
+    monkeypatch.setattr("securecluster.runs.power_check._KNOWN", {})
     noise = np.random.default_rng(0)
     others = [
         (noise.random(shard.x.shape).astype(shard.x.dtype), shard.y) for shard in digits.shards
@@ -163,6 +165,7 @@ def test_a_large_network_has_a_stand_in_but_its_own_numbers(
     protocol = CFL(**{**CLIENT, "model": "mlp"}, noise=0.1)
     whole = power_check(protocol, digits)
     monkeypatch.setattr(dry_run, "LARGE", 1000)
+    monkeypatch.setattr("securecluster.runs.power_check._KNOWN", {})
     assert power_check(protocol, digits) == whole
 
 
