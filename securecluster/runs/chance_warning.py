@@ -28,7 +28,8 @@ def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) ->
     if not chance.notable:
         return None
     method = fitted.method
-    rounds = len(fitted.history_)
+    # the models are those that clients end with, tuned where they tune them
+    rounds = len(fitted.history_) + method.training.tuning(method)
     poor = len(chance.clients)
     lr = float(fitted.kept_.learned.config["lr"])
     task = federation.objective

@@ -185,6 +185,7 @@ def test_an_honest_server_of_hidden_reads_every_cluster(
     assert f"rank {achieved.units}: {achieved.units} of {achieved.units} clients" in said
 
 
+@pytest.mark.filterwarnings("ignore:clusters .* look like one")
 @pytest.mark.parametrize("starts", [1, exhaustive(2)])
 def test_choices_of_ifca_are_read_from_their_counts(starts: int) -> None:
     federation = digits(scenario=LabelSwap(clusters=4), clients=20, samples=40)
