@@ -83,7 +83,9 @@ def updates(federation: Federation, rounds: int) -> torch.Tensor:
         federation: the clients.
         rounds: of FedAvg before the clustering round.
     """
-    protocol = FLHC(rounds=rounds + 1, pre_rounds=rounds, mask="none")
+    protocol = FLHC(
+        rounds=rounds + 1, pre_rounds=rounds, mask="none", clustering_batches="shuffled"
+    )
     fitted = protocol.fit(federation, Settings(transcript="full", keys_from_seed=True))
     entries = fitted.transcript_.entries
     # updates are sent one by one in the clustering round only
@@ -113,7 +115,7 @@ def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str)
     cosines = alike(rows, "cosine").cpu().numpy()
     # the largest gap of heights if it is large, else a test of cosines against clients without
     # clusters (not in the paper, which fixes a threshold for each setting)
-    threshold = default_threshold(tree, gap_of(metric, linkage), cosines, seed=0)
+    threshold = default_threshold(tree, gap_of(metric, linkage), cosines, linkage, seed=0)
     labels = cut(tree, threshold)
     tree_heights = heights(tree)
     possible = False

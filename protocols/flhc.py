@@ -10,8 +10,8 @@ n      rounds of FedAvg before the clustering round, in which every client train
 c, K_c a cluster and its clients, which continue alone from that same model, up to the same total
        number of rounds
 
-Newcomers, the threshold by the largest gap, the metric "chord", and gradient signatures in place of
-Δw_k are not in the paper.
+Newcomers, the threshold by the largest gap, the metric "chord", batches by labels in the
+clustering round, and gradient signatures in place of Δw_k are not in the paper.
 
 With gradient signatures no client trains in the clustering round: the distances of Line 10 are
 those of signatures, less what their noise adds. They are means of clipped rows, so all have one
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar
@@ -46,10 +46,12 @@ from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import OneOf
+from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
+from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import (
     AveragingState,
     SumClient,
@@ -74,10 +76,12 @@ from securecluster.protocols.common.signature_collection import (
     collect_gradient_signatures,
 )
 from securecluster.protocols.common.signature_options import GradientSignatureOptions
+from securecluster.protocols.common.training_options import BATCHES, check_labels, has_labels
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @dataclass
@@ -119,6 +123,13 @@ class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
     """
 
     keeps: ClassVar[bool] = False
+    clustering_power: float = 1.0
+    """`LocalTraining.label_power` of the clustering round"""
+
+    @property
+    def read_training(self) -> LocalTraining:
+        """Return the hyper-parameters of the clustering round, the only one that is read."""
+        return replace(self.training, label_power=self.clustering_power)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, context: CallContext, query: Empty) -> Update:
@@ -163,6 +174,11 @@ class FLHC(ClusteringProtocol):
     """
     pre_rounds: int = 10
     """rounds of FedAvg before the clustering"""
+    clustering_batches: Annotated[str, OneOf("auto", *BATCHES)] = "auto"
+    """batches of the clustering round, whose updates are compared: square-root and balanced make
+    clients' shares of labels count less (not in the paper); auto is square-root where samples have
+    labels, and that of the other rounds under DP-SGD or without labels
+    """
 
     name: ClassVar[str] = "flhc"
     client: ClassVar[type[TrainingClient]] = FLHCClient
@@ -238,7 +254,7 @@ class FLHC(ClusteringProtocol):
             threshold = between(tree, count)
         elif threshold is None:
             gap = gap_of(self.metric, self.linkage)
-            threshold = default_threshold(tree, gap, evidence.similarities(), seed)
+            threshold = default_threshold(tree, gap, evidence.similarities(), self.linkage, seed)
         # What the merges were cut at, also where another clusterer replaces them.
         state.linkage = LinkageRecord(
             evidence.ids, torch.from_numpy(distance), torch.from_numpy(tree), float(threshold)
@@ -334,6 +350,38 @@ class FLHC(ClusteringProtocol):
             line["merges"] = linkage.merges.tolist()
         run.note(**line)
 
+    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+        """Return the mini-batches of the clustering round, which depend on the data by default.
+
+        Args:
+            facts: of the clients and their data.
+
+        Raises:
+            UsageError: batches are to be sampled by labels, and samples have none.
+        """
+        batches = self.clustering_batches
+        if batches == "auto":
+            batches = self.training.batches
+            if batches == "shuffled" and has_labels(facts) and not self.privacy.per_example:
+                batches = "square-root"
+        elif batches != "shuffled":
+            check_labels(facts, "clustering_batches")
+        return {**super().shared_facts(facts), "clustering_batches": batches}
+
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> TrainingClient:
+        """Return the clients, with the mini-batches of their clustering round.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: stages between an update and the wire.
+            config: what clients and server agreed on.
+        """
+        client = FLHCClient(cohort, self.training.usual(self, config), pipeline, self.weighted)
+        client.clustering_power = BATCHES[config["clustering_batches"]]
+        return client
+
     def check(self, clients: int) -> None:
         """Check the options of the clustering, too."""
         super().check(clients)
@@ -344,6 +392,13 @@ class FLHC(ClusteringProtocol):
                 "permutation, or metric chord"
             )
         check_landmarks(self.landmarks)
+        by_labels = self.clustering_batches in ("square-root", "balanced")
+        if by_labels and self.privacy.per_example:
+            raise UsageError(
+                "batches that are sampled by labels depend on a client's label counts, which the "
+                "price of DP-SGD does not cover: leave --clustering-batches out where examples are "
+                "protected"
+            )
         self._check_pre_rounds()
         self._check_threshold()
         if self.signatures.by_gradients and self.metric not in POINTS:

@@ -257,7 +257,10 @@ def _run(cell: Cell, cut_at: float | str) -> dict[str, Any]:
     metric = cell["metric"]
     linkage = cell["linkage"]
     federation = _clients(cell)
-    method = FLHC(**_training(cell), pre_rounds=cell["n"], metric=metric, linkage=linkage)
+    method = FLHC(
+        **_training(cell), pre_rounds=cell["n"], metric=metric, linkage=linkage,
+        clustering_batches="shuffled",
+    )  # fmt: skip
     if cut_at != "gap":
         method.set_params(threshold=cut_at)
     lines = method.fit(federation, _settings(cell)).history_

@@ -218,7 +218,7 @@ def _flhc(
     tree = merges(distances(rows, "chord", noise).numpy(), "ward")
     gap = gap_of("chord", "ward")
     cosines = alike(rows, "cosine", noise).numpy()
-    limit = default_threshold(tree, gap, cosines, seed=0)
+    limit = default_threshold(tree, gap, cosines, "ward", seed=0)
     return cut(tree, limit)
 
 

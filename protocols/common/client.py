@@ -154,7 +154,7 @@ class TrainingClient:
             return models
         clients = range(len(self.cohort.ids))
         own_row = tuple(clients)
-        plan = replace(self.training, clip=0.0, noise=0.0, keep_momentum=False)
+        plan = replace(self.training, clip=0.0, noise=0.0, keep_momentum=False, label_power=1.0)
         table = models.values
         for number in range(rounds):
             start = Rows(table, own_row)
@@ -435,6 +435,11 @@ class UpdateClient(TrainingClient):
     The updates are those of Sattler et al. 2019, Algorithm 5, "Client i does".
     """
 
+    @property
+    def read_training(self) -> LocalTraining:
+        """Return the hyper-parameters of the training whose update the server reads."""
+        return self.training
+
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def train(self, context: CallContext, query: AverageDeltas) -> Update:
         """Train from the cluster's model, and return the update.
@@ -445,7 +450,7 @@ class UpdateClient(TrainingClient):
         Args:
             query: the averages Δ_c(i) that each client lacks.
         """
-        return self.trained(context, query)
+        return self.trained(context, query, plan=self.read_training)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, context: CallContext, query: Empty) -> Update:

@@ -74,7 +74,7 @@ class CompressedUpdateClient(UpdateClient):
         self._stored = None
         self.catch_up(context, query)
         models = self.models.select(positions)
-        delta = self.cohort.train(models, positions, self.training, context.step)
+        delta = self.cohort.train(models, positions, self.read_training, context.step)
         # A request that arrives after a later one does not count: its full update is not requested.
         current = []
         for k, (sent_in, _) in zip(positions, self._sent_in[positions].tolist(), strict=True):
@@ -147,7 +147,7 @@ class CompressedUpdateClient(UpdateClient):
             clients = [positions[n] for n in frames]
             models = self.models.select(clients)
             # The same call gives the same batches and noise.
-            again = self.cohort.train(models, clients, self.training, step)
+            again = self.cohort.train(models, clients, self.read_training, step)
             delta[frames, :d] = again
         return delta
 

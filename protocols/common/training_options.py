@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from securecluster.core.validation import AtLeast
+from securecluster.core.validation import AtLeast, OneOf
 from securecluster.data.facts import Facts
+from securecluster.errors import UsageError
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks
+
+# powers of a label's count that its share of an epoch follows, by name (Kang et al. 2020)
+BATCHES = {"shuffled": 1.0, "square-root": 0.5, "balanced": 0.0}
 
 
 @dataclass(kw_only=True)
@@ -37,22 +41,36 @@ class TrainingOptions(OptionGroup):
     """momentum buffers persist between rounds, one per client; takes memory for two more models per
     client
     """
+    batches: Annotated[str, OneOf(*BATCHES)] = "shuffled"
+    """samples of an epoch: shuffled, each once; balanced, as many of each label that a client
+    holds; or square-root, between the two, so that clients' shares of labels have less effect on
+    their updates (not in the papers); tuning shuffles; not with DP-SGD
+    """
     tune_rounds: Annotated[int, AtLeast(0)] = 0
     """rounds after the last one in which every client trains its final model alone, without noise;
     what comes of it stays at the client, so it costs no ε
     """
 
     def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
-        """Return the configuration; that of a run without tuning is as if there were none.
+        """Return the configuration, without the options that have no effect.
 
         Args:
             method: whose options they are.
             facts: of the clients and their data.
             config: the configuration, with defaults resolved.
+
+        Raises:
+            UsageError: batches are to be sampled by labels, and samples have none.
         """
-        if self.tune_rounds:
-            return config
-        return {name: value for name, value in config.items() if name != "tune_rounds"}
+        by_labels = self.batches != "shuffled"
+        if by_labels:
+            check_labels(facts, "batches")
+        unused = set()
+        if not self.tune_rounds:
+            unused.add("tune_rounds")
+        if not by_labels:
+            unused.add("batches")
+        return {name: value for name, value in config.items() if name not in unused}
 
     def resolved(
         self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
@@ -104,6 +122,7 @@ class TrainingOptions(OptionGroup):
             self.optimizer,
             self.momentum,
             keep_momentum=bool(self.keep_momentum),
+            label_power=BATCHES[self.batches],
         )
         return method.privacy.training(plan, config)
 
@@ -114,3 +133,31 @@ class TrainingOptions(OptionGroup):
             method: whose options they are.
         """
         return 0.0
+
+
+def has_labels(facts: Facts) -> bool:
+    """Return whether each sample has one label.
+
+    Args:
+        facts: of the clients and their data.
+    """
+    return facts.objective.kind == "classification"
+
+
+def check_labels(facts: Facts, option: str) -> None:
+    """Check that batches can be sampled by labels.
+
+    Args:
+        facts: of the clients and their data.
+        option: name of the option that asks for it.
+
+    Raises:
+        UsageError: samples have no labels.
+    """
+    if not has_labels(facts):
+        flag = option.replace("_", "-")
+        kind = facts.objective.kind
+        raise UsageError(
+            f"batches by labels need a label for each sample, which {kind} data do not have: "
+            f"leave --{flag} out"
+        )

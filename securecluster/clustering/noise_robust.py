@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.agglomerative import into, merges, threshold
+from securecluster.clustering.agglomerative import cut, into, merges, threshold
 from securecluster.clustering.bipartition import (
     Bipartition,
     bipartition,
@@ -39,11 +39,10 @@ from securecluster.clustering.significance import Null, Watch, p_value
 from securecluster.errors import UsageError, unknown
 
 Array = NDArray[np.float64]
-LEVEL = 0.01  # of the test by which a smaller gap of merges than usual counts, too
+LEVEL = 0.05  # of the test by which a smaller gap of merges than usual counts, too
 # share of the largest gap of merges, in logarithms, that a lower one needs to be cut at; found on
 # the first halves of `benchmarks.robust`
 NESTED = 0.7
-EVIDENCE = 0.25  # smallest separation that is tested; found by trial
 CLUSTERERS = ("paper", "average", "spectral", "kmeans")
 # largest numbers of clients that the test draws, so that a thousand draws take about two seconds
 TESTED = 150
@@ -305,30 +304,72 @@ def tested_together(clusterer: str) -> int:
     return TESTED if clusterer == "paper" else TESTED_BY_MEANS
 
 
-def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:
+def default_threshold(tree: Array, gap: float, alpha: Array, linkage: str, seed: int) -> float:
     """Return where to cut merges without a given height (not in the paper).
 
-    The cut is at the largest gap of heights, if it is large or the clusters are significant; or
-    at a lower gap that is nearly as large, since clusters of unequal sizes make groups.
+    The cut is at the largest gap of heights, if it is large or the clusters below it are
+    significant; or at a lower gap that is nearly as large, since clusters of unequal sizes make
+    groups.
 
     Args:
         tree: scipy's linkage matrix of m clients.
         gap: the ratio of heights from which a gap is large (`agglomerative.gap_of`).
-        alpha: cosines of the merged rows, (m, m), for `evidence_for_split` where the gap is
+        alpha: cosines of the merged rows, (m, m), for `evidence_for_clusters` where the gap is
             smaller.
+        linkage: of the tree, and of the draws' merges.
         seed: seed of the test's draws.
 
     Returns:
         A height; that of the last merge if all clients are one cluster.
     """
     single_cluster = threshold(tree, math.inf)
-    candidate = threshold(tree, gap, NESTED)
-    if candidate < single_cluster:
-        return candidate
-    evidence = evidence_for_split(alpha, "paper", EVIDENCE, LEVEL, seed)
-    if evidence.p_value > LEVEL:
+    large = threshold(tree, gap, NESTED)
+    if large < single_cluster:
+        return large
+    candidate = threshold(tree, 1.0, NESTED)
+    labels = cut(tree, candidate)
+    if evidence_for_clusters(alpha, labels, linkage, LEVEL, seed) > LEVEL:
         return single_cluster
-    return threshold(tree, 1.0, NESTED)
+    return candidate
+
+
+def evidence_for_clusters(
+    alpha: Array, labels: Sequence[int], linkage: str, level: float, seed: int
+) -> float:
+    """Test if clusters are more separated than those found among clients without any.
+
+    Not in the paper. The separation is `mean_separation`; a draw of the null distribution,
+    `significance.Null` of the clusters, is merged by the same linkage of its chords into as many
+    clusters. Of more than `TESTED` clients a random sample is tested, with the clusters found
+    among all of them.
+
+    Args:
+        alpha: cosines, (m, m).
+        labels: the clusters, (m,).
+        linkage: of the merges that found them.
+        level: draws are made until one is as separated, or until the p-value is known to be at most
+            this.
+        seed: seed of the sample and of the draws.
+
+    Returns:
+        The p-value; 1 without something to test.
+    """
+    generator = np.random.default_rng(seed)
+    if len(alpha) > TESTED:
+        alpha, labels = _sample(alpha, labels, TESTED, generator)
+    count = len(set(labels))
+    # The null needs noise within a cluster, and something to test.
+    if count in (1, len(labels)):
+        return 1.0
+
+    def statistic(drawn: Array) -> Iterable[float]:
+        for cosines in drawn:
+            chords = np.sqrt(np.maximum(2 - 2 * cosines, 0))
+            found = into(merges(_without_diagonal(chords), linkage), count)
+            yield mean_separation(cosines, found)
+
+    null = Null.within(alpha, labels)
+    return p_value(statistic, mean_separation(alpha, labels), null, level, generator)
 
 
 def mean_separation(alpha: Array, labels: Sequence[int]) -> float:

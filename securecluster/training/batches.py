@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,35 @@ class Minibatches:
         if keys is not None:
             keys = keys[one]
         return Minibatches(x=self.x[one], y=self.y[one], weight=self.weight[one], keys=keys)
+
+
+def resampled(labels: NDArray[Any], power: float, generator: np.random.Generator) -> IntArray:
+    """Return an epoch's samples in order, in which a label's share follows a power of its count.
+
+    A label with n_c of the samples has a share of n_c^q / Σ n^q: with q = 1/2 this is square-root
+    sampling, with q = 0 class-balanced sampling (Kang et al. 2020, "Decoupling representation and
+    classifier for long-tailed recognition", ICLR, eq. 1). Labels whose share grows have samples
+    that come more than once.
+
+    Args:
+        labels: of a client's n samples, (n,).
+        power: q in [0, 1].
+        generator: of the draws.
+
+    Returns:
+        (n,) positions. Shares are rounded up, and what is too much is left out at random.
+    """
+    size = len(labels)
+    _, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    weights = counts.astype(np.float64) ** power
+    quotas = np.ceil(size * weights / max(1.0, weights.sum())).astype(np.int64)
+    drawn: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+    for label, quota in enumerate(quotas):
+        samples = np.flatnonzero(group == label)
+        repetitions = -(-quota // len(samples))
+        shuffled = [generator.permutation(samples) for _ in range(repetitions)]
+        drawn.append(np.concatenate(shuffled)[:quota])
+    return generator.permutation(np.concatenate(drawn))[:size]
 
 
 def packed(

@@ -47,6 +47,8 @@ class LocalTraining:
         noise: noise multiplier of DP-SGD.
         keep_momentum: True to keep each client's momentum buffer between its trainings; otherwise
             each training starts from zero.
+        label_power: power of a label's count at the client that its share of an epoch follows, in
+            [0, 1]; 1 takes each sample once.
     """
 
     lr: float
@@ -59,6 +61,7 @@ class LocalTraining:
     clip: float = 0.0
     noise: float = 0.0
     keep_momentum: bool = False
+    label_power: float = 1.0
 
     @property
     def private(self) -> bool:
@@ -140,6 +143,18 @@ def check_training(plan: LocalTraining) -> None:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
     _check_private(plan)
     _check_keep_momentum(plan)
+    _check_label_power(plan)
+
+
+def _check_label_power(plan: LocalTraining) -> None:
+    """Raise UsageError for a power out of range, or one that DP-SGD cannot have."""
+    if not 0 <= plan.label_power <= 1:
+        raise UsageError(f"label_power = {plan.label_power!r}: give a number from 0 to 1")
+    if plan.label_power < 1 and plan.private:
+        raise UsageError(
+            "batches that are sampled by labels depend on a client's label counts, which the price "
+            "of DP-SGD does not cover: leave --batches out where examples are protected"
+        )
 
 
 def _check_keep_momentum(plan: LocalTraining) -> None:

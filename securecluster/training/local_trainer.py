@@ -31,7 +31,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.models.optimizers import MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
 from securecluster.training import joint_training
-from securecluster.training.batches import Chunk, Minibatches, packed
+from securecluster.training.batches import Chunk, Minibatches, packed, resampled
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
@@ -568,7 +568,7 @@ class LocalTrainer:
     def batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[IntArray]:
         """Yield the rows of a client's mini-batches in order.
 
-        Each epoch is a new permutation; its last batch may be smaller.
+        Each epoch is a new permutation, or a new draw by labels; its last batch may be smaller.
 
         Args:
             client: position of the client.
@@ -581,13 +581,20 @@ class LocalTrainer:
         while remaining > 0:
             number = self.ids[client]  # draws do not depend on the client's position here
             generator = self._randomness.generator("client", number, "batches", step, epoch)
-            order = generator.permutation(size) + self._offsets[client]
+            order = self._order(client, plan, generator) + self._offsets[client]
             # with `steps`, the last epoch may be incomplete
             end = min(size, remaining * plan.batch_size)
             for first in range(0, end, plan.batch_size):
                 yield order[first : first + plan.batch_size]
                 remaining -= 1
             epoch += 1
+
+    def _order(self, client: int, plan: LocalTraining, generator: np.random.Generator) -> IntArray:
+        """Return the samples of an epoch, as positions among the client's own, (n_k,)."""
+        if plan.label_power == 1:
+            return generator.permutation(self.sizes[client])
+        labels = self.labels(client).cpu().numpy()
+        return resampled(labels, plan.label_power, generator)
 
     def _schedule(
         self, clients: Sequence[int], plan: LocalTraining, step: int, private: DPSGDState | None

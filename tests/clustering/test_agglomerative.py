@@ -182,7 +182,7 @@ def test_clients_with_larger_updates_are_no_cluster_by_chords() -> None:
         for metric in ("l2", "chord"):
             tree = merges(distances(rows, metric).numpy(), "ward")
             found[metric] = cut(
-                tree, default_threshold(tree, gap_of(metric, "ward"), cosines, seed)
+                tree, default_threshold(tree, gap_of(metric, "ward"), cosines, "ward", seed)
             )
         assert found["chord"] == truth
         assert found["l2"] != truth
@@ -196,7 +196,9 @@ def test_a_small_gap_of_significant_clusters_counts_and_of_noise_does_not() -> N
         each = torch.from_numpy(rows)
         tree = merges(distances(each, "chord").numpy(), "ward")
         assert threshold(tree, gap_of("chord", "ward")) == threshold(tree, np.inf), "no large gap"
-        at = default_threshold(tree, gap_of("chord", "ward"), alike(each, "cosine").numpy(), seed=0)
+        at = default_threshold(
+            tree, gap_of("chord", "ward"), alike(each, "cosine").numpy(), "ward", seed=0
+        )
         assert 1 + max(cut(tree, at)) == expected
 
 

@@ -13,6 +13,7 @@ from sklearn.cluster import AgglomerativeClustering, KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster.clustering import noise_robust
+from securecluster.clustering.agglomerative import into, merges
 from securecluster.clustering.bipartition import bipartition, separated
 from securecluster.clustering.noise_robust import (
     CLUSTERERS,
@@ -22,6 +23,7 @@ from securecluster.clustering.noise_robust import (
     affinity,
     contrasted,
     eigengap,
+    evidence_for_clusters,
     evidence_for_split,
     gap_between,
     mean_separation,
@@ -183,6 +185,31 @@ def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int
             evidence_for_split(alpha, clusterer, 0.0, 0.01, seed=2).p_value for alpha in made
         ]
         assert sum(chance <= 0.01 for chance in chances) <= 2, m
+
+
+def merged(rows: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], list[int]]:
+    """Return the cosines of rows, and their clusters by Ward's linkage of chords."""
+    alpha = cosines(rows)
+    chords = np.sqrt(np.maximum(2 - 2 * alpha, 0))
+    np.fill_diagonal(chords, 0)
+    return alpha, into(merges(chords, "ward"), count)
+
+
+def test_clusters_are_rare_by_chance_and_those_of_noise_are_not() -> None:
+    """Of four clusters of four, of one odd vector, and of noise in few or many directions."""
+    for seed in range(5):
+        draw = np.random.default_rng(seed)
+        noise = draw.normal(size=(16, 200))
+        fours = noise + 0.9 * draw.normal(size=(4, 200))[np.arange(16) % 4]
+        one = noise + 2 * draw.normal(size=200)
+        one[3] = noise[3]
+        for rows, count in ((fours, 4), (one, 2)):
+            assert evidence_for_clusters(*merged(rows, count), "ward", 0.05, seed) <= 0.05
+        few = draw.normal(size=(16, 4))
+        for rows, count in ((noise, 4), (noise, 2), (few, 3)):
+            assert evidence_for_clusters(*merged(rows, count), "ward", 0.05, seed) > 0.05
+    assert evidence_for_clusters(alpha := np.eye(3), [0, 0, 0], "ward", 0.05, 0) == 1.0
+    assert evidence_for_clusters(alpha, [0, 1, 2], "ward", 0.05, 0) == 1.0
 
 
 def draws_of_all(
