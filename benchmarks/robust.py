@@ -8,12 +8,12 @@ turned images, combinations, mixtures and clients of one distribution. The first
 at while defaults are chosen; the second is for one look at the end. Every hyper-parameter, the
 network too, is the protocol's default but k, which protocols that ask for it are told: the true
 number of clusters, and 3 of IID clients. `signature` is also run with sketches (`signature-plain`)
-and with k told (`signature-told`). NSIM runs on trajectories only, since its server makes synthetic
-users of the data's format.
+and with k told (`signature-told`), CFL with balanced batches (`cfl-balanced`). NSIM runs on
+trajectories only, since its server makes synthetic users of the data's format.
 
 Everyday settings (`--settings everyday`) have label skew of each client, feature noise, outliers
 and the like. Their runs tune models for three rounds at the end, so that each row has the scores
-before and after, and are printed beside FedAvg's after tuning.
+before and after. Differences from FedAvg after tuning are printed, and written as NAME_tuned.csv.
 
 The rows say nothing of the code that measured them: after a change give the sheet another name
 (`--name`), which becomes benchmarks/results/NAME.csv. Data are read from SECURECLUSTER_DATA or the
@@ -40,7 +40,7 @@ from scipy.stats import t
 from benchmarks.grid import Grid, parser_of, read_options
 from benchmarks.robust_settings import EVERYDAY, SETTINGS, Setting
 from benchmarks.sheet import Cell, Row, Spread, distinct, spread
-from benchmarks.table import RESULTS, UNRECORDED, markdown_line
+from benchmarks.table import RESULTS, UNRECORDED, markdown_line, write
 from securecluster import Federation
 from securecluster.app.registry import protocol_class
 from securecluster.clustering.metrics import mean
@@ -57,10 +57,15 @@ CLUSTERED = (
 )  # fmt: skip
 # protocols whose server knows the format of trajectories and of no other data
 TRAJECTORIES = ("nsim",)
-# protocols with one hyper-parameter that is not their default: sketches, and k told
+# protocols with one hyper-parameter that is not their default: sketches, k told, batches by labels
 SKETCHES = "signature-plain"
 TOLD = "signature-told"
-VARIANTS: dict[str, dict[str, Any]] = {SKETCHES: {"signature_blocks": "plain"}, TOLD: {}}
+BALANCED = "cfl-balanced"
+VARIANTS: dict[str, dict[str, Any]] = {
+    SKETCHES: {"signature_blocks": "plain"},
+    TOLD: {},
+    BALANCED: {"batches": "balanced"},
+}
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES, *VARIANTS)
 # on everyday settings: those that find the number of clusters, and FedAvg before and after tuning
 EVERYDAY_NAMES = ("fedavg", "cfl", "flhc", "srfca", "signature")
@@ -391,32 +396,59 @@ def report(rows: Sequence[Row]) -> list[str]:
 def below_tuned(rows: Sequence[Row]) -> list[str]:
     """Return a line for each setting and protocol on its distance from tuned FedAvg, and a count.
 
-    The distance is the mean over seeds of the difference of accuracies after tuning, with the 95 %
-    interval by Student's t of the paired differences. Rows without tuning give no line.
+    Rows without tuning give no line.
+    """
+    lines = []
+    below = 0
+    for row in beside_tuned(rows):
+        below += row["difference"] < -MARGIN
+        lines.append(
+            f"{row['setting']:34} {row['protocol']:12} beside tuned FedAvg "
+            f"{row['difference']:+.3f} ± {row['half_width']:.3f}, "
+            f"exact {row['exact']} of {row['runs']} runs"
+        )
+    if lines:
+        lines.append(f"{below} of {len(lines)} cells end more than {MARGIN} below it")
+    return lines
+
+
+def beside_tuned(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return a row for each setting and protocol with its distance from tuned FedAvg.
+
+    `difference` is the mean over seeds of the difference of accuracies after tuning, `low` to
+    `high` its 95 % interval by Student's t of the paired differences. Rows without tuning give
+    none.
     """
     tuned = {(row["setting"], row["protocol"], row["seed"]): row.get("tuned") for row in rows}
-    differences: dict[tuple[str, str], list[float]] = {}
-    exact: Counter[tuple[str, str]] = Counter()
+    runs_of: dict[tuple[str, str], list[tuple[float, Row]]] = {}
     for row in rows:
         setting, protocol = row["setting"], row["protocol"]
         reference = tuned.get((setting, "fedavg", row["seed"]))
         own = row.get("tuned")
         if protocol == "fedavg" or not own or not reference:
             continue
-        differences.setdefault((setting, protocol), []).append(float(own) - float(reference))
-        exact[setting, protocol] += int(row["exact"])
-    lines = []
-    below = 0
-    for (setting, protocol), values in differences.items():
-        difference = float(np.mean(values))
-        below += difference < -MARGIN
-        lines.append(
-            f"{setting:34} {protocol:12} beside tuned FedAvg {difference:+.3f} "
-            f"± {half_width(values):.3f}, exact {exact[setting, protocol]} of {len(values)} runs"
+        difference = float(own) - float(reference)
+        runs_of.setdefault((setting, protocol), []).append((difference, row))
+    found = []
+    for (setting, protocol), runs in runs_of.items():
+        differences = [difference for difference, _ in runs]
+        mean_difference = float(np.mean(differences))
+        half = half_width(differences)
+        found.append(
+            {
+                "setting": setting,
+                "protocol": protocol,
+                "runs": len(runs),
+                "difference": round(mean_difference, 4),
+                "half_width": round(half, 4),
+                "low": round(mean_difference - half, 4),
+                "high": round(mean_difference + half, 4),
+                "ari": round(float(np.mean([float(row["ari"]) for _, row in runs])), 4),
+                "exact": sum(int(row["exact"]) for _, row in runs),
+                "tuned": round(float(np.mean([float(row["tuned"]) for _, row in runs])), 4),
+            }
         )
-    if lines:
-        lines.append(f"{below} of {len(differences)} cells end more than {MARGIN} below it")
-    return lines
+    return found
 
 
 def half_width(values: Sequence[float]) -> float:
@@ -545,6 +577,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
         if options.markdown:
             lines = markdown(rows, options.protocols)
         print(*lines, sep="\n")
+        summary = beside_tuned(rows)
+        if summary:
+            print(write(f"{options.name}_tuned", summary))
 
     grid = Grid(
         __doc__,
