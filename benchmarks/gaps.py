@@ -83,9 +83,7 @@ def updates(federation: Federation, rounds: int) -> torch.Tensor:
         federation: the clients.
         rounds: of FedAvg before the clustering round.
     """
-    protocol = FLHC(
-        rounds=rounds + 1, pre_rounds=rounds, mask="none", clustering_batches="shuffled"
-    )
+    protocol = FLHC(rounds=rounds + 1, pre_rounds=rounds, mask="none")
     fitted = protocol.fit(federation, Settings(transcript="full", keys_from_seed=True))
     entries = fitted.transcript_.entries
     # updates are sent one by one in the clustering round only
