@@ -20,12 +20,13 @@ says what the table holds:
 NAME=A|B selects either, NAME!=A the others. A table has a line for each combination of the columns
 that `rows` names, in the order of the file. A column is a statistic of the runs on that line: mean,
 min, max, median or sum of a column's numbers, `low` and `high` for the ends of the 95 % interval of
-the mean (the bootstrap's percentiles), `exact` for the runs whose number is 1 (an ARI of 1: the
-clusters are the true ones), `share` or `count` of its "True", `runs` for the number of runs,
-`first` for a text. `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
+the mean (the bootstrap's percentiles), `span` for the mean with the smallest and the largest in
+parentheses where they differ, `exact` for the runs whose number is 1 (an ARI of 1: the clusters are
+the true ones), `share` or `count` of its "True", `runs` for the number of runs, `first` for a text.
+`/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
 `by` makes one set of columns for each value of another column, in ascending order if they are
-numbers. Every cell has one number. Below a table of timings stands which of the code that it times
-has changed since (`benchmarks.timed_code`).
+numbers. Every cell but those of `span` has one number. Below a table of timings stands which of the
+code that it times has changed since (`benchmarks.timed_code`).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Column:
     """One statistic of the runs on a line.
 
     Attributes:
-        statistic: one of `NUMBERS`, one of `TRUTHS`, "runs" or "first".
+        statistic: one of `NUMBERS`, one of `TRUTHS`, "span", "runs" or "first".
         name: of the file's column; "" for "runs".
         divisor: of the statistic.
         form: of the text, as in a format string.
@@ -132,7 +133,7 @@ class Column:
         """
         text = text.strip()
         match = COLUMN.fullmatch(text)
-        statistics = sorted([*NUMBERS, *TRUTHS, "runs", "first"])
+        statistics = sorted([*NUMBERS, *TRUTHS, "span", "runs", "first"])
         if match is None or match["statistic"] not in statistics:
             names = ", ".join(statistics)
             raise EvidenceError(
@@ -175,8 +176,20 @@ class Column:
             share = TRUTHS[self.statistic](truths)
             return f"{share:{self.form}}"
         numbers = [float(value) for value in values]
-        number = NUMBERS[self.statistic](numbers) / self.divisor
-        return _plain(number, self.form)
+        if self.statistic == "span":
+            return self._span(numbers)
+        return self._number(self.statistic, numbers)
+
+    def _number(self, statistic: str, numbers: Sequence[float]) -> str:
+        """Return the text of one of `NUMBERS`."""
+        return _plain(NUMBERS[statistic](numbers) / self.divisor, self.form)
+
+    def _span(self, numbers: Sequence[float]) -> str:
+        """Return the mean, with the smallest and largest number where their texts differ."""
+        mean, low, high = (self._number(name, numbers) for name in ("mean", "min", "max"))
+        if low == high:
+            return mean
+        return f"{mean} ({low} to {high})"
 
 
 def _plain(number: float, form: str) -> str:

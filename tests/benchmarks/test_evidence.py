@@ -145,6 +145,16 @@ def test_intervals_of_a_mean_are_the_bootstraps() -> None:
     assert evidence.interval([0.5] * 3) == (0.5, 0.5)
 
 
+def test_a_span_is_the_mean_with_both_ends_where_runs_differ(folder: Path) -> None:
+    columns = "span ari:.2f as ARI, span bytes/1e6:.0f as MB"
+    text = filled(page(source="runs.csv", rows="protocol, scenario", columns=columns), folder)
+    assert table(text)[2:] == [
+        ["cfl", "swap", "0.75 (0.50 to 1.00)", "3 (2 to 4)"],
+        ["cfl", "iid", "0.00", "1"],
+        ["fedavg", "swap", "0.00", "0"],
+    ]
+
+
 def test_a_column_for_each_value_of_another(folder: Path) -> None:
     text = page(source="runs.csv", rows="protocol", by="scenario", columns="mean ari:.2f")
     assert table(filled(text, folder)) == [
