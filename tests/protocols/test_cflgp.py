@@ -193,7 +193,7 @@ def test_gradients_accumulate_until_noise_no_longer_hides_clusters() -> None:
     truth = np.repeat(np.arange(2), 8)
     width = 400
     exact = draw.normal(size=(2, width))[truth]
-    sigma = 4.0
+    sigma = 8.0
     state = CFLGPState(Restart.begin(0, 2, 16, fresh=False))
     found = []
     for _ in range(40):
