@@ -22,6 +22,7 @@ from securecluster import Federation
 from securecluster.errors import SecureClusterWarning
 from securecluster.protocols import (
     CFL,
+    CFLGP,
     FLHC,
     IFCA,
     MRMTL,
@@ -104,6 +105,7 @@ PROTOCOLS: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
     ),
     "ifca": (IFCA, {"rounds": 3, "k": 2, "starts": 2, "start_rounds": 1}),
     "clove": (CLoVE, {"rounds": 4, "k": 2, "stable_rounds": 2}),
+    "cflgp": (CFLGP, {"rounds": 4, "k": 2}),
     "rdpcfl": (RDPCFL, {"rounds": 4, "k": 2}),
     "pacfl": (PACFL, {"rounds": 2, "k": 2, "gram_noise": 0.9}),
     "local-kmeans": (LocalKMeans, {"rounds": 3, "k": 2, "local_rounds": 2}),

@@ -97,6 +97,7 @@ OWN: dict[str, Parameters] = {
     "ifca": {"k": 2, "starts": 1},
     "pacfl": {"k": 2},
     "clove": {"k": 2},
+    "cflgp": {"k": 2},
     "rdpcfl": {"k": 2},
     "local-kmeans": {"k": 2, "local_rounds": 1},
     "random": {"k": 2},

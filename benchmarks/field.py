@@ -51,6 +51,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.accounting import find_noise
 from securecluster.privacy.dp.ledger import COSTLESS, Ledger
 from securecluster.protocols import (
+    CFLGP,
     IFCA,
     MRMTL,
     PACFL,
@@ -162,6 +163,19 @@ METHODS: dict[str, Method] = {
     "rdpcfl": Method(RDPCFL, SHARES, _RDPCFL, "first_noise", before=1),
     "rdpcfl-directions": Method(
         RDPCFL, SHARES, {**_RDPCFL, "directions": CLUSTERS - 1}, "first_noise", before=1
+    ),
+    "cflgp": Method(
+        CFLGP,
+        (
+            {"cluster_rounds": 5, "share": 0.2},
+            {"cluster_rounds": STEPS, "share": 0.2},
+            {"cluster_rounds": 5, "share": 0.6},
+            {"cluster_rounds": STEPS, "share": 0.6},
+        ),
+        {"k": CLUSTERS, "period": 1},
+        "gradient_noise",
+        # a gradient over all samples in each of these rounds
+        releases=lambda options: int(options["cluster_rounds"]),
     ),
     "ifca": Method(
         IFCA,
@@ -650,7 +664,8 @@ def _line(number: int, method: str) -> dict[str, Any]:
         style = "-"
     if method == "signature":
         width = 2.6
-    marker = "osv^D*PhxX"[number]
+    markers = "osv^D*PhxX<>"
+    marker = markers[number % len(markers)]
     return {"color": f"C{number}", "marker": marker, "ls": style, "lw": width}
 
 

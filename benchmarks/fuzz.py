@@ -44,6 +44,7 @@ from securecluster.protections.encryption.messages import AUTHORITY_METHODS
 from securecluster.protections.registry import service_methods
 from securecluster.protocols import (
     CFL,
+    CFLGP,
     FLHC,
     IFCA,
     MRMTL,
@@ -200,6 +201,7 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "cfl, signatures": (CFL, {**SPLITS, "signature": "gradient", "signature_blocks": "plain"}),
     "pacfl": (PACFL, {"k": 2}),
     "clove": (CLoVE, {"k": 2, "stable_rounds": 2}),
+    "cflgp": (CFLGP, {"k": 2}),
     "rdpcfl": (RDPCFL, {"k": 2}),
     "ifca, rebalanced": (IFCA, {"k": 2, "starts": 1, "rebalance": 2, "mask": "none"}),
     "hidden": (Hidden, {"k": 2, "aggregation": "plain"}),

@@ -50,6 +50,7 @@ from securecluster.errors import UsageError
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import (
     CFL,
+    CFLGP,
     FLHC,
     IFCA,
     MRMTL,
@@ -123,6 +124,7 @@ VARIANTS: Mapping[str, tuple[type, Parameters]] = {
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
     "signature": (Signature, {}),
     "clove": (CLoVE, {"k": 2}),
+    "cflgp": (CFLGP, {"k": 2}),
     "pacfl": (PACFL, {}),
     "rdpcfl": (RDPCFL, {"k": 2}),
     "hidden": (Hidden, {"k": 2, "aggregation": "plain"}),
@@ -177,6 +179,7 @@ WIDELY_PROTECTED = (
     "ifca",
     "signature",
     "clove",
+    "cflgp",
     "pacfl",
     "rdpcfl",
     "hidden",

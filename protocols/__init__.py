@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from securecluster.protocols.cfl.protocol import CFL
+    from securecluster.protocols.cflgp import CFLGP
     from securecluster.protocols.clove import CLoVE
     from securecluster.protocols.common.base import ClusteringProtocol
     from securecluster.protocols.fedavg import FedAvg
@@ -36,6 +37,7 @@ MODULES_APART = True
 
 _MODULES = {
     "CFL": "securecluster.protocols.cfl.protocol",
+    "CFLGP": "securecluster.protocols.cflgp",
     "FLHC": "securecluster.protocols.flhc",
     "IFCA": "securecluster.protocols.ifca.protocol",
     "MRMTL": "securecluster.protocols.mrmtl",
@@ -57,6 +59,7 @@ _MODULES = {
 }
 __all__ = [
     "CFL",
+    "CFLGP",
     "FLHC",
     "IFCA",
     "MRMTL",

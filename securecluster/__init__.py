@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from securecluster.errors import SecureClusterError, SecureClusterWarning
     from securecluster.protocols import (
         CFL,
+        CFLGP,
         FLHC,
         IFCA,
         MRMTL,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 _PROTOCOLS = (
     "CFL",
+    "CFLGP",
     "FLHC",
     "IFCA",
     "MRMTL",
@@ -92,6 +94,7 @@ _MODULES = {
 }
 __all__ = [
     "CFL",
+    "CFLGP",
     "FLHC",
     "IFCA",
     "MRMTL",

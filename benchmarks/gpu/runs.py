@@ -20,6 +20,7 @@ from benchmarks.gpu.data import apart, differing, digits
 from benchmarks.gpu.pieces import Check
 from securecluster.protocols import (
     CFL,
+    CFLGP,
     FLHC,
     IFCA,
     MRMTL,
@@ -143,6 +144,7 @@ PROTOCOLS = {
     "local-kmeans": Case(LocalKMeans, "rotation", {"k": 2, "local_rounds": 1}),
     "signature": Case(Signature, "permutation", {"k": 2}),
     "clove": Case(CLoVE, "permutation", {"k": 2}),
+    "cflgp": Case(CFLGP, "permutation", {"k": 2}),
     "pacfl": Case(PACFL, "permutation", {"k": 2}),
     "rdpcfl": Case(RDPCFL, "permutation", {"k": 2}),
     "random": Case(RandomClusters, "permutation", {"k": 2}),

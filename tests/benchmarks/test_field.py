@@ -120,7 +120,12 @@ def test_every_cell_stands_once() -> None:
 
 
 # the methods of clients whose replies clusters follow from
-CLUSTERING = {"clove": "measure", "ifca": "choose", "rdpcfl": "send_first_update"}
+CLUSTERING = {
+    "cflgp": "send_gradient",
+    "clove": "measure",
+    "ifca": "choose",
+    "rdpcfl": "send_first_update",
+}
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
@@ -130,6 +135,8 @@ def test_clustering_gets_its_share_of_the_price(
 ) -> None:
     described = field.METHODS[method]
     own = {**described.own[0], "rounds": 4, "share": share}
+    if method == "cflgp":
+        own |= {"cluster_rounds": 3}
     if method == "clove":
         # clusters that are never stable, so that losses are released in all rounds but the last
         own |= {"cluster_rounds": 3}

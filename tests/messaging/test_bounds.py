@@ -109,7 +109,7 @@ PROTOCOLS = [
     getattr(protocols, name)
     for name in (
         *("CFL", "CLoVE", "FLHC", "Hidden", "IFCA", "NSIM", "PACFL", "RDPCFL", "SRFCA", "FedAvg"),
-        *("FineTune", "LocalKMeans", "OneShot", "Signature"),
+        *("CFLGP", "FineTune", "LocalKMeans", "OneShot", "Signature"),
     )
 ]
 

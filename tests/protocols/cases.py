@@ -15,6 +15,7 @@ import pytest
 from securecluster import Federation, LabelSwap
 from securecluster.protocols import (
     CFL,
+    CFLGP,
     FLHC,
     IFCA,
     MRMTL,
@@ -78,6 +79,7 @@ def digit_users(form: Format, users: int, draw: np.random.Generator) -> list[Any
 SYNTHETIC_USERS = 8
 SMALL: dict[Protocol, Parameters] = {
     CFL: {},
+    CFLGP: {"k": 2, "cluster_rounds": 3},
     CLoVE: {"k": 2},
     RDPCFL: {"k": 2},
     FLHC: {"pre_rounds": 1},
@@ -104,7 +106,7 @@ SMALL: dict[Protocol, Parameters] = {
 }
 EVERY_PROTOCOL = tuple(SMALL)
 AVERAGING = tuple(protocol for protocol in SMALL if protocol is not Local)
-ONE_MODEL = tuple(p for p in AVERAGING if p not in (CLoVE, FineTune, IFCA, RDPCFL, SRFCA))
+ONE_MODEL = tuple(p for p in AVERAGING if p not in (CFLGP, CLoVE, FineTune, IFCA, RDPCFL, SRFCA))
 
 # CFL with limits that let it split in its first rounds
 SPLITTING: Parameters = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
@@ -147,6 +149,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "hidden momentum": (Hidden, {"momentum": 0.5, "keep_momentum": True}),
     "ifca": (IFCA, {}),
     "clove": (CLoVE, {"stable_rounds": 2}),
+    "cflgp": (CFLGP, {}),
     "rdpcfl": (RDPCFL, {}),
     "local-kmeans": (LocalKMeans, {}),
     "random": (RandomClusters, {}),

@@ -76,6 +76,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "flhc signature",
         "hidden",
         "clove",
+        "cflgp",
         "rdpcfl",
         "ifca",
         "local-kmeans",

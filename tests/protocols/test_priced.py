@@ -50,6 +50,7 @@ NAMES = (
     "hidden",
     "ifca",
     "clove",
+    "cflgp",
     "rdpcfl",
     "local-kmeans",
     "random",

@@ -42,6 +42,7 @@ NAMES = (
     "hidden",
     "ifca",
     "clove",
+    "cflgp",
     "rdpcfl",
     "local-kmeans",
     "random",
