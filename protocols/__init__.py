@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.fedavg import FedAvg
     from securecluster.protocols.finetune import FineTune
     from securecluster.protocols.flhc import FLHC
+    from securecluster.protocols.flux.protocol import FLUX
     from securecluster.protocols.hidden.protocol import Hidden
     from securecluster.protocols.ifca.protocol import IFCA
     from securecluster.protocols.local import Local
@@ -37,6 +38,7 @@ MODULES_APART = True
 _MODULES = {
     "CFL": "securecluster.protocols.cfl.protocol",
     "FLHC": "securecluster.protocols.flhc",
+    "FLUX": "securecluster.protocols.flux.protocol",
     "IFCA": "securecluster.protocols.ifca.protocol",
     "MRMTL": "securecluster.protocols.mrmtl",
     "NSIM": "securecluster.protocols.nsim.protocol",
@@ -58,6 +60,7 @@ _MODULES = {
 __all__ = [
     "CFL",
     "FLHC",
+    "FLUX",
     "IFCA",
     "MRMTL",
     "NSIM",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from securecluster.protocols import (
         CFL,
         FLHC,
+        FLUX,
         IFCA,
         MRMTL,
         NSIM,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 _PROTOCOLS = (
     "CFL",
     "FLHC",
+    "FLUX",
     "IFCA",
     "MRMTL",
     "NSIM",
@@ -93,6 +95,7 @@ _MODULES = {
 __all__ = [
     "CFL",
     "FLHC",
+    "FLUX",
     "IFCA",
     "MRMTL",
     "NSIM",

@@ -51,6 +51,7 @@ NAMES = (
     "ifca",
     "clove",
     "rdpcfl",
+    "flux",
     "local-kmeans",
     "random",
     "fedavg",

@@ -43,6 +43,7 @@ NAMES = (
     "ifca",
     "clove",
     "rdpcfl",
+    "flux",
     "local-kmeans",
     "random",
     "fedavg",
