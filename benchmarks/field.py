@@ -51,6 +51,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.accounting import find_noise
 from securecluster.privacy.dp.ledger import COSTLESS, Ledger
 from securecluster.protocols import (
+    FLUX,
     IFCA,
     MRMTL,
     PACFL,
@@ -162,6 +163,18 @@ METHODS: dict[str, Method] = {
     "rdpcfl": Method(RDPCFL, SHARES, _RDPCFL, "first_noise", before=1),
     "rdpcfl-directions": Method(
         RDPCFL, SHARES, {**_RDPCFL, "directions": CLUSTERS - 1}, "first_noise", before=1
+    ),
+    "flux": Method(
+        FLUX,
+        (
+            {"share": 0.2, "moments": 1},
+            {"share": 0.6, "moments": 1},
+            {"share": 0.2, "moments": 2},
+            {"share": 0.6, "moments": 2},
+        ),
+        # the latent vectors of softmax regression are the samples, whatever was trained before
+        {"k": CLUSTERS, "pre_rounds": 0},
+        "descriptor_noise",
     ),
     "ifca": Method(
         IFCA,

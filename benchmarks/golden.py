@@ -51,6 +51,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import (
     CFL,
     FLHC,
+    FLUX,
     IFCA,
     MRMTL,
     NSIM,
@@ -125,6 +126,7 @@ VARIANTS: Mapping[str, tuple[type, Parameters]] = {
     "clove": (CLoVE, {"k": 2}),
     "pacfl": (PACFL, {}),
     "rdpcfl": (RDPCFL, {"k": 2}),
+    "flux": (FLUX, {"pre_rounds": 1, "k": 2}),
     "hidden": (Hidden, {"k": 2, "aggregation": "plain"}),
     "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
     "random": (RandomClusters, {"k": 2}),
@@ -179,6 +181,7 @@ WIDELY_PROTECTED = (
     "clove",
     "pacfl",
     "rdpcfl",
+    "flux",
     "hidden",
     "local-kmeans",
     "random",

@@ -120,7 +120,12 @@ def test_every_cell_stands_once() -> None:
 
 
 # the methods of clients whose replies clusters follow from
-CLUSTERING = {"clove": "measure", "ifca": "choose", "rdpcfl": "send_first_update"}
+CLUSTERING = {
+    "clove": "measure",
+    "flux": "describe",
+    "ifca": "choose",
+    "rdpcfl": "send_first_update",
+}
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
