@@ -29,8 +29,8 @@ Array = NDArray[np.float64]
 class Descriptor:
     """Client to server: moments of its latent vectors, over all samples and by class."""
 
-    # (b, blocks, l) [μ_x, σ_x, μ_1 … μ_U, σ_1 … σ_U]
-    moments: Annotated[Rows, Real(("blocks", "components"), squared=True)]
+    # (b, 2(U + 1), l) [μ_x, σ_x, μ_1 … μ_U, σ_1 … σ_U]
+    moments: Annotated[Rows, Real(("moment_groups", "components"), squared=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class FeatureDescriptor:
     """Client to server: moments of its latent vectors, without labels."""
 
     # (b, kinds, l) [μ_x, σ_x]
-    moments: Annotated[Rows, Real(("kinds", "components"), squared=True)]
+    moments: Annotated[Rows, Real(("moment_kinds", "components"), squared=True)]
 
 
 class DescriptorClient(SumClient):

@@ -247,7 +247,11 @@ class FLUX(ClusteringProtocol):
             config: what clients and server agreed on.
         """
         plan = self._descriptors(config)
-        sizes = {"blocks": plan.blocks, "kinds": plan.kinds, "components": plan.components}
+        sizes = {
+            "moment_groups": plan.blocks,
+            "moment_kinds": plan.kinds,
+            "components": plan.components,
+        }
         return {**super().frame_sizes(config), **sizes}
 
     def make_client(
