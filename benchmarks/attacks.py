@@ -98,6 +98,7 @@ OWN: dict[str, Parameters] = {
     "pacfl": {"k": 2},
     "clove": {"k": 2},
     "cflgp": {"k": 2},
+    "flux": {"pre_rounds": 1, "k": 2},
     "rdpcfl": {"k": 2},
     "local-kmeans": {"k": 2, "local_rounds": 1},
     "random": {"k": 2},

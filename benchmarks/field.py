@@ -52,6 +52,7 @@ from securecluster.privacy.dp.accounting import find_noise
 from securecluster.privacy.dp.ledger import COSTLESS, Ledger
 from securecluster.protocols import (
     CFLGP,
+    FLUX,
     IFCA,
     MRMTL,
     PACFL,
@@ -176,6 +177,18 @@ METHODS: dict[str, Method] = {
         "gradient_noise",
         # a gradient over all samples in each of these rounds
         releases=lambda options: int(options["cluster_rounds"]),
+    ),
+    "flux": Method(
+        FLUX,
+        (
+            {"share": 0.2, "moments": 1},
+            {"share": 0.6, "moments": 1},
+            {"share": 0.2, "moments": 2},
+            {"share": 0.6, "moments": 2},
+        ),
+        # the latent vectors of softmax regression are the samples, whatever was trained before
+        {"k": CLUSTERS, "pre_rounds": 0},
+        "descriptor_noise",
     ),
     "ifca": Method(
         IFCA,

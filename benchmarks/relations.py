@@ -68,6 +68,9 @@ from securecluster.protocols.common.gram_mechanism import REPLACE as REPLACE_GRA
 from securecluster.protocols.common.gram_mechanism import GramNoise
 from securecluster.protocols.common.packed_signatures import SECOND_CLIP
 from securecluster.protocols.common.signature_plan import CLIP
+from securecluster.protocols.flux.client import release_sums
+from securecluster.protocols.flux.descriptors import REPLACE as REPLACE_DESCRIPTOR
+from securecluster.protocols.flux.descriptors import DescriptorMap
 from securecluster.runtime.call_context import outside_run
 
 Array = NDArray[np.float64]
@@ -379,6 +382,33 @@ def grams(unit: str) -> Callable[[str, int, float, int], Release]:
     return release
 
 
+def descriptors(unit: str) -> Callable[[str, int, float, int], Release]:
+    """Return the sums from which FLUX's descriptors follow: the canary has a class of its own."""
+    plan = DescriptorMap(FEATURES, 1, CLASSES, 0)  # of one direction, along which |z²| is 1, too
+
+    def release(world: str, n: int, z: float, draws: int) -> Release:
+        direction = LONG * plan.directions
+        canary = {PRESENT: direction, REPLACED: -direction}.get(world, direction * math.nan)
+        own_class = 2 if world == REPLACED else 1
+        latents = np.repeat(direction, n - 1, 0)
+        labels = np.zeros(n - 1, dtype=np.int64)
+        if world != REMOVED:
+            latents = np.concatenate([latents, canary])
+            labels = np.append(labels, own_class)
+        if unit == "client":
+            latents = np.repeat(canary, n, 0)
+            labels = np.full(n, own_class)
+        sums = plan.sums(latents, labels)[None]
+
+        def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+            context = outside_run(ClientNoise(unit, 0.0, 0.0, BOUND, secret), [client])
+            return release_sums(context, sums, [len(labels)], z)[0]
+
+        return repeated(made_by, draws)
+
+    return release
+
+
 def choices(unit: str) -> Callable[[str, int, float, int], Release]:
     """Return choices of a model by its number of right answers: a canary has one of its own."""
 
@@ -556,6 +586,9 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "losses": Mechanism("losses", "example", losses("example"), 1.0),
     "gram": Mechanism("Gram matrix", "example", grams("example"), REPLACE_GRAM),
+    "descriptor": Mechanism(
+        "moments of latent vectors", "example", descriptors("example"), REPLACE_DESCRIPTOR
+    ),
     "choices": Mechanism("choice of a model", "example", choices("example"), gaussian=False),
     "rows": Mechanism("updates, noise of clients", "client", local_rows),
     "layer": Mechanism("layer", "client", layers),
@@ -566,6 +599,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "client mean number": Mechanism("mean number", "client", signatures("mean number", True)),
     "client losses": Mechanism("losses", "client", losses("client"), 1.0),
     "client gram": Mechanism("Gram matrix", "client", grams("client"), REPLACE_GRAM),
+    "client descriptor": Mechanism(
+        "moments of latent vectors", "client", descriptors("client"), REPLACE_DESCRIPTOR
+    ),
     "client choices": Mechanism("choice of a model", "client", choices("client"), gaussian=False),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.fedavg import FedAvg
     from securecluster.protocols.finetune import FineTune
     from securecluster.protocols.flhc import FLHC
+    from securecluster.protocols.flux.protocol import FLUX
     from securecluster.protocols.hidden.protocol import Hidden
     from securecluster.protocols.ifca.protocol import IFCA
     from securecluster.protocols.local import Local
@@ -39,6 +40,7 @@ _MODULES = {
     "CFL": "securecluster.protocols.cfl.protocol",
     "CFLGP": "securecluster.protocols.cflgp",
     "FLHC": "securecluster.protocols.flhc",
+    "FLUX": "securecluster.protocols.flux.protocol",
     "IFCA": "securecluster.protocols.ifca.protocol",
     "MRMTL": "securecluster.protocols.mrmtl",
     "NSIM": "securecluster.protocols.nsim.protocol",
@@ -61,6 +63,7 @@ __all__ = [
     "CFL",
     "CFLGP",
     "FLHC",
+    "FLUX",
     "IFCA",
     "MRMTL",
     "NSIM",

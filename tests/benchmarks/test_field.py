@@ -123,6 +123,7 @@ def test_every_cell_stands_once() -> None:
 CLUSTERING = {
     "cflgp": "send_gradient",
     "clove": "measure",
+    "flux": "describe",
     "ifca": "choose",
     "rdpcfl": "send_first_update",
 }

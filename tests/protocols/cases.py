@@ -17,6 +17,7 @@ from securecluster.protocols import (
     CFL,
     CFLGP,
     FLHC,
+    FLUX,
     IFCA,
     MRMTL,
     NSIM,
@@ -83,6 +84,7 @@ SMALL: dict[Protocol, Parameters] = {
     CLoVE: {"k": 2},
     RDPCFL: {"k": 2},
     FLHC: {"pre_rounds": 1},
+    FLUX: {"pre_rounds": 1, "k": 2},
     FedAvg: {},
     FineTune: {"tune_rounds": 1},
     Hidden: {"k": 2, "aggregation": "plain"},
@@ -151,6 +153,8 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "clove": (CLoVE, {"stable_rounds": 2}),
     "cflgp": (CFLGP, {}),
     "rdpcfl": (RDPCFL, {}),
+    "flux": (FLUX, {}),
+    "flux labels": (FLUX, {"newcomers_by": "labels"}),
     "local-kmeans": (LocalKMeans, {}),
     "random": (RandomClusters, {}),
     "fedavg": (FedAvg, {}),
@@ -164,7 +168,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
 def build(protocol: Protocol, **params: Any) -> Any:
     """Return a protocol with small parameters; a mask or anything else in `params` goes first."""
     small = dict(SMALL[protocol])
-    if protocol is FLHC and "rounds" in params:
+    if protocol in (FLHC, FLUX) and "rounds" in params:
         small["pre_rounds"] = min(small["pre_rounds"], params["rounds"] - 1)
     return protocol(**{**small, **params})
 

@@ -52,6 +52,7 @@ NAMES = (
     "clove",
     "cflgp",
     "rdpcfl",
+    "flux",
     "local-kmeans",
     "random",
     "fedavg",

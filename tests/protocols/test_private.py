@@ -44,6 +44,7 @@ NAMES = (
     "clove",
     "cflgp",
     "rdpcfl",
+    "flux",
     "local-kmeans",
     "random",
     "fedavg",
