@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core import atomic_files
 from securecluster.core.lazy_torch import torch
@@ -43,6 +44,9 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 NOT_PRINTED = 200  # letters of a name that a message chose
 NO_ARRAYS = "without arrays"
 HIDDEN = "hidden: secure aggregation"
+TRAIN = "train"
+PARTITION = "partition-id"
+Layout = tuple[tuple[str, tuple[int, ...]], ...]  # name and shape of each array
 SECURE = ("secagg", "secure_aggregation", "secaggplus")
 
 
@@ -143,7 +147,7 @@ class Vector:
     """
 
     values: torch.Tensor | None = None
-    layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    layout: Layout = ()
     reason: str = ""
 
 
@@ -166,25 +170,41 @@ def vector_of(content: Any, most_bytes: int = MOST_BYTES) -> Vector:
     parts = []
     layout = []
     for name, array in arrays:
-        shown = repr(name[:NOT_PRINTED])
-        try:
-            values = np.asarray(array.numpy())
-        # the bytes are another party's: whatever reading them raises is about them
-        except Exception as error:
-            return Vector(reason=f"array {shown} cannot be read ({type(error).__name__})")
+        values, reason = _read(name, array)
+        if reason:
+            return Vector(reason=reason)
         # counters, such as those of batch normalization, are no parameters
-        if values.dtype.kind != "f":
-            continue
-        if not np.isfinite(values).all():
-            return Vector(reason=f"array {shown} has values that are not finite")
-        parts.append(values.astype(np.float32).ravel())
-        layout.append((name, tuple(values.shape)))
+        if values is not None:
+            parts.append(values.ravel())
+            layout.append((name, tuple(values.shape)))
     if not parts:
         return Vector(reason="it has no floating-point array")
-    vector = np.concatenate(parts)
-    if not np.isfinite(vector).all():
-        return Vector(reason="its arrays do not fit into float32")
-    return Vector(torch.from_numpy(vector), tuple(layout))
+    return Vector(torch.from_numpy(np.concatenate(parts)), tuple(layout))
+
+
+def _read(name: str, array: Any) -> tuple[NDArray[np.float32] | None, str]:
+    """Return an array of a message as float32, and why it cannot be read.
+
+    Args:
+        name: of the array.
+        array: of Flower, whose bytes may be anything.
+
+    Returns:
+        None of an array of whole numbers, and an empty text of one that can be read.
+    """
+    shown = repr(name[:NOT_PRINTED])
+    try:
+        values = np.asarray(array.numpy())
+    # the bytes are another party's: whatever reading them raises is about them
+    except Exception as error:
+        return None, f"array {shown} cannot be read ({type(error).__name__})"
+    if values.dtype.kind != "f":
+        return None, ""
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    if not np.isfinite(values).all():
+        return None, f"array {shown} has values that are not finite in float32"
+    return values, ""
 
 
 def numbers_of(content: Any) -> dict[str, float]:
@@ -314,7 +334,7 @@ class Recording:
         return [str(node) for node in self.nodes]
 
     @property
-    def layout(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def layout(self) -> Layout:
         """Return name and shape of the arrays of the first exchange that has any."""
         for exchange in self.exchanges:
             if exchange["layout"]:
@@ -331,72 +351,70 @@ class Recording:
             replies: contents of the replies by node.
             failed: by node that replied with an error, its code.
         """
-        for node in sorted(sent):
-            if node not in self.nodes:
-                line = json.dumps({"node": node})
-                atomic_files.append_line(
-                    self.folder / NODES, line, atomic_files.OWNER, durable=True
-                )
-                self.nodes.append(node)
-        self.transcript.names = tuple(self.names)
+        self._number(sent)
         order = sorted(sent, key=self.nodes.index)
         first = sent[order[0]]
         earlier = [exchange for exchange in self.exchanges if exchange["kind"] == first.kind]
         # an app that tells its clients no round has one in each exchange
         first = replace(first, round=first.round or len(earlier) + 1)
-        notes: dict[str, str] = {}
         readable = [node for node in order if not sent[node].vector.reason]
         layout = sent[readable[0]].vector.layout if readable else ()
+        notes: dict[str, str] = {}
         rows: dict[int, torch.Tensor] = {}
-        sizes: dict[int, float] = {}
         for node in order:
-            number = str(self.nodes.index(node))
-            model = sent[node].vector
             if node not in replies:
-                notes[number] = failed.get(node, "no reply")
-                continue
-            reply = vector_of(replies[node], self.most_bytes)
-            numbers = numbers_of(replies[node])
-            for name in SIZES:
-                if numbers.get(name, -1.0) >= 0:
-                    sizes[node] = numbers[name]
-            if model.reason or reply.reason:
-                notes[number] = reply.reason or model.reason
-            elif model.layout != layout:
-                notes[number] = "other arrays were sent to it than to other clients"
-            elif [shape for _, shape in reply.layout] != [shape for _, shape in layout]:
-                notes[number] = "its arrays have other shapes than those that were sent"
+                note = failed.get(node, "no reply")
             else:
-                assert reply.values is not None and model.values is not None
-                rows[node] = reply.values - model.values
+                reply = vector_of(replies[node], self.most_bytes)
+                note = _difference(sent[node].vector, reply, layout, rows, node)
+            if note:
+                notes[str(self.nodes.index(node))] = note
         first_layout = self.layout
-        if layout and first_layout and layout != first_layout:
+        changed = bool(layout and first_layout and layout != first_layout)
+        if changed:
             notes["all"] = "the arrays have other names or shapes than in the first exchange"
-        if first.kind.startswith("train") and rows:
-            self._store(first, {node: sent[node] for node in order}, layout, rows, sizes)
-        answered = [node for node in order if node in replies]
-        line_of_exchange = {
+        metrics = {node: numbers_of(replies[node]) for node in order if node in replies}
+        updates = len(rows) if first.kind.startswith(TRAIN) else 0
+        if updates:
+            self._store(first, sent, layout, rows, _sizes(metrics))
+        line = {
             "kind": first.kind,
             "round": first.round,
             "to": [self.nodes.index(node) for node in order],
             "down": [sent[node].bytes for node in order],
             "up": [bytes_of(replies[node]) if node in replies else 0 for node in order],
-            "layout": layout if not first_layout or "all" in notes else (),
-            "updates": len(rows) if first.kind.startswith("train") else 0,
-            "metrics": {
-                str(self.nodes.index(node)): numbers_of(replies[node]) for node in answered
-            },
+            "layout": layout if changed or not first_layout else (),
+            "updates": updates,
+            "metrics": {str(self.nodes.index(node)): found for node, found in metrics.items()},
             "notes": notes,
         }
-        text = json.dumps(line_of_exchange)
+        text = json.dumps(line)
         atomic_files.append_line(self.folder / EXCHANGES, text, atomic_files.OWNER, durable=True)
         self.exchanges.append(json.loads(text))
+
+    def _number(self, nodes: Iterable[int], partitions: Mapping[int, int] | None = None) -> None:
+        """Give nodes that are new the next numbers.
+
+        Args:
+            nodes: their ids.
+            partitions: by id, the part of a simulation's data that a node has.
+        """
+        for node in sorted(nodes):
+            if node in self.nodes:
+                continue
+            known: dict[str, int] = {"node": node}
+            if partitions and node in partitions:
+                known["partition"] = partitions[node]
+            line = json.dumps(known)
+            atomic_files.append_line(self.folder / NODES, line, atomic_files.OWNER, durable=True)
+            self.nodes.append(node)
+        self.transcript.names = tuple(self.names)
 
     def _store(
         self,
         first: Sent,
         sent: Mapping[int, Sent],
-        layout: Sequence[Any],
+        layout: Layout,
         rows: Mapping[int, torch.Tensor],
         sizes: Mapping[int, float],
     ) -> None:
@@ -409,7 +427,8 @@ class Recording:
             rows: updates by node.
             sizes: numbers of samples by node, of nodes that sent them.
         """
-        asked = [node for node in sent if sent[node].vector.layout == tuple(layout)]
+        order = sorted(sent, key=self.nodes.index)
+        asked = [node for node in order if sent[node].vector.layout == layout]
         models = torch.stack([sent[node].vector.values for node in asked])  # type: ignore[misc]
         index = None
         if bool((models == models[0]).all()):
@@ -542,6 +561,40 @@ class RecordedGrid:
             self.recording.record(group, contents, failed)
 
 
+def _difference(
+    sent: Vector, reply: Vector, layout: Layout, rows: dict[int, torch.Tensor], node: int
+) -> str:
+    """Add the reply's arrays minus those that were sent to rows, or return why there is no row.
+
+    Args:
+        sent: to the node.
+        reply: of the node.
+        layout: of what was sent to the first node.
+        rows: by node.
+        node: its id.
+    """
+    if reply.values is None:
+        return reply.reason
+    if sent.values is None:
+        return sent.reason
+    if sent.layout != layout:
+        return "other arrays were sent to it than to other clients"
+    if [shape for _, shape in reply.layout] != [shape for _, shape in layout]:
+        return "its arrays have other shapes than those that were sent"
+    rows[node] = reply.values - sent.values
+    return ""
+
+
+def _sizes(metrics: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+    """Return by node the number of samples that it sent, where it sent one."""
+    sizes = {}
+    for node, numbers in metrics.items():
+        for name in SIZES:
+            if numbers.get(name, -1.0) >= 0:
+                sizes[node] = numbers[name]
+    return sizes
+
+
 def recorded(
     grid: Any,
     folder: Path | str,
@@ -564,6 +617,51 @@ def recorded(
     name = app or Path(folder).resolve().name
     recording = Recording.begin(folder, name, facts or TrainingFacts(), most_bytes)
     return RecordedGrid(grid, recording)
+
+
+def recorded_client(folder: Path | str, facts: TrainingFacts | None = None, app: str = "") -> Any:
+    """Return a mod of Flower that records what a client receives and sends, in a folder of its own.
+
+    The folder of a client is named after its node, so those of a simulation may lie side by side.
+    As the first mod of an app it sees what leaves the client; as the last, what the app computed.
+
+    Args:
+        folder: in which the client's folder is made.
+        facts: of the training.
+        app: name of the app in reports; the folder's where none is given.
+    """
+    parent = Path(folder)
+    name = app or parent.resolve().name
+
+    def mod(message: Any, context: Any, call_next: Any) -> Any:
+        node = int(context.node_id)
+        atomic_files.make_folder(parent)
+        recording = Recording.begin(parent / str(node), name, facts or TrainingFacts())
+        partition = context.node_config.get(PARTITION)
+        known = {node: partition} if isinstance(partition, int) else {}
+        recording._number([node], known)
+        sent = Sent.of(message, recording.most_bytes)
+        reply = call_next(message, context)
+        contents = {} if reply.has_error() else {node: reply.content}
+        failed = {node: f"error {int(reply.error.code)}"} if reply.has_error() else {}
+        recording.record({node: sent}, contents, failed)
+        return reply
+
+    return mod
+
+
+def partitions_in(folder: Path) -> dict[int, int]:
+    """Return by node the part of the data that it has, as recordings of clients tell.
+
+    Args:
+        folder: that `recorded_client` was given.
+    """
+    found = {}
+    for path in sorted(folder.glob(f"*/{NODES}")):
+        for line in _lines(path):
+            if "partition" in line:
+                found[int(line["node"])] = int(line["partition"])
+    return found
 
 
 def is_recording(folder: Path) -> bool:
