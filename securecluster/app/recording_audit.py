@@ -53,6 +53,7 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import Party
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.models.validation import build
+from securecluster.privacy.dp import accounting
 from securecluster.runs.recording import HIDDEN, PARTITION, Recording, partitions_in
 
 if TYPE_CHECKING:
@@ -347,6 +348,33 @@ def _initial(recording: Recording) -> torch.Tensor:
     return rows.row(0)
 
 
+def price(recording: Recording) -> str:
+    """Return in a sentence what the declared noise is worth; no text where none is declared.
+
+    A client replies once in an exchange, and each update is a Gaussian mechanism of sensitivity
+    `clip` for a client that is added or removed. Nothing is taken off for sampled clients.
+
+    Args:
+        recording: of the app.
+    """
+    facts = recording.facts
+    if facts.noise is None:
+        return ""
+    missing = [name for name in ("clip", "placement", "delta") if getattr(facts, name) is None]
+    if missing:
+        names = ", ".join(missing)
+        return f"The declared noise is unpriced: it takes {names} of TrainingFacts, too."
+    rounds = sum(exchange["kind"].startswith("train") for exchange in recording.exchanges)
+    assert facts.delta is not None
+    cost = accounting.epsilon([(facts.noise, 1.0, rounds)], facts.delta)
+    against = "the server" if facts.placement == "local" else "others than the server"
+    return (
+        f"By our accountant the declared noise gives each client ({cost.epsilon:.3g}, "
+        f"{facts.delta:g})-differential privacy against {against} over {rounds} rounds, if the app "
+        "clips and adds noise as declared: nothing here checked that."
+    )
+
+
 def _notes(recording: Recording) -> list[str]:
     """Return what of the app's messages no attack could read, in sentences."""
     counts: dict[str, int] = {}
@@ -403,7 +431,8 @@ def summary(recording: Recording) -> list[str]:
         sentences.append(
             f"Each client's own numbers reach the server in the open: {', '.join(sorted(metrics))}."
         )
-    return [*sentences, *_notes(recording)]
+    priced = price(recording)
+    return [*sentences, *([priced] if priced else []), *_notes(recording)]
 
 
 def page(recording: Recording, audit: Audit, command: str) -> str:

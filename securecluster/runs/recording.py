@@ -40,6 +40,7 @@ MOST_BYTES = 2**30  # of the arrays of a message that is stored
 GATHER = "gather"
 SIZES = ("num-examples", "num_examples")  # as strategies of Flower call a client's samples
 ROUNDS = ("server-round", "server_round", "current_round")
+PLACEMENTS = ("local", "central")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 NOT_PRINTED = 200  # letters of a name that a message chose
 NO_ARRAYS = "without arrays"
@@ -96,6 +97,11 @@ class TrainingFacts:
         optimizer: "sgd", "adam" or "adamw".
         momentum: of the optimizer.
         clip: norm to which a client's update is clipped; None also without clipping.
+        noise: deviation of the Gaussian noise on an update ("local"), or on the sum of a round
+            ("central"), over `clip`. Flower's LocalDpMod has √(2 ln(1.25/δ))·sensitivity/(ε·clip);
+            its strategies call it noise_multiplier.
+        placement: who adds the noise: "local", a client's mod, or "central", the server's strategy.
+        delta: δ of the guarantee that is priced.
 
     Raises:
         UsageError: a value that no training can have.
@@ -107,12 +113,21 @@ class TrainingFacts:
     optimizer: str | None = None
     momentum: float | None = None
     clip: float | None = None
+    noise: float | None = None
+    placement: str | None = None
+    delta: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lr", "clip"):
+        for name in ("lr", "clip", "noise", "delta"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value > 0):
                 raise UsageError(f"TrainingFacts: {name} is a positive number, not {value!r}")
+        if self.delta is not None and self.delta >= 1:
+            raise UsageError(f"TrainingFacts: delta is below 1, not {self.delta!r}")
+        for name, choices in (("optimizer", OPTIMIZERS), ("placement", PLACEMENTS)):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise UsageError(f"TrainingFacts: {name} is {', '.join(choices)}, not {value!r}")
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
@@ -120,10 +135,6 @@ class TrainingFacts:
                 raise UsageError(f"TrainingFacts: {name} is a positive integer, not {value!r}")
         if self.momentum is not None and not (_is_number(self.momentum) and 0 <= self.momentum < 1):
             raise UsageError(f"TrainingFacts: momentum is in [0, 1), not {self.momentum!r}")
-        if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
-            raise UsageError(
-                f"TrainingFacts: optimizer is {', '.join(OPTIMIZERS)}, not {self.optimizer!r}"
-            )
 
     @property
     def known(self) -> dict[str, Any]:

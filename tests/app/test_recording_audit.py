@@ -22,9 +22,10 @@ from torch import nn
 from securecluster import Federation, LabelSplit
 from securecluster.app.audit import RUN, Finding
 from securecluster.app.cli import main
-from securecluster.app.recording_audit import audit_recording
+from securecluster.app.recording_audit import audit_recording, price
 from securecluster.attacks.scoring import BETTER
 from securecluster.errors import UsageError
+from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.runs.recording import Recording, TrainingFacts, recorded, recorded_client
 
 CLIENTS = 6
@@ -143,7 +144,7 @@ def test_what_is_absent_is_said(tmp_path: Path, federation: Federation) -> None:
     without = found(audit_recording(tmp_path / "server").findings[RUN])
     assert without["linkage"].verdict == BETTER
     assert without["label-counts"].reason == (
-        "not applicable: needs the app's network (model=...)"
+        "not applicable: needs the app's network (model)"
     )
     with_model = audit_recording(tmp_path / "server", federation, model=Net())
     by_name = found(with_model.findings[RUN])
@@ -204,3 +205,19 @@ def test_the_commands_name_the_app(
     assert f"App: wards, over Flower, with {CLIENTS} clients." in shown
     assert main(["audit", folder, "--data", f"{module}:nothing"]) == 2
     assert main(["audit", folder, "--bundle", "x.zip"]) == 2
+
+
+def test_declared_noise_is_priced_where_its_parameters_are_known(
+    tmp_path: Path, federation: Federation
+) -> None:
+    known = TrainingFacts(clip=1.0, noise=4.0, placement="local", delta=1e-5)
+    app(tmp_path / "a", federation, known)
+    app(tmp_path / "b", federation, TrainingFacts(noise=4.0))
+    sentence = price(Recording.read(tmp_path / "a" / "server"))
+    # two rounds of noise 4 are one of 4/√2 (Balle & Wang 2018, Theorem 8)
+    exact = gaussian_epsilon(2**0.5 / 4.0, 1e-5)
+    told = float(sentence.split("(")[1].split(",")[0])
+    assert exact <= told * 1.005 and told <= 1.05 * exact
+    assert "against the server over 2 rounds" in sentence
+    unpriced = price(Recording.read(tmp_path / "b" / "server"))
+    assert "unpriced: it takes clip, placement, delta" in unpriced
