@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,27 +119,28 @@ class TrainingFacts:
 
     def __post_init__(self) -> None:
         for name in ("lr", "clip", "noise", "delta"):
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
-                raise UsageError(f"TrainingFacts: {name} is a positive number, not {value!r}")
-        if self.delta is not None and self.delta >= 1:
-            raise UsageError(f"TrainingFacts: delta is below 1, not {self.delta!r}")
-        for name, choices in (("optimizer", OPTIMIZERS), ("placement", PLACEMENTS)):
-            value = getattr(self, name)
-            if value is not None and value not in choices:
-                raise UsageError(f"TrainingFacts: {name} is {', '.join(choices)}, not {value!r}")
+            self._check(name, lambda value: _is_number(value) and value > 0, "a positive number")
         for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (whole and value > 0):
-                raise UsageError(f"TrainingFacts: {name} is a positive integer, not {value!r}")
-        if self.momentum is not None and not (_is_number(self.momentum) and 0 <= self.momentum < 1):
-            raise UsageError(f"TrainingFacts: momentum is in [0, 1), not {self.momentum!r}")
+            self._check(name, _is_count, "a positive integer")
+        self._check("momentum", lambda value: _is_number(value) and 0 <= value < 1, "in [0, 1)")
+        self._check("delta", lambda value: value < 1, "below 1")
+        for name, choices in (("optimizer", OPTIMIZERS), ("placement", PLACEMENTS)):
+            self._check(name, choices.__contains__, " or ".join(choices))
+
+    def _check(self, name: str, holds: Callable[[Any], bool], must: str) -> None:
+        """Raise UsageError if a fact that is declared is not what it must be."""
+        value = getattr(self, name)
+        if value is not None and not holds(value):
+            raise UsageError(f"TrainingFacts: {name} is {must}, not {value!r}")
 
     @property
     def known(self) -> dict[str, Any]:
         """Return the facts that were declared."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _is_number(value: Any) -> bool:

@@ -143,9 +143,7 @@ def test_what_is_absent_is_said(tmp_path: Path, federation: Federation) -> None:
     app(tmp_path, federation, TrainingFacts(epochs=1))
     without = found(audit_recording(tmp_path / "server").findings[RUN])
     assert without["linkage"].verdict == BETTER
-    assert without["label-counts"].reason == (
-        "not applicable: needs the app's network (model)"
-    )
+    assert without["label-counts"].reason == ("not applicable: needs the app's network (model)")
     with_model = audit_recording(tmp_path / "server", federation, model=Net())
     by_name = found(with_model.findings[RUN])
     assert by_name["label-counts"].reason == (
