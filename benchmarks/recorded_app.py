@@ -156,4 +156,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Flower's workers import this module, and so does this process, under the same name
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    from benchmarks import recorded_app
+
+    recorded_app.main()
