@@ -63,18 +63,20 @@ def train(message: Message, context: Context) -> Message:
     """
     torch.set_num_threads(1)
     model = network()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    content: Any = message.content
+    model.load_state_dict(content["arrays"].to_torch_state_dict())
     shard = data().shards[int(context.node_config["partition-id"])]
     x, y = torch.as_tensor(shard.x), torch.as_tensor(shard.y)
-    optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
-    for batch in torch.randperm(len(y)).split(10):
+    optimizer = torch.optim.SGD(model.parameters(), lr=content["config"]["lr"])
+    order: Any = torch.randperm(len(y))
+    for batch in order.split(10):
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+        loss: Any = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
         loss.backward()
         optimizer.step()
     metrics = MetricRecord({"train_loss": float(loss), "num-examples": len(y)})
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
-    return Message(content, reply_to=message)
+    reply = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+    return Message(reply, reply_to=message)
 
 
 def client_app() -> ClientApp:

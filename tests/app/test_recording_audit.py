@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra flower")
 
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
@@ -203,6 +204,23 @@ def test_the_commands_name_the_app(
     assert f"App: wards, over Flower, with {CLIENTS} clients." in shown
     assert main(["audit", folder, "--data", f"{module}:nothing"]) == 2
     assert main(["audit", folder, "--bundle", "x.zip"]) == 2
+
+
+def test_noise_of_a_mod_of_flower_leaves_little_to_attacks(
+    tmp_path: Path, federation: Federation
+) -> None:
+    clients = Clients(federation, LocalDpMod(1.0, 1.0, 8.0, 1e-5))
+    grid = recorded(clients, tmp_path / "server", FACTS)
+    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=2)
+    results = audit_recording(
+        tmp_path / "server",
+        federation,
+        model=Net(),
+        partitions=clients.partition,
+        attacks=["linkage", "label-counts"],
+    )
+    assert [finding.verdict == BETTER for finding in results.findings[RUN]] == [False, False]
 
 
 def test_declared_noise_is_priced_where_its_parameters_are_known(
