@@ -204,6 +204,7 @@ class Audit:
         notes: sentences on what was repeated or left out.
         seconds: that the audit took.
         budget: seconds that it was allowed.
+        no_twin: why there is no unprotected twin; empty where there is one.
     """
 
     adversary: Adversary
@@ -212,6 +213,7 @@ class Audit:
     notes: list[str]
     seconds: float
     budget: float
+    no_twin: str = ""
 
     @property
     def tried(self) -> list[Finding]:
@@ -244,11 +246,11 @@ class Audit:
         show(self)
 
 
-class _OutOfTime(BaseException):
+class OutOfTime(BaseException):
     """An attack went beyond the budget; no attack catches it by mistake."""
 
 
-class _Clock:
+class Clock:
     """Time of an audit.
 
     Args:
@@ -271,7 +273,7 @@ class _Clock:
 
     @contextmanager
     def limit(self) -> Iterator[None]:
-        """Raise _OutOfTime in this context when the budget is used up.
+        """Raise OutOfTime in this context when the budget is used up.
 
         Signals reach the main thread only, and not every system has this one. Elsewhere an attack
         that has begun goes on to its end.
@@ -292,7 +294,7 @@ class _Clock:
 
 
 def _out_of_time(number: int, frame: Any) -> None:
-    raise _OutOfTime
+    raise OutOfTime
 
 
 def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -> Adversary:
@@ -392,7 +394,7 @@ def audited(
     chosen = [attack_named(name) for name in attack_names() if attacks is None]
     chosen += [attack_named(name) for name in attacks or ()]
     _check_secret(run)
-    clock = _Clock(budget)
+    clock = Clock(budget)
     notes: list[str] = []
 
     def say(text: str) -> None:
@@ -408,11 +410,11 @@ def audited(
     done = count(1)
     with bar("audit", (1 + bool(protecting)) * len(chosen), progress) as advance:
         target = _Target(run, federation, adversary, say, lambda: advance(next(done)))
-        findings = {RUN: _column(target, chosen, RUN, _Clock(time_left))}
+        findings = {RUN: _column(target, chosen, RUN, Clock(time_left))}
         if protecting:
             # a mechanism that the run does not have is not tried on its twin either
             untested = {finding.attack: finding for finding in findings[RUN] if _untested(finding)}
-            findings[TWIN] = _column(target, chosen, TWIN, _Clock(clock.left), untested)
+            findings[TWIN] = _column(target, chosen, TWIN, Clock(clock.left), untested)
     if not protecting:
         # without protections the two are the same run
         findings[TWIN] = findings[RUN]
@@ -517,7 +519,7 @@ def _column(
     target: _Target,
     attacks: Sequence[Attack],
     column: str,
-    clock: _Clock,
+    clock: Clock,
     untested: Mapping[str, Finding] | None = None,
 ) -> list[Finding]:
     """Return the findings on the run or on its twin.
@@ -535,7 +537,7 @@ def _column(
         target.say("The unprotected run has no key authority: its server attacks it.")
     try:
         fitted, taps = _fitted(target, column, clock)
-    except _OutOfTime:
+    except OutOfTime:
         reason = f"skipped: repeating the run did not fit into {clock.budget:.0f} s of the budget"
         return [Finding(attack.name, None, reason, 0.0) for attack in attacks]
     findings = []
@@ -553,9 +555,9 @@ def _column(
         if attack.name in untested:
             findings.append(untested[attack.name])
         elif isinstance(attack, CanaryAudit):
-            findings.append(_bounded(attack, target, column, _Clock(share), repetitions))
+            findings.append(_bounded(attack, target, column, Clock(share), repetitions))
         else:
-            finding = _attacked(attack, target, fitted, taps, _Clock(share))
+            finding = _attacked(attack, target, fitted, taps, Clock(share))
             findings.append(replace(finding, claims=claims.get(attack.name, ())))
         target.step()
     return findings
@@ -610,13 +612,13 @@ def _without_authority(adversary: Adversary) -> Adversary:
     return replace(adversary, parties=tuple(dict.fromkeys(parties)))
 
 
-def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProtocol, list[Tap]]:
+def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProtocol, list[Tap]]:
     """Return the run with the contents of its frames, or its twin, and replies before protection.
 
     Whatever the folder does not hold is made by repeating the run.
 
     Raises:
-        _OutOfTime: it does not fit into the time that is left.
+        OutOfTime: it does not fit into the time that is left.
     """
     run = target.run
     in_folder = column == RUN and _holds_the_view(target)
@@ -628,7 +630,7 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
             target.say("Attacks on masks have no score: repeating the run takes too long.")
             return restored, []
     if run.result["seconds"] > clock.left:
-        raise _OutOfTime
+        raise OutOfTime
     protocol = run.protocol
     if column == TWIN:
         protocol = twin_of(run.protocol)
@@ -674,7 +676,7 @@ def _say_repeated(target: _Target, repeated: ClusteringProtocol) -> None:
 
 
 def _attacked(
-    attack: Attack, target: _Target, fitted: ClusteringProtocol, taps: Sequence[Tap], clock: _Clock
+    attack: Attack, target: _Target, fitted: ClusteringProtocol, taps: Sequence[Tap], clock: Clock
 ) -> Finding:
     """Return what one attack achieves; a mistake of the attack is a finding, too.
 
@@ -691,7 +693,7 @@ def _attacked(
     try:
         with clock.limit():
             return finding_of(attack, fitted, target.federation, target.adversary, taps)
-    except _OutOfTime:
+    except OutOfTime:
         reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
     return Finding(attack.name, None, reason, time.monotonic() - start)
 
@@ -729,7 +731,7 @@ def finding_of(
             result = score(attack.scorer, guess, truth)
     except Exception as error:
         # an installed package's attack must not end the audit of all others
-        reason = _failure(error)
+        reason = failure(error)
         trace = traceback_of(error)
     seconds = time.monotonic() - start
     if result is None:
@@ -737,7 +739,7 @@ def finding_of(
     return Finding(attack.name, result, "", seconds, guess, truth)
 
 
-def _failure(error: Exception) -> str:
+def failure(error: Exception) -> str:
     """Return in one line that an attack failed, and how."""
     text = str(error)
     if not isinstance(error, SecureClusterError):
@@ -766,11 +768,7 @@ def noiseless(protocol: ClusteringProtocol) -> ClusteringProtocol:
 
 
 def _bounded(
-    attack: CanaryAudit,
-    target: _Target,
-    column: str,
-    clock: _Clock,
-    repetitions: dict[Any, Planted],
+    attack: CanaryAudit, target: _Target, column: str, clock: Clock, repetitions: dict[Any, Planted]
 ) -> Finding:
     """Return the lower bound of ε that an audit of noise gives, and the ledger's ε.
 
@@ -805,12 +803,12 @@ def _bounded(
             planted = repetitions[attack.release]
             claimed = planted.claimed
             result = planted.score(attack.scorer, target.federation)
-    except _OutOfTime:
+    except OutOfTime:
         reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
     except UsageError as error:
         reason = f"not applicable: {error}"
     except Exception as error:
-        reason = _failure(error)
+        reason = failure(error)
         trace = traceback_of(error)
     seconds = time.monotonic() - start
     return Finding(attack.name, result, reason, seconds, claimed=claimed, trace=trace)

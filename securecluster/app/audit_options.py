@@ -27,6 +27,12 @@ class Audit:
     """seconds; attacks that do not fit are named as skipped"""
     attack: tuple[str, ...] = ()
     """attacks by name, or module:Class for others; all where none is given"""
+    data: str | None = None
+    """module:function that returns the clients' data, to score a recorded app of Flower"""
+    model: str | None = None
+    """module:Class of the network of a recorded app of Flower"""
+    clients: Path | None = None
+    """folder of recorded_client, which tells which node has which client's data"""
     bundle: Path | None = None
     """also a ZIP file to hand over, without seeds, keys, clients' files, what attacks saw, and what
     no ε covers

@@ -169,6 +169,8 @@ def results(audit: Audit) -> str:
 
 def _unprotected(audit: Audit) -> str:
     """Return what the unprotected run is without, as a sentence."""
+    if audit.no_twin:
+        return audit.no_twin
     protections = ", ".join(f"{name} {value}" for name, value in audit.protections.items())
     if protections:
         return f"The unprotected run is the same run without: {protections}."

@@ -17,6 +17,7 @@ from securecluster.runs.number_format import printable
 if TYPE_CHECKING:
     from securecluster.app.audit import Adversary
 
+RECORDING = "recording.json"  # of a recorded app; its module imports torch
 # exit codes of `audit`, besides 0 and 2
 ATTACK_FAILED = 3
 PROTECTION_BROKEN = 4
@@ -49,6 +50,8 @@ def report(argv: list[str]) -> int:
     folder, arguments = folder_of(argv, "report")
     options = command_line.of_folder("report", arguments, Report)
     _check_bundle(options)
+    if (folder / RECORDING).is_file():
+        return _report_recording(folder, options)
     from securecluster.app import bundle, execution, html_page, report_page
     from securecluster.app import report as tables
     from securecluster.app.finished_run import open_run
@@ -87,6 +90,9 @@ def audit(argv: list[str]) -> int:
 
     options = command_line.of_folder("audit", arguments, Audit)
     _check_bundle(options)
+    if (folder / RECORDING).is_file():
+        return _audit_recording(folder, options)
+    _check_no_recording(folder, options)
     from securecluster.app import audit as audits
     from securecluster.app import audit_files, audit_page, bundle, html_page, report_page
     from securecluster.app.finished_run import open_run
@@ -127,6 +133,84 @@ def audit(argv: list[str]) -> int:
         pages = {report_page.PAGE: report_of_run, **audits_of_run}
         bundle.write(options.bundle, run, pages, whole)
         _say(f"bundle: {options.bundle}")
+    return _exit_code(results, options)
+
+
+def _report_recording(folder: Path, options: Any) -> int:
+    """Show what was recorded of an app of Flower.
+
+    Args:
+        folder: of the recording.
+        options: of the command.
+
+    Raises:
+        UsageError: a page or a bundle was asked for.
+    """
+    from securecluster.app import recording_audit, terminal
+    from securecluster.runs.recording import Recording
+
+    if options.html or options.bundle:
+        raise UsageError(f"{folder} is a recording of an app: audit writes its page")
+    recording = Recording.read(folder)
+    with output():
+        console = terminal.Console(markup=False)
+        rows = recording_audit.messages(recording)
+        console.print(terminal.table(recording_audit.HEADINGS, rows, recording.app))
+        for sentence in recording_audit.summary(recording):
+            console.print(sentence)
+    return 0
+
+
+def _check_no_recording(folder: Path, options: Any) -> None:
+    """Raise UsageError for options that are about recorded apps.
+
+    Args:
+        folder: of a run.
+        options: of the command.
+    """
+    if options.data or options.model or options.clients:
+        raise UsageError(
+            "--data, --model and --clients are about a recorded app of Flower, and "
+            f"{folder} is no recording: leave them out"
+        )
+
+
+def _audit_recording(folder: Path, options: Any) -> int:
+    """Attack an app of Flower by its recording, and return the exit code.
+
+    Args:
+        folder: of the recording.
+        options: of the command.
+
+    Raises:
+        UsageError: an option that needs a run of ours.
+    """
+    from securecluster.app import audit as audits
+    from securecluster.app import audit_files, recording_audit
+    from securecluster.runs.recording import Recording
+
+    if options.helpers or options.bundle:
+        raise UsageError(f"{folder} is a recording of an app: --with and --bundle are of runs")
+    attacks = _given_attacks(options)
+    results = recording_audit.audit_recording(
+        folder,
+        recording_audit.federation_of(options.data) if options.data else None,
+        model=recording_audit.model_of(options.model) if options.model else None,
+        partitions=options.clients,
+        adversary=options.party,
+        budget=options.budget,
+        attacks=attacks or None,
+    )
+    recording = Recording.read(folder)
+    if not options.quiet:
+        with output():
+            audits.show(results)
+    name = audit_files.stem(results.adversary, recording.names, options.budget, attacks)
+    content = json.dumps({**audits.content(results), "app": recording.app}, indent=2) + "\n"
+    page = recording_audit.page(recording, results, _command(folder, results.adversary, attacks))
+    for path in audit_files.write(options.out or folder, name, content, page):
+        if not options.quiet:
+            _say(f"wrote {path}")
     return _exit_code(results, options)
 
 

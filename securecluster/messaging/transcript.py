@@ -164,6 +164,7 @@ class Transcript:
         messages: method name -> (query class, reply class), to read contents back.
         names: names of the clients in the order of their positions, for `seen_by`; empty if they
             are unknown.
+        durable: whether each call is on the disk before `record` returns.
     """
 
     def __init__(
@@ -172,6 +173,7 @@ class Transcript:
         folder: Path | None = None,
         messages: MessageTypes | None = None,
         names: Sequence[str] = (),
+        durable: bool = False,
     ) -> None:
         self.mode = mode
         self.names = tuple(names)
@@ -180,7 +182,8 @@ class Transcript:
         self._folder = folder
         self._index: Log | None = None
         if folder and mode != "none":
-            self._index = Log(folder / INDEX, atomic_files.OWNER)
+            self._index = Log(folder / INDEX, atomic_files.OWNER, durable)
+        self._durable = durable
         self._messages = messages
         self._contents: list[Contents] = []  # only without a folder
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
@@ -206,7 +209,12 @@ class Transcript:
 
     @classmethod
     def read(
-        cls, mode: str, folder: Path, messages: MessageTypes, names: Sequence[str] = ()
+        cls,
+        mode: str,
+        folder: Path,
+        messages: MessageTypes,
+        names: Sequence[str] = (),
+        durable: bool = False,
     ) -> Transcript:
         """Return the transcript in a folder, whose arguments `open_transcript` finds out.
 
@@ -215,11 +223,12 @@ class Transcript:
             folder: the folder `transcript` of a run folder.
             messages: method name -> (query class, reply class).
             names: names of the clients, in their order.
+            durable: whether further calls are on the disk before `record` returns.
 
         Raises:
             RunFolderError: its index does not parse.
         """
-        transcript = cls(mode, folder, messages, names)
+        transcript = cls(mode, folder, messages, names, durable)
         for entry in load_entries(folder):
             transcript._count(entry)
         return transcript
@@ -269,7 +278,8 @@ class Transcript:
         batch = _Batch(fields, query, list(response.ids), reply, receipts)
         data = pack(batch)
         # the digest in the index detects a file that has been changed
-        atomic_files.write_atomic(self._file(self.count), data, atomic_files.OWNER)
+        path = self._file(self.count)
+        atomic_files.write_atomic(path, data, atomic_files.OWNER, self._durable)
         return manifest.digest(data)
 
     def _file(self, position: int) -> Path:

@@ -109,7 +109,7 @@ PROTOCOLS = [
     getattr(protocols, name)
     for name in (
         *("CFL", "CLoVE", "FLHC", "Hidden", "IFCA", "NSIM", "PACFL", "RDPCFL", "SRFCA", "FedAvg"),
-        *("CFLGP", "FineTune", "LocalKMeans", "OneShot", "Signature"),
+        *("CFLGP", "FLUX", "FineTune", "LocalKMeans", "OneShot", "Signature"),
     )
 ]
 

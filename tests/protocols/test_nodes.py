@@ -77,6 +77,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "hidden",
         "clove",
         "cflgp",
+        "flux",
         "rdpcfl",
         "ifca",
         "local-kmeans",
