@@ -61,6 +61,12 @@ def test_scores_are_those_of_runs_on_the_stand_ins(outlook: Outlook) -> None:
     assert line.accuracy_low == pytest.approx(max(0, min(scores) - plans.MARGIN["accuracy"]))
 
 
+def test_what_looks_for_no_clusters_has_no_ari(outlook: Outlook) -> None:
+    assert [line.ari is None for line in outlook.forecasts] == [False, False, True, True]
+    with pytest.raises(UsageError, match="fedavg looks for no clusters"):
+        plan(["cfl", "fedavg"], find="epsilon", **SMALL)
+
+
 def test_an_interval_with_noise_spans_half_and_twice_the_epsilon() -> None:
     at = {e: plan(["fedavg"], epsilon=[e], **SMALL).forecasts[0] for e in (50, 100, 200)}
     means = [line.accuracy for line in at.values()]
