@@ -167,6 +167,10 @@ class Outlook:
         """Return the table, then the notes, as lines of text."""
         head = f"{self.clients} clients with {self.samples} samples each"
         if self.needs:
+            if self.needs[0].quantity == "clients":
+                head = f"clients with {self.samples} samples each"
+            elif self.needs[0].quantity == "samples":
+                head = f"{self.clients} clients"
             lines = [f"{head}: the least with a mean ARI of {self.reached:g}"]
             lines += [self._sentence(answer) for answer in self.needs]
         else:

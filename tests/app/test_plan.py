@@ -114,6 +114,18 @@ def test_the_least_epsilon_suffices_and_the_one_before_does_not() -> None:
     assert f"signature: ε {answer.value:.3g}" in repr(found)
 
 
+def test_the_head_of_a_search_names_what_is_given() -> None:
+    for find, head in (
+        ("epsilon", "8 clients with 20 samples each:"),
+        ("clients", "clients with 20 samples each:"),
+        ("samples", "8 clients:"),
+    ):
+        answer = plans.Need("cfl", find, None, 384, 0.5)
+        lines = Outlook(8, 20, needs=(answer,)).lines()
+        assert lines[0].startswith(head)
+        assert "up to 384 suffices (mean ARI 0.50 there)" in lines[1]
+
+
 def test_stand_ins_have_the_size_of_the_clients_and_only_public_rows() -> None:
     sample = public_sample("digits").like((12, 10), 6)
     federation = sample.clients(5, 300, LabelSwap(2), seed=3)
