@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from securecluster import plot
     from securecluster.app.audit import audit
     from securecluster.app.loading import load, open_transcript
+    from securecluster.app.plan import plan
     from securecluster.app.sweep import sweep
     from securecluster.core.client_names import at
     from securecluster.data import (
@@ -91,6 +92,7 @@ _MODULES = {
     "audit": "securecluster.app.audit",
     "load": "securecluster.app.loading",
     "open_transcript": "securecluster.app.loading",
+    "plan": "securecluster.app.plan",
     "power_check": "securecluster.runs.power_check",
     "sweep": "securecluster.app.sweep",
 }
@@ -136,6 +138,7 @@ __all__ = [
     "audit",
     "load",
     "open_transcript",
+    "plan",
     "plot",
     "power_check",
     "sweep",

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from securecluster.app import plan as plans
 from securecluster.app import sweep_tables
 from securecluster.app.plots import sweep as sweeps
 from securecluster.errors import UsageError
@@ -32,7 +33,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-__all__ = ["accuracy", "dendrogram", "relevance", "separation", "similarity", "sweep", "tree"]
+__all__ = [
+    "accuracy",
+    "dendrogram",
+    "plan",
+    "relevance",
+    "separation",
+    "similarity",
+    "sweep",
+    "tree",
+]
 
 
 class Look(TypedDict, total=False):
@@ -186,6 +196,21 @@ def sweep(
         raise UsageError(f"no run of this sweep has y = {y!r}: see the columns status and reason")
     labels = {"ari": "ARI", metric: curves.labelled(metric, "")}
     return _labelled(sweeps.over(done, x, scores, labels, look.get("ax")), look)
+
+
+def plan(outlook: plans.Outlook, **look: Unpack[Look]) -> Figure:
+    """Return a figure of what ε buys: ARI and accuracy over ε.
+
+    Bands are intervals for one new run.
+
+    Args:
+        outlook: what `securecluster.plan` returned.
+        look: see the module; on given axes accuracy alone is drawn.
+
+    Raises:
+        UsageError: an outlook of a search.
+    """
+    return _labelled(plans.frontier(outlook, look.get("ax")), look)
 
 
 def _result(fitted: Any) -> FittedRun:

@@ -338,6 +338,13 @@ def test_the_notebook_goes_from_a_run_folder_to_the_page(
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_the_page_on_plans_has_a_forecast_for_each_protocol_and_epsilon(page: Page) -> None:
+    names = page("plan")
+    lines = [(line.protocol, line.epsilon) for line in names.outlook.forecasts]
+    assert lines == [("fedavg", 4), ("fedavg", 16), ("signature", 4), ("signature", 16)]
+    assert [panel.get_xlabel() for panel in names.figure.axes] == ["ε of the run"] * 2
+
+
 def test_the_page_on_sweeps_makes_a_line_per_run(page: Page) -> None:
     pytest.importorskip("pandas")
     runs = page("sweep").runs

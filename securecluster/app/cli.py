@@ -1,4 +1,4 @@
-"""`securecluster run | compare | sweep | resume | replay | report | audit | check | list`."""
+"""The command line: `securecluster run`, `compare`, `sweep`, `plan` and the others of `USAGE`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from securecluster.app import (
     execution,
     flower_project,
     node_command,
+    plan_command,
     report_command,
     sweep,
 )
@@ -36,6 +37,7 @@ USAGE = """usage: securecluster COMMAND
   run PROTOCOL [options]         run a protocol on simulated clients and leave a run folder
   compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
   sweep PROTOCOLS [options]      run protocols at many levels of noise or ε, with several seeds
+  plan PROTOCOLS [options]       say what ε buys, or what clusters cost, without private data
   resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
@@ -159,6 +161,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "run": _run,
         "compare": compare.start,
         "sweep": sweep.start,
+        "plan": plan_command.start,
         "resume": _resume,
         "replay": _replay,
         "report": report_command.report,

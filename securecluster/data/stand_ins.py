@@ -1,0 +1,242 @@
+"""Stand-ins for clients whose data nobody may look at yet, out of samples that are public.
+
+A sample is a data set of its own, such as the digits of scikit-learn, or one that the user hands
+in. Three quarters of it are trained on and a quarter is for testing. Where it has fewer rows than
+the clients want, rows are repeated, in one client no sooner than in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.noted_warnings import noted
+from securecluster.core.randomness import Randomness
+from securecluster.data.dataset import Source
+from securecluster.data.datasets import SOURCES, source
+from securecluster.data.federation import Federation
+from securecluster.data.pools import ArrayPool
+from securecluster.data.scenarios import Scenario
+from securecluster.errors import UsageError, unknown
+from securecluster.models.objectives import CLASSIFICATION
+
+MOST_ROWS = 20_000  # of a sample; more tell a simulation nothing
+OWN_SAMPLE = "the public sample"
+
+
+@dataclass(frozen=True)
+class PublicSample:
+    """Samples that anybody may see.
+
+    Args:
+        name: of the data set.
+        x: samples (n, …), float32.
+        y: labels (n,), int64 in 0 … classes − 1.
+        classes: number of labels.
+        notes: what was changed in it, in sentences.
+    """
+
+    name: str
+    x: NDArray[Any]
+    y: NDArray[Any]
+    classes: int
+    notes: tuple[str, ...] = ()
+
+    def like(self, shape: Sequence[int] | None, classes: int | None) -> PublicSample:
+        """Return the sample with images of another size, and of the first classes alone.
+
+        Args:
+            shape: height and width; None leaves the images as they are.
+            classes: how many; None keeps all.
+
+        Raises:
+            UsageError: the sample has no images, or fewer classes.
+        """
+        sample = self
+        if classes is not None:
+            sample = sample.with_classes(classes)
+        if shape is not None:
+            sample = sample.resized(shape)
+        return sample
+
+    def resized(self, shape: Sequence[int]) -> PublicSample:
+        """Return the sample with its images brought to another size, by linear interpolation.
+
+        Args:
+            shape: height and width.
+
+        Raises:
+            UsageError: the samples are no images, or the size is none.
+        """
+        if self.x.ndim != 4:
+            raise UsageError(
+                f"{self.name} has no images, so that it has no shape to change: leave shape out"
+            )
+        if len(shape) != 2 or min(shape) < 1:
+            raise UsageError(
+                "shape is the height and the width of an image, two whole numbers from 1"
+            )
+        size = (int(shape[0]), int(shape[1]))
+        if size == self.x.shape[2:]:
+            return self
+        import torch
+
+        images = torch.from_numpy(np.ascontiguousarray(self.x))
+        x = torch.nn.functional.interpolate(images, size, mode="bilinear", align_corners=False)
+        note = f"images of {self.name} are brought to {size[0]} × {size[1]}"
+        return replace(self, x=x.numpy(), notes=(*self.notes, note))
+
+    def with_classes(self, classes: int) -> PublicSample:
+        """Return the samples of the first classes alone.
+
+        Args:
+            classes: how many.
+
+        Raises:
+            UsageError: more than the sample has, or fewer than two.
+        """
+        if not 2 <= classes <= self.classes:
+            raise UsageError(
+                f"classes = {classes} is not possible: {self.name} has {self.classes} classes; "
+                "hand in a public sample that has as many (--public)"
+            )
+        kept = self.y < classes
+        return replace(self, x=self.x[kept], y=self.y[kept], classes=classes)
+
+    def clients(self, clients: int, samples: int, scenario: Scenario, seed: int) -> Federation:
+        """Return stand-ins for clients.
+
+        Args:
+            clients: how many.
+            samples: that each trains on; it tests on a quarter as many.
+            scenario: how clusters differ.
+            seed: of all draws.
+
+        Raises:
+            UsageError: a sample of fewer than eight rows, or clients that the scenario cannot make.
+        """
+        if len(self.y) < 8:
+            raise UsageError(
+                f"{self.name} has {len(self.y)} rows: a simulation needs eight, and better hundreds"
+            )
+        draw = Randomness(seed).generator("stand-ins", "rows")
+        order = draw.permutation(len(self.y))
+        held_out, learned = np.split(order, [max(1, len(order) // 4)])
+        test = max(1, -(-samples // 4))
+        pools = []
+        for rows, wanted in ((learned, clients * samples), (held_out, clients * test)):
+            # whole copies of the sample, and the beginning of one
+            some = np.resize(rows, wanted)
+            pools.append(ArrayPool(self.x[some], self.y[some]))
+        shape = tuple(self.x.shape[1:])
+        made = Source(self.name, self.classes, shape, pools[0], pools[1])
+        return Federation.simulate(
+            made, scenario=scenario, clients=clients, samples=samples, seed=seed
+        )
+
+    def repeats(self, clients: int, samples: int) -> float:
+        """Return how often each row is trained on by some client; at most 1 without repetition.
+
+        Args:
+            clients: how many.
+            samples: that each trains on.
+        """
+        return clients * samples / max(1, len(self.y) - len(self.y) // 4)
+
+
+def public_sample(public: Any = "digits", label_column: str | None = None) -> PublicSample:
+    """Return a public sample.
+
+    Args:
+        public: the name of a data set with labels; the path of a CSV file of numbers; a pair (x, y)
+            of arrays; or a federation, whose clients' samples are taken together.
+        label_column: of a file, the column with the labels; all others are features.
+
+    Raises:
+        UsageError: none of these, or nothing to learn.
+    """
+    if isinstance(public, Federation):
+        return _of_federation(public)
+    if isinstance(public, tuple | list) and len(public) == 2:
+        return _noted(lambda: Federation.from_arrays({"public": tuple(public)}, seed=0))
+    if not isinstance(public, str | Path):
+        raise UsageError(
+            f"public = {public!r} is no sample: give the name of a data set, a CSV file, or "
+            "arrays (x, y)"
+        )
+    text = str(public)
+    if text in SOURCES:
+        return _of_source(source(text))
+    if Path(text).suffix != ".csv" and not Path(text).exists():
+        raise unknown("public sample", text, SOURCES)
+    return _of_file(Path(text), label_column)
+
+
+def _of_source(known: Source) -> PublicSample:
+    """Return the beginning of a data set, in a random order.
+
+    Raises:
+        UsageError: its samples have no labels.
+    """
+    if known.objective is not CLASSIFICATION:
+        raise UsageError(
+            f"{known.name} has no labels to learn: a plan takes a sample for classification"
+        )
+    rows = np.random.default_rng(0).permutation(len(known.train.y))[:MOST_ROWS]
+    return PublicSample(known.name, known.train.read(rows), known.train.y[rows], known.classes)
+
+
+def _of_file(path: Path, label_column: str | None) -> PublicSample:
+    """Return the rows of a CSV file.
+
+    Raises:
+        UsageError: no such file, or no label column.
+    """
+    from securecluster.core.optional_packages import need
+
+    if label_column is None:
+        raise UsageError(f"{path} needs the name of the column with the labels (--label-column)")
+    pandas = need("pandas")
+    try:
+        table = pandas.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read as a CSV file ({type(error).__name__}): check the path"
+        ) from None
+    client = "public sample"
+    while client in table.columns:
+        client += "'"
+    rows = table.assign(**{client: 0})
+    return _noted(lambda: Federation.from_frame(rows, client=client, label=label_column, seed=0))
+
+
+def _noted(read: Callable[[], Federation]) -> PublicSample:
+    """Return the samples of a federation, with its doubts about them as notes.
+
+    Args:
+        read: makes the federation.
+    """
+    doubts: list[str] = []
+    with noted(doubts.append):
+        sample = _of_federation(read())
+    return replace(sample, notes=tuple(doubts))
+
+
+def _of_federation(federation: Federation) -> PublicSample:
+    """Return all samples of a federation.
+
+    Raises:
+        UsageError: its samples have no labels.
+    """
+    if federation.objective.kind != CLASSIFICATION.kind:
+        raise UsageError("public has no labels to learn: a plan takes a sample for classification")
+    parts = [(s.x, s.y) for s in federation.shards]
+    parts += [(s.x_test, s.y_test) for s in federation.shards if len(s.y_test)]
+    x = np.concatenate([x for x, _ in parts])
+    y = np.concatenate([y for _, y in parts])
+    return PublicSample(OWN_SAMPLE, x, y, federation.classes)

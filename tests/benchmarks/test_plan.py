@@ -1,0 +1,71 @@
+"""`benchmarks.plan`: settings that no margin was chosen on, and intervals that cover or do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import plan
+from securecluster.app import plan as plans
+
+
+def row(**changes: Any) -> dict[str, str]:
+    """Return a line of the sheet of a run that found its clusters."""
+    values = {
+        "part": plan.HELD_OUT, "number": "0", "protocol": "cfl", "data": "mnist",
+        "public": "digits", "epsilon": "8", "status": "done", "ari": "1", "ari_least": "0.5",
+        "ari_most": "1", "ari_happened": "1", "accuracy": "0.7", "accuracy_least": "0.6",
+        "accuracy_most": "0.8", "accuracy_happened": "0.75",
+    }  # fmt: skip
+    return {**values, **changes}
+
+
+def test_no_setting_is_in_both_parts_and_each_protocol_in_both() -> None:
+    parts = {name: plan.drawn(name) for name in (plan.CALIBRATION, plan.HELD_OUT)}
+    seeds = [{cell["seed"] for cell in cells} for cells in parts.values()]
+    assert not seeds[0] & seeds[1]
+    for name, cells in parts.items():
+        assert len(cells) == plan.DRAWS[name][1]
+        assert {cell["protocol"] for cell in cells} == set(plan.PROTOCOLS)
+        assert plan.drawn(name) == cells
+
+
+@pytest.mark.parametrize(
+    ("score", "happened", "covered", "short"),
+    [
+        ("ari", 0.5, 1, 0.0),
+        ("ari", 0.5 - plans.MARGIN["ari"] - 0.01, 0, plans.MARGIN["ari"] + 0.01),
+        ("accuracy", 0.8 + plans.MARGIN["accuracy"] - 0.01, 1, plans.MARGIN["accuracy"] - 0.01),
+        ("accuracy", 0.8 + plans.MARGIN["accuracy"] + 0.01, 0, plans.MARGIN["accuracy"] + 0.01),
+    ],
+)
+def test_an_interval_covers_up_to_its_margin(
+    score: str, happened: float, covered: int, short: float
+) -> None:
+    lines = plan.judged([row(**{f"{score}_happened": str(happened)})])
+    (line,) = [line for line in lines if line["score"] == score]
+    assert line["covered"] == covered
+    assert float(line["short_by"]) == pytest.approx(short, abs=1e-3)
+
+
+def test_baselines_have_accuracy_alone_and_what_was_not_run_nothing() -> None:
+    baseline = row(protocol="fedavg", ari="", ari_least="", ari_most="")
+    assert [line["score"] for line in plan.judged([baseline])] == ["accuracy"]
+    assert plan.judged([row(status="not run")]) == []
+
+
+def test_images_of_the_sample_are_no_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from securecluster.data import Source
+    from securecluster.data.pools import ArrayPool
+
+    count = plan.PUBLIC_ROWS + 200
+    x = np.arange(count, dtype=np.float32)[:, None]
+    made = Source("made", 2, (1,), ArrayPool(x, np.arange(count) % 2))
+    monkeypatch.setitem(plan.SOURCES, "made", lambda: made)
+    (images, _), private = plan.parted("made")
+    assert len(images) == plan.PUBLIC_ROWS
+    others = private.train.read(np.arange(200))
+    assert not set(images.ravel()) & set(others.ravel())
