@@ -13,7 +13,7 @@ trajectories only, since its server makes synthetic users of the data's format.
 
 Everyday settings (`--settings everyday`) have label skew of each client, feature noise, outliers
 and the like. Their runs tune models for three rounds at the end, so that each row has the scores
-before and after. Differences from FedAvg after tuning are printed, and written as NAME_tuned.csv.
+before and after. Each run's difference from FedAvg after tuning is written as NAME_tuned.csv.
 
 The rows say nothing of the code that measured them: after a change give the sheet another name
 (`--name`), which becomes benchmarks/results/NAME.csv. Data are read from SECURECLUSTER_DATA or the
@@ -396,58 +396,44 @@ def report(rows: Sequence[Row]) -> list[str]:
 def below_tuned(rows: Sequence[Row]) -> list[str]:
     """Return a line for each setting and protocol on its distance from tuned FedAvg, and a count.
 
-    Rows without tuning give no line.
+    The distance is the mean over seeds, with the 95 % interval by Student's t. Rows without tuning
+    give no line.
     """
+    runs_of: dict[tuple[str, str], list[Row]] = {}
+    for run in beside_tuned(rows):
+        runs_of.setdefault((run["setting"], run["protocol"]), []).append(run)
     lines = []
     below = 0
-    for row in beside_tuned(rows):
-        below += row["difference"] < -MARGIN
+    for (setting, protocol), runs in runs_of.items():
+        differences = [float(run["difference"]) for run in runs]
+        difference = float(np.mean(differences))
+        exact = sum(int(run["exact"]) for run in runs)
+        below += difference < -MARGIN
         lines.append(
-            f"{row['setting']:34} {row['protocol']:12} beside tuned FedAvg "
-            f"{row['difference']:+.3f} ± {row['half_width']:.3f}, "
-            f"exact {row['exact']} of {row['runs']} runs"
+            f"{setting:34} {protocol:12} beside tuned FedAvg {difference:+.3f} "
+            f"± {half_width(differences):.3f}, exact {exact} of {len(runs)} runs"
         )
     if lines:
-        lines.append(f"{below} of {len(lines)} cells end more than {MARGIN} below it")
+        lines.append(f"{below} of {len(runs_of)} cells end more than {MARGIN} below it")
     return lines
 
 
 def beside_tuned(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return a row for each setting and protocol with its distance from tuned FedAvg.
+    """Return a row for each run with tuning, with its distance from FedAvg on the same clients.
 
-    `difference` is the mean over seeds of the difference of accuracies after tuning, `low` to
-    `high` its 95 % interval by Student's t of the paired differences. Rows without tuning give
+    `difference` is that of the accuracies after tuning. Rows without tuning, and FedAvg's own, give
     none.
     """
     tuned = {(row["setting"], row["protocol"], row["seed"]): row.get("tuned") for row in rows}
-    runs_of: dict[tuple[str, str], list[tuple[float, Row]]] = {}
-    for row in rows:
-        setting, protocol = row["setting"], row["protocol"]
-        reference = tuned.get((setting, "fedavg", row["seed"]))
-        own = row.get("tuned")
-        if protocol == "fedavg" or not own or not reference:
-            continue
-        difference = float(own) - float(reference)
-        runs_of.setdefault((setting, protocol), []).append((difference, row))
     found = []
-    for (setting, protocol), runs in runs_of.items():
-        differences = [difference for difference, _ in runs]
-        mean_difference = float(np.mean(differences))
-        half = half_width(differences)
-        found.append(
-            {
-                "setting": setting,
-                "protocol": protocol,
-                "runs": len(runs),
-                "difference": round(mean_difference, 4),
-                "half_width": round(half, 4),
-                "low": round(mean_difference - half, 4),
-                "high": round(mean_difference + half, 4),
-                "ari": round(float(np.mean([float(row["ari"]) for _, row in runs])), 4),
-                "exact": sum(int(row["exact"]) for _, row in runs),
-                "tuned": round(float(np.mean([float(row["tuned"]) for _, row in runs])), 4),
-            }
-        )
+    for row in rows:
+        reference = tuned.get((row["setting"], "fedavg", row["seed"]))
+        own = row.get("tuned")
+        if row["protocol"] == "fedavg" or not own or not reference:
+            continue
+        shown = ("setting", "protocol", "seed", "ari", "exact", "score", "tuned")
+        run = {name: row[name] for name in shown}
+        found.append({**run, "difference": round(float(own) - float(reference), 6)})
     return found
 
 
