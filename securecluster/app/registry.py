@@ -72,7 +72,7 @@ FACTS = {
     "ifca": Fact("yes", "groups, by the best of k models", "choices of models"),
     "signature": Fact("may", "groups, by gradients", "a kilobyte of gradients"),
     "clove": Fact("yes", "groups, by losses of k models", "losses under k models"),
-    "cflgp": Fact("yes", "groups, by summed gradients", "masked gradients, some rounds"),
+    "cflgp": Fact("yes", "groups, by gradients over rounds", "masked gradients"),
     "pacfl": Fact("may", "groups, by subspaces of samples", "singular vectors, once"),
     "rdpcfl": Fact("may", "groups, by private gradients", "noisy gradients, choices"),
     "flux": Fact("may", "groups, by moments of samples", "moments of latent vectors"),
