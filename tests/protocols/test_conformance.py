@@ -20,6 +20,7 @@ from securecluster.protocols import (
     CFL,
     CFLGP,
     FLHC,
+    FLUX,
     IFCA,
     MRMTL,
     NSIM,
@@ -228,11 +229,11 @@ def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
 def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     protocol: Protocol, mask: str, small: Federation
 ) -> None:
-    """Of private=False and of derived replies; under masks six methods' clients post models."""
+    """Of private=False and of derived replies; under masks seven methods' clients post models."""
     mask = "none" if protocol is Local else mask
     compared = conformance.check_free_replies(partial(method, protocol), small, mask=mask)
     assert bool(compared) == (
-        protocol in (CFL, CFLGP, CLoVE, FLHC, IFCA, RDPCFL, SRFCA) and mask != "none"
+        protocol in (CFL, CFLGP, CLoVE, FLHC, FLUX, IFCA, RDPCFL, SRFCA) and mask != "none"
     )
 
 

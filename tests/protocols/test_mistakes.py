@@ -596,7 +596,7 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
 def test_the_published_methods_say_what_no_mask_covers() -> None:
     """Losses, relevance, sample counts, NSIM's layers, in secure sums choices and their weights,
     shares of classes in signatures, their mean number, and their coordinates in directions of the
-    server: nothing else of numbers leaves without a mask.
+    server, moments of latent vectors: nothing else of numbers leaves without a mask.
     """
     found = set()
     for kind in (getattr(protocols, name) for name in protocols.__all__):
@@ -605,5 +605,5 @@ def test_the_published_methods_say_what_no_mask_covers() -> None:
             release = getattr(getattr(client, name), "__release__", None)
             if isinstance(release, endpoint.ReleasePolicy):
                 found |= set(release.unmasked)
-    others = {"coordinates", "losses", "mean", "shares"}
+    others = {"coordinates", "losses", "mean", "moments", "shares"}
     assert found == {"count", "layer", "loss", "row", "size", "weight"} | others

@@ -82,6 +82,7 @@ ACCEPTED = (
     "flhc",
     "flhc apart",
     "flhc signature",
+    "flux",
     "srfca",
     "srfca sealed",
     "oneshot",
