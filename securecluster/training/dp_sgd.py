@@ -215,7 +215,7 @@ def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
         weights: initial weights, (b, d).
         plan: hyper-parameters.
     """
-    values = astuple(plan)[:-1]  # without keep_momentum, which DP-SGD refuses
+    values = astuple(plan)[:-2]  # without keep_momentum and label_power, which DP-SGD refuses
     numbers = [_plain_number(value) for value in values]
     training = json.dumps(numbers).encode()
     digest = b""

@@ -80,9 +80,9 @@ def test_one_cluster_of_clients_that_differ_says_by_how_much() -> None:
 
 
 def test_few_samples_a_client_are_named() -> None:
-    fitted = FLHC(rounds=30).fit(digits(LabelSwap(4), 48, 24))
+    fitted = FLHC(rounds=30).fit(digits(LabelSwap(4), 48, 12))
     assert set(fitted.labels_) == {0} and fitted.warning_ is not None
-    assert "24 samples of 10 classes" in fitted.warning_
+    assert "12 samples of 10 classes" in fitted.warning_
     assert "are few to read clusters from" in fitted.warning_
 
 
