@@ -48,7 +48,7 @@ from securecluster.core.option_groups import group
 from securecluster.core.validation import OneOf
 from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.messages import Empty, Picks, Rows
+from securecluster.messaging.messages import Empty
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Pipeline
@@ -66,8 +66,8 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.evidence import Evidence, SignatureEvidence, UpdateEvidence
 from securecluster.protocols.common.gradient_signatures import SignatureSender
-from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
-from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.messages import ModelDelta, Update
+from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
 from securecluster.protocols.common.sampling import check_landmarks
 from securecluster.protocols.common.signature_collection import (
@@ -321,7 +321,7 @@ class FLHC(ClusteringProtocol):
                 "nobody replied in the clustering round, so there is nothing to compare newcomers "
                 "with: run it anew"
             )
-        query = _joint_model_message(reference.joint, len(to))
+        query = joint_model_message(reference.joint, len(to))
         replies: Replies[Any] = net.gather(self._update_method, query, to=to, step=reference.step)
         check_newcomers(to, replies.ids)
         newcomers = UpdateEvidence.of(net, replies)
@@ -453,19 +453,3 @@ class FLHC(ClusteringProtocol):
             *visible_sample_counts(weighted=not self.privacy.per_client),
         ]
         return Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))
-
-
-def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:
-    """Return a message that brings the joint model as the first average of each newcomer.
-
-    Args:
-        joint: the model of the clustering round.
-        newcomers: number of recipients.
-    """
-    picks = ((0,),) * newcomers  # each frame has the only row of the tables
-    means = joint.displacement[None]
-    steps = torch.tensor([joint.step])
-    counts = torch.ones(newcomers, dtype=torch.int64)
-    return AverageDeltas(
-        Picks(means, picks), Picks(steps, picks), absolute=True, count=Rows(counts)
-    )

@@ -1,10 +1,13 @@
-"""Checks of what newcomers reply, for `assign_newcomers` of a method."""
+"""What newcomers receive, and checks of what they reply, for `assign_newcomers` of a method."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UpdateError
+from securecluster.messaging.messages import Picks, Rows
+from securecluster.protocols.common.messages import AverageDeltas, ModelDelta
 
 
 def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
@@ -41,3 +44,19 @@ def check_offered(
                 f"client {i} chose {choice}, which it was not offered: its reply is refused"
             )
     return choice_of
+
+
+def joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:
+    """Return a message that brings the joint model as the first average of each newcomer.
+
+    Args:
+        joint: the model of the clustering round.
+        newcomers: number of recipients.
+    """
+    picks = ((0,),) * newcomers  # each frame has the only row of the tables
+    means = joint.displacement[None]
+    steps = torch.tensor([joint.step])
+    counts = torch.ones(newcomers, dtype=torch.int64)
+    return AverageDeltas(
+        Picks(means, picks), Picks(steps, picks), absolute=True, count=Rows(counts)
+    )

@@ -43,7 +43,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
-from securecluster.messaging.messages import Picks, Rows
 from securecluster.models.objectives import Classification
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import (
@@ -55,8 +54,8 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import AverageDeltas, ModelDelta
-from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.messages import ModelDelta
+from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
 from securecluster.protocols.common.privacy_options import BOUNDS, SMALLEST_RATIO
 from securecluster.protocols.common.sampling import TRIES
@@ -202,7 +201,7 @@ class FLUX(ClusteringProtocol):
                 "nobody replied in the clustering round, so there is nothing to compare newcomers "
                 "with: run it anew"
             )
-        query = _joint_model_message(reference.joint, len(to))
+        query = joint_model_message(reference.joint, len(to))
         method: Any = DescriptorClient.describe_features
         if self.newcomers_by == LABELS:
             method = DescriptorClient.describe
@@ -331,19 +330,3 @@ class FLUX(ClusteringProtocol):
                 "after pre_rounds, a whole number from 0 to rounds - 1; lower pre_rounds or ask "
                 "for more rounds"
             )
-
-
-def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:
-    """Return a message that brings the joint model as the first average of each newcomer.
-
-    Args:
-        joint: the model of the clustering round.
-        newcomers: number of recipients.
-    """
-    picks = ((0,),) * newcomers  # each frame has the only row of the tables
-    means = joint.displacement[None]
-    steps = torch.tensor([joint.step])
-    counts = torch.ones(newcomers, dtype=torch.int64)
-    return AverageDeltas(
-        Picks(means, picks), Picks(steps, picks), absolute=True, count=Rows(counts)
-    )
