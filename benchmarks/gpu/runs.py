@@ -206,7 +206,7 @@ def first_round(name: str, device: torch.device) -> float:
     """
     case = CASES[name]
     options: dict[str, Any] = {}
-    if case.protocol is FLHC:
+    if "pre_rounds" in case.params:
         options["pre_rounds"] = 0  # with one round in all, none precedes the clustering
     protocol = case.make().set_params(rounds=1, **options)
     start = initial_model(protocol, digits()).initial().double()

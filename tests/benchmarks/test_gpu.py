@@ -301,6 +301,11 @@ def test_quick_checks_pass_on_the_cpu(piece: Check) -> None:
     assert row["result"] == "passed", row
 
 
+@pytest.mark.parametrize("name", runs.CASES)
+def test_each_case_has_a_first_round(name: str) -> None:
+    assert runs.first_round(name, CPU) == 0
+
+
 def test_a_check_of_training_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     right = checks.updates
     monkeypatch.setattr(checks, "updates", lambda of, plan: right(of, plan) * (1 + 1e-6))
