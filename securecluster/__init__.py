@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from securecluster.app.audit import audit
     from securecluster.app.loading import load, open_transcript
     from securecluster.app.plan import plan
+    from securecluster.app.recording_audit import audit_recording
     from securecluster.app.sweep import sweep
     from securecluster.core.client_names import at
     from securecluster.data import (
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     )
     from securecluster.runs.estimator import ClusteredClassifier
     from securecluster.runs.power_check import power_check
+    from securecluster.runs.recording import TrainingFacts, recorded, recorded_client
 
     __version__: str
 
@@ -88,12 +90,16 @@ _PROTOCOLS = (
 )
 _MODULES = {
     "ClusteredClassifier": "securecluster.runs.estimator",
+    "TrainingFacts": "securecluster.runs.recording",
     "at": "securecluster.core.client_names",
     "audit": "securecluster.app.audit",
+    "audit_recording": "securecluster.app.recording_audit",
     "load": "securecluster.app.loading",
     "open_transcript": "securecluster.app.loading",
     "plan": "securecluster.app.plan",
     "power_check": "securecluster.runs.power_check",
+    "recorded": "securecluster.runs.recording",
+    "recorded_client": "securecluster.runs.recording",
     "sweep": "securecluster.app.sweep",
 }
 __all__ = [
@@ -133,14 +139,18 @@ __all__ = [
     "Settings",
     "Signature",
     "Tasks",
+    "TrainingFacts",
     "__version__",
     "at",
     "audit",
+    "audit_recording",
     "load",
     "open_transcript",
     "plan",
     "plot",
     "power_check",
+    "recorded",
+    "recorded_client",
     "sweep",
 ]
 

@@ -19,6 +19,7 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runs import run_folder
 from securecluster.runs.contents import RunConfig
 from securecluster.runs.fitted import recorded_transcript
+from securecluster.runs.recording import Recording, is_recording
 from securecluster.runs.run_folder import CONFIG, RunPlan, check_options
 from securecluster.runs.serialization import FittedSummary, read_kept
 from securecluster.runtime.settings import Settings, check_values
@@ -34,16 +35,22 @@ def load(folder: Path | str, model: Any = None, **objects: Any) -> ClusteringPro
 
     Raises:
         RunFolderError: the folder holds no fitted protocol, or a damaged one.
-        UsageError: a folder of several runs, an unknown protocol, or another module.
+        UsageError: a folder of several runs, an unknown protocol, or another module; or the
+            recording of an app, which has no protocol.
     """
     target = Path(folder)
+    if is_recording(target):
+        raise UsageError(
+            f"{target} is the recording of an app, and holds no fitted protocol: use "
+            "open_transcript or audit_recording"
+        )
     summary = _summary(target)
     fitted: ClusteringProtocol = protocol_class(summary.protocol).load(target, model, **objects)
     return fitted
 
 
 def open_transcript(folder: Path | str) -> Transcript:
-    """Return the transcript of a finished run's folder.
+    """Return the transcript of a finished run's folder, or of an app's recording.
 
     It takes a run of a protocol of this project, or of an installed package's. For others, load the
     protocol: `MyProtocol.load(folder).transcript_`.
@@ -56,6 +63,8 @@ def open_transcript(folder: Path | str) -> Transcript:
         UsageError: a folder of several runs, or of an unknown protocol, or one that `save` wrote.
     """
     folder = Path(folder)
+    if is_recording(folder):
+        return Recording.read(folder).transcript
     summary = _summary(folder)
     # Objects of the user's own, which the folder does not contain, change no class of messages.
     params = {}

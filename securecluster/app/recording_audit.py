@@ -54,7 +54,7 @@ from securecluster.messaging.parties import Party
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.models.validation import build
 from securecluster.privacy.dp import accounting
-from securecluster.runs.recording import HIDDEN, PARTITION, Recording, partitions_in
+from securecluster.runs.recording import HIDDEN, PARTITION, STEP, Recording, partitions_in
 
 if TYPE_CHECKING:
     from securecluster.models.flat_model import FlatModel
@@ -380,7 +380,7 @@ def _notes(recording: Recording) -> list[str]:
     counts: dict[str, int] = {}
     for exchange in recording.exchanges:
         for number, text in exchange["notes"].items():
-            if number != "all" and exchange["kind"].startswith("train"):
+            if number != "all" and text != STEP and exchange["kind"].startswith("train"):
                 counts[text] = counts.get(text, 0) + 1
     sentences = []
     for text, count in sorted(counts.items()):
@@ -388,7 +388,7 @@ def _notes(recording: Recording) -> list[str]:
     if HIDDEN in counts:
         sentences.append(
             "Flower's secure aggregation hid them: whether it keeps what it promises was not "
-            "tested."
+            "tested. The average of each round is in the open: models of two rounds differ by it."
         )
     return sentences
 

@@ -207,7 +207,12 @@ def _audit_recording(folder: Path, options: Any) -> int:
             audits.show(results)
     name = audit_files.stem(results.adversary, recording.names, options.budget, attacks)
     content = json.dumps({**audits.content(results), "app": recording.app}, indent=2) + "\n"
-    page = recording_audit.page(recording, results, _command(folder, results.adversary, attacks))
+    command = _command(folder, results.adversary, attacks)
+    for option in ("data", "model", "clients"):
+        value = getattr(options, option)
+        if value:
+            command += f" --{option} {shlex.quote(str(value))}"
+    page = recording_audit.page(recording, results, command)
     for path in audit_files.write(options.out or folder, name, content, page):
         if not options.quiet:
             _say(f"wrote {path}")

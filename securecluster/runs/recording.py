@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,8 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 NOT_PRINTED = 200  # letters of a name that a message chose
 NO_ARRAYS = "without arrays"
 HIDDEN = "hidden: secure aggregation"
+NOTHING_SENT = "the server sent no arrays that its own could be compared with"
+STEP = "a step of secure aggregation without an update"
 TRAIN = "train"
 PARTITION = "partition-id"
 Layout = tuple[tuple[str, tuple[int, ...]], ...]  # name and shape of each array
@@ -226,7 +229,10 @@ def numbers_of(content: Any) -> dict[str, float]:
         content: of the message.
     """
     found = {}
-    for record in content.metric_records.values():
+    records = list(content.metric_records.values())
+    # apps of NumPyClient have them among their settings
+    records += [item for name, item in content.config_records.items() if name.endswith(".metrics")]
+    for record in records:
         for name, value in record.items():
             if _is_number(value):
                 found[name[:NOT_PRINTED]] = float(value)
@@ -239,17 +245,40 @@ def bytes_of(content: Any) -> int:
     Args:
         content: of the message.
     """
-    records = [content.array_records, content.metric_records, content.config_records]
-    return sum(record.count_bytes() for kind in records for record in kind.values())
+    counted = [*content.array_records.values(), *content.metric_records.values()]
+    count = sum(record.count_bytes() for record in counted)
+    return count + sum(_config_bytes(record) for record in content.config_records.values())
 
 
-def _round_of(content: Any) -> int:
-    for record in content.config_records.values():
+def _config_bytes(record: Any) -> int:
+    """Return the bytes of a record of settings.
+
+    Flower counts alike, but fails at an empty list or text, which its SecAgg+ sends.
+
+    Args:
+        record: of settings.
+    """
+    count = 0
+    for name, value in record.items():
+        count += len(name)
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, str | bytes):
+                count += len(part)
+            else:
+                count += 1 if isinstance(part, bool) else 8
+    return count
+
+
+def _round_of(message: Any) -> int:
+    """Return the round that a message of the server tells, or 0."""
+    for record in message.content.config_records.values():
         for name in ROUNDS:
             value = record.get(name)
             if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
                 return value
-    return 0
+    # Flower's workflows call the messages of a round a group
+    group = message.metadata.group_id
+    return int(group) if re.fullmatch("[0-9]{1,9}", group, re.ASCII) else 0
 
 
 @dataclass
@@ -494,7 +523,7 @@ class Sent:
         content = message.content
         return cls(
             kind=str(message.metadata.message_type),
-            round=_round_of(content),
+            round=_round_of(message),
             bytes=bytes_of(content),
             vector=vector_of(content, most_bytes),
         )
@@ -586,9 +615,10 @@ def _difference(
         node: its id.
     """
     if reply.values is None:
-        return reply.reason
+        nothing_trained = reply.reason == HIDDEN and sent.reason == HIDDEN
+        return STEP if nothing_trained else reply.reason
     if sent.values is None:
-        return sent.reason
+        return NOTHING_SENT if sent.reason in (HIDDEN, NO_ARRAYS) else sent.reason
     if sent.layout != layout:
         return "other arrays were sent to it than to other clients"
     if [shape for _, shape in reply.layout] != [shape for _, shape in layout]:

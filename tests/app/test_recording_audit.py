@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from securecluster import Federation, LabelSplit
+from securecluster import Federation, LabelSplit, load, open_transcript
 from securecluster.app.audit import RUN, Finding
 from securecluster.app.cli import main
 from securecluster.app.recording_audit import audit_recording, price
@@ -197,6 +197,7 @@ def test_the_commands_name_the_app(
     assert "label-counts" in shown and "no unprotected twin" in shown
     (page,) = (tmp_path / "server").glob("audit-server-*.html")
     assert "Audit of wards" in page.read_text()
+    assert f"--data {module}:data --model {module}:Net --clients" in page.read_text()
     (table,) = (tmp_path / "server").glob("audit-server-*.json")
     assert json.loads(table.read_text())["app"] == "wards"
     assert main(["report", folder]) == 0
@@ -204,6 +205,16 @@ def test_the_commands_name_the_app(
     assert f"App: wards, over Flower, with {CLIENTS} clients." in shown
     assert main(["audit", folder, "--data", f"{module}:nothing"]) == 2
     assert main(["audit", folder, "--bundle", "x.zip"]) == 2
+
+
+def test_a_recording_has_a_transcript_and_no_fitted_protocol(
+    tmp_path: Path, federation: Federation
+) -> None:
+    app(tmp_path, federation)
+    transcript = open_transcript(tmp_path / "server")
+    assert transcript.count == Recording.read(tmp_path / "server").transcript.count > 0
+    with pytest.raises(UsageError, match="holds no fitted protocol: use open_transcript"):
+        load(tmp_path / "server")
 
 
 def test_noise_of_a_mod_of_flower_leaves_little_to_attacks(

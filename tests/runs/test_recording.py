@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,38 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.client.mod import secaggplus_mod
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.parties import SERVER
-from securecluster.runs.recording import EXCHANGES, TRANSCRIPT, Recording, TrainingFacts, recorded
+from securecluster.runs.recording import (
+    EXCHANGES,
+    HIDDEN,
+    NOTHING_SENT,
+    STEP,
+    TRANSCRIPT,
+    Recording,
+    TrainingFacts,
+    bytes_of,
+    recorded,
+)
 
 NODES = [31, 17, 5]
 Answer = Callable[[int, Message], RecordDict | Error | None]
@@ -33,6 +60,8 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Grid:
     """Flower's grid, over function calls."""
+
+    run = SimpleNamespace(run_id=1)
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -108,6 +137,69 @@ def test_an_app_with_a_strategy_of_flower_is_recorded_as_it_was(tmp_path: Path) 
     assert sent[0].content.model.values.tolist() == [[1.0, 2.0, 3.0]]
     assert found.exchanges[1]["metrics"]["0"] == {"num-examples": 5.0, "loss": 0.5}
     assert all(count > 0 for count in found.exchanges[0]["up"] + found.exchanges[0]["down"])
+
+
+def summed_by_flower(grid: Any, rounds: int) -> None:
+    """Run Flower's workflow of SecAgg+ over a grid."""
+    context = Context(1, 1, {}, RecordDict(), {})
+    start = ndarrays_to_parameters([np.array([1.0, 2.0], np.float32)])
+    strategy = LegacyFedAvg(
+        fraction_evaluate=0.0, min_available_clients=3, initial_parameters=start
+    )
+    legacy = LegacyContext(context, ServerConfig(num_rounds=rounds), strategy)
+    DefaultWorkflow(SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2))(grid, legacy)
+
+
+def test_flower_s_secure_aggregation_hides_updates_and_not_its_clients_numbers(
+    tmp_path: Path,
+) -> None:
+    contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in NODES}
+
+    def fit(message: Message, context: Context) -> Message:
+        sent = recorddict_to_fitins(message.content, keep_input=True)
+        moved = [array + 0.25 for array in parameters_to_ndarrays(sent.parameters)]
+        status = Status(Code.OK, "")
+        result = FitRes(status, ndarrays_to_parameters(moved), context.node_id, {"loss": 0.5})
+        return Message(fitres_to_recorddict(result, keep_input=True), reply_to=message)
+
+    def answer(node: int, message: Message) -> RecordDict:
+        # the mod takes settings out of its message, and messages of one stage share them
+        return secaggplus_mod(deepcopy(message), contexts[node], fit).content
+
+    summed_by_flower(recorded(Grid(answer), tmp_path / "x"), rounds=2)
+    found = Recording.read(tmp_path / "x")
+    stages = [set(exchange["notes"].values()) for exchange in found.exchanges]
+    assert stages == [{STEP}, {STEP}, {HIDDEN}, {STEP}] * 2
+    assert [exchange["round"] for exchange in found.exchanges] == [1] * 4 + [2] * 4
+    assert sum(exchange["updates"] for exchange in found.exchanges) == 0
+    assert found.transcript.count == 0
+    masked = found.exchanges[2]
+    assert masked["metrics"]["0"] == {"num_examples": 5.0, "loss": 0.5}
+    assert all(count > 0 for count in masked["up"] + found.exchanges[3]["down"])
+
+
+@pytest.mark.parametrize("value", [[], "", b"", [""], ["ab", "c"], [True, False], [1, 2], 0.5, 3])
+def test_bytes_are_counted_as_flower_counts_them_and_where_it_fails(value: Any) -> None:
+    content = RecordDict({"config": ConfigRecord({"name": value})})
+    counted = bytes_of(content)
+    parts = value if isinstance(value, list) else [value]
+    if "" in parts or value in ([], b""):
+        assert counted == len("name")
+    else:
+        assert counted == content["config"].count_bytes()
+
+
+def test_an_update_without_a_model_that_was_sent_is_said(tmp_path: Path) -> None:
+    def answer(node: int, message: Message) -> RecordDict:
+        return RecordDict({"arrays": arrays([1.0])})
+
+    grid = recorded(Grid(answer), tmp_path / "x")
+    config = ConfigRecord({"stage": "unmask"})
+    grid.send_and_receive(
+        [Message(RecordDict({"secaggplus_configs": config}), node, "train") for node in NODES]
+    )
+    (exchange,) = Recording.read(tmp_path / "x").exchanges
+    assert set(exchange["notes"].values()) == {NOTHING_SENT}
 
 
 def test_pushed_and_pulled_messages_are_recorded(tmp_path: Path) -> None:
