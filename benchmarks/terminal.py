@@ -33,9 +33,11 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "run cfl --help-all": (*COMMAND, "run", "cfl", "--help-all"),
     "a mistake (run cfll)": (*COMMAND, "run", "cfll"),
     "run cfl, one round": (*COMMAND, "run", "cfl", *SMALL, "--out", "run"),
+    "run cfl": (*COMMAND, "run", "cfl", "--quiet", "--out", "whole"),
     "report": (*COMMAND, "report", "run"),
 }
 BASE = "--help"
+TORCH = "import torch"
 
 
 def once(command: Sequence[str], folder: Path) -> tuple[float, float, int]:
@@ -68,6 +70,7 @@ def measured(repeats: int) -> list[dict[str, Any]]:
             for name, command in CASES.items():
                 runs[name].append(once(command, Path(folder)))
     base = median(seconds for seconds, _, _ in runs[BASE])
+    torch = median(seconds for seconds, _, _ in runs[TORCH])
     rows = []
     for name, values in runs.items():
         seconds = median(value[0] for value in values)
@@ -76,6 +79,7 @@ def measured(repeats: int) -> list[dict[str, Any]]:
             "cpu_seconds": round(seconds, 3),
             "seconds": round(median(value[1] for value in values), 3),
             "over_help": round(seconds / base, 2),
+            "over_torch": round(seconds / torch, 2),
             "lines": values[0][2],
         }
         rows.append(row)

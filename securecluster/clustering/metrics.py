@@ -40,21 +40,75 @@ def agreement(labels: Sequence[int], truth: Sequence[int]) -> Agreement:
 @lru_cache(maxsize=64)
 def _agreement(labels: tuple[int, ...], truth: tuple[int, ...]) -> Agreement:
     """Return the scores of `agreement`, which are stored."""
-    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-    from sklearn.metrics.cluster import contingency_matrix
-
-    table = contingency_matrix(truth, labels)
+    table = _contingency(truth, labels)
     # The partitions are the same if each cluster meets one true cluster only, and the reverse.
     true_clusters_met = np.count_nonzero(table, axis=0)
     clusters_met = np.count_nonzero(table, axis=1)
     exact = bool((true_clusters_met == 1).all() and (clusters_met == 1).all())
     majorities = table.max(axis=0)
     return {
-        "ari": float(adjusted_rand_score(truth, labels)),
-        "nmi": float(normalized_mutual_info_score(truth, labels)),
+        "ari": _adjusted_rand(table),
+        "nmi": _normalized_mutual_information(table),
         "purity": float(majorities.sum() / table.sum()),
         "exact": exact,
     }
+
+
+def _contingency(truth: tuple[int, ...], labels: tuple[int, ...]) -> Values:
+    """Return how many clients each pair of a true cluster and a found one has, (true, found)."""
+    rows, row_of = np.unique(truth, return_inverse=True)
+    columns, column_of = np.unique(labels, return_inverse=True)
+    table = np.zeros((len(rows), len(columns)), dtype=np.int64)
+    np.add.at(table, (row_of, column_of), 1)
+    return table
+
+
+# scikit-learn has both scores, too, but takes longer to load than torch: tests compare them
+def _adjusted_rand(table: Values) -> float:
+    """Return the adjusted Rand index (Hubert & Arabie 1985, equation 5).
+
+    Args:
+        table: as `_contingency` returns it.
+    """
+    m = int(table.sum())
+    together = int((table**2).sum())  # ordered pairs, and each client with itself
+    true_pairs = int((table.sum(axis=1) ** 2).sum())
+    found_pairs = int((table.sum(axis=0) ** 2).sum())
+    if together == true_pairs == found_pairs:
+        return 1.0
+    # pairs of two clients: in both, in the true clusters alone, in the found ones alone, in none
+    both = together - m
+    true_alone = true_pairs - together
+    found_alone = found_pairs - together
+    none = m * m - true_pairs - found_pairs + together
+    expected = (both + true_alone) * (true_alone + none)
+    expected += (both + found_alone) * (found_alone + none)
+    return 2 * (both * none - true_alone * found_alone) / expected
+
+
+def _normalized_mutual_information(table: Values) -> float:
+    """Return the mutual information over the mean of both entropies (Vinh et al. 2010, NMI_sum).
+
+    Args:
+        table: as `_contingency` returns it.
+    """
+    if table.size == 1:
+        return 1.0
+    shares = table / table.sum()
+    true_shares = shares.sum(axis=1)
+    found_shares = shares.sum(axis=0)
+    entropies = _entropy(true_shares) + _entropy(found_shares)
+    information = max(entropies - _entropy(shares), 0.0)
+    # what two independent clusterings have in common is rounding
+    if information <= np.finfo(np.float64).eps * shares.size:
+        return 0.0
+    return 2 * information / entropies
+
+
+def _entropy(shares: Values) -> float:
+    """Return the entropy of shares, in nats."""
+    present = shares[shares > 0]
+    return float(-(present * np.log(present)).sum())
 
 
 def mean(values: Values) -> float | None:

@@ -205,6 +205,19 @@ sys.exit(f"loaded {heavy} {protocols}" if heavy or protocols else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_a_default_run_does_without_what_takes_longer_to_load_than_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from securecluster.app.cli import main
+assert main(["run", "cfl", "--rounds", "1", "--quiet", "--out", sys.argv[1]]) == 0
+heavy = {"sklearn", "pandas", "opacus", "tenseal"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy or "torch" not in sys.modules else 0)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_protocol_that_is_asked_for_is_imported_alone() -> None:
     code = """
 import sys
