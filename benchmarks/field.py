@@ -80,6 +80,7 @@ ARI_EPSILONS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0)
 BY_FIELD = "field"  # settings of the largest accuracy
 BY_ARI = "ari"  # settings of the largest ARI, of methods that cluster
 TUNING_SEEDS = (100, 101)
+TUNING = "field_shares_tuning"  # the sheet of settings
 RATES = (0.5, 1.0, 2.0, 4.0)
 SHIFTS: dict[str, Any] = {
     "swap": LabelSwap(clusters=CLUSTERS),
@@ -689,7 +690,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--tune", action="store_true", help="choose settings on seeds 100 and 101")
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     given = read_options(parser, argv)
-    tuning = Sheet("field_shares_tuning")
+    tuning = Sheet(TUNING)
     if given.tune:
         asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
         tuning.fill(asked, tuning_outcome, given.minutes)

@@ -16,8 +16,9 @@ runs without noise:
 Between the two values what happened is "between", with which no verdict but "doubtful" agrees.
 Settings without clusters in the run without noise are left out.
 
-`noise` has the runs of `benchmarks.noise` on digits, on which the limits were chosen. `new` has
-settings on MNIST and Fashion-MNIST that were looked at once, when the limits no longer changed.
+`noise` has the runs of `benchmarks.noise` on digits, and `field` those of `benchmarks.field --tune`
+on MNIST: the limits were chosen on both. `new` has settings on MNIST and Fashion-MNIST that were
+looked at once, when the limits no longer changed; two of them were raised since, on `field`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import field
 from benchmarks.grid import parser_of, product, read_options, with_seeds
 from benchmarks.sheet import Cell, Row, Sheet, distinct
-from benchmarks.table import RESULTS, SEEDED, read, write
+from benchmarks.table import PAPERS, RESULTS, SEEDED, read, write
 from securecluster import Federation, LabelSwap, Rotation
 from securecluster.app.registry import protocol_class
 from securecluster.runs.power_check import CARRIES, CLUSTERS, DROWNED, TRAINING, power_check
@@ -229,7 +231,7 @@ class Runs:
     """Runs at one level of noise beside those without.
 
     Attributes:
-        source: "noise" or "new".
+        source: "noise", "field" or "new".
         name: of the setting.
         level: of its noise.
         method: the protocol with its options.
@@ -358,6 +360,37 @@ def _digits(scenario: str, clients: int) -> Federation:
     return Federation.simulate("digits", scenario=differs, clients=clients, seed=0)
 
 
+def field_runs() -> list[Runs]:
+    """Return the runs that choose the settings of `benchmarks.field`, as far as they were made.
+
+    A setting is a method with its own option, a learning rate and a shift. Its runs at the largest
+    ε stand for those without noise.
+    """
+    path = PAPERS / f"{field.TUNING}.csv"
+    done = [row for row in read(path) if row["status"] == "done"] if path.is_file() else []
+    settings: dict[tuple[str, ...], dict[float, list[Row]]] = {}
+    for row in done:
+        key = (row["method"], row["lr"], row["own"], row["shift"])
+        settings.setdefault(key, {}).setdefault(float(row["target"]), []).append(row)
+    found = []
+    for (name, rate, own, shift), levels in settings.items():
+        federation = _of_the_field(shift)
+        quiet = levels.pop(max(field.EPSILONS), None)
+        for target, rows in levels.items() if quiet else ():
+            options = field.options_of(name, target, float(rate), int(own))
+            method = field.METHODS[name].protocol(**options)
+            label = f"{name} {shift}"
+            without = _scores(quiet or ())
+            found.append(Runs("field", label, target, method, federation, _scores(rows), without))
+    return found
+
+
+@lru_cache(maxsize=2)
+def _of_the_field(shift: str) -> Federation:
+    """Return clients of `benchmarks.field`; of their data the check reads nothing."""
+    return field.clients_of(shift, field.SAMPLES, field.TUNING_SEEDS[0])
+
+
 def new_runs(rows: Sequence[Row]) -> list[Runs]:
     """Return the runs of the new settings.
 
@@ -386,9 +419,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet("power_runs", RESULTS)
     measured = sheet.fill(cells(chosen.seeds), measure, chosen.minutes)
     rows: list[dict[str, Any]] = []
-    for runs in (*noise_runs(), *new_runs(measured)):
+    for runs in (*noise_runs(), *field_runs(), *new_runs(measured)):
         rows += runs.rows()
-    for source in ("noise", "new"):
+    for source in ("noise", "field", "new"):
         of_source = [row for row in rows if row["source"] == source]
         decided = [row for row in of_source if row["decided"]]
         print(
