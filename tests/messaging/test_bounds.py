@@ -4,6 +4,7 @@ of it.
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from securecluster import Federation, protocols
 from securecluster.errors import FrameError, PolicyError, UpdateError
 from securecluster.messaging import bounds, wire
-from securecluster.messaging.bounds import undeclared
+from securecluster.messaging.bounds import LONGEST, too_long, undeclared
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Empty, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
 from securecluster.protections.registry import service_methods
@@ -229,3 +230,16 @@ def test_rows_whose_squares_overflow_are_refused_by_their_clients_numbers(
         UpdateError, match=r"round 2: delta of client\(s\) 5 is too large to be squared"
     ):
         check_squares(2, (4, 5, 6), Update(Rows(rows), None))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32, torch.float64])
+def test_rows_are_too_long_by_their_norm_in_double_precision(kind: torch.dtype) -> None:
+    longest = LONGEST[1] if kind == torch.float64 else LONGEST[0]
+    directions = np.random.default_rng(0).random((9, 300))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    sizes = np.array([0.0, 1e-300, 1.0, 0.4, 0.51, 0.99, 1.01, 3.0, 100.0])
+    most = torch.finfo(kind).max
+    table = torch.from_numpy(directions * (sizes * longest)[:, None]).clamp(max=most).to(kind)
+    norms = [math.hypot(*row) for row in table.double().tolist()]
+    assert too_long(table) == [row for row, norm in enumerate(norms) if norm > longest]
+    assert kind == torch.float16 or too_long(table) == [6, 7, 8]
