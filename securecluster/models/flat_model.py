@@ -121,6 +121,8 @@ class FlatModel:
                 outputs: torch.Tensor = torch.func.functional_call(
                     self.module, named, (x,), tie_weights=False
                 )
+        except UsageError:  # of a model by the user's functions
+            raise
         except Exception as error:  # a user's own forward pass may raise anything
             name = type(self.module).__name__
             raise UsageError(
@@ -322,6 +324,8 @@ def _reset(name: str, layer: nn.Module) -> None:
     try:
         if callable(reset):
             reset()
+    except UsageError:
+        raise
     except Exception as error:  # a user's own code
         raise UsageError(
             f"reset_parameters of {name or 'the model'} ({type(layer).__name__}) fails: "
