@@ -22,7 +22,7 @@ from securecluster import (
     Settings,
     Signature,
 )
-from securecluster.app.registry import protocol_class
+from securecluster.app.registry import FOREIGN, PROTOCOLS, protocol_class
 from securecluster.errors import RunFolderError, UpdateError, UsageError
 from securecluster.protocols.conformance import (
     check_frames,
@@ -194,7 +194,7 @@ def test_noise_clips_what_the_function_changed(federation: Federation) -> None:
     assert {event.mechanism for event in ledger.events} == {"gaussian"}
 
 
-PROTOCOLS = {
+CONFORMING = {
     FedAvg: {},
     CFL: {**SPLITTING, "mask": "permutation"},
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
@@ -202,9 +202,9 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("kind", PROTOCOLS)
+@pytest.mark.parametrize("kind", CONFORMING)
 def test_the_checks_of_conformance_pass(kind: Any, federation: Federation, tmp_path: Any) -> None:
-    params = {**PROTOCOLS[kind], "model": ForeignModel(draw, train, outputs), "epochs": 1}
+    params = {**CONFORMING[kind], "model": ForeignModel(draw, train, outputs), "epochs": 1}
     run = example(kind, federation, **params)
     check_frames(run.fitted)
     check_replay(run)
@@ -369,3 +369,42 @@ def test_a_function_may_work_in_place(federation: Federation) -> None:
     clean = fitted("fedavg", {}, ForeignModel(draw, train, outputs), federation)
     assert torch.equal(spoiled.client_models_.values, clean.client_models_.values)
     assert federation.digest() == before
+
+
+# what a model lacks without one of the things that `securecluster list` names
+LACKING = {
+    "train*": (draw, ignore, outputs),
+    "outputs": (draw, train),
+    "drawn start": (start(), train, outputs),
+}
+GIVEN = {
+    "train": (start(), ignore),
+    "train, outputs": (start(), ignore, outputs),
+    "train*, outputs": (start(), train, outputs),
+    "train*, drawn start": (draw, train),
+    "train, outputs, drawn start": (draw, ignore, outputs),
+}
+NUMBERS = ("ifca", "clove", "cflgp", "hidden", "local-kmeans", "random")
+
+
+def short(name: str) -> dict[str, Any]:
+    """Return the hyper-parameters of a short run."""
+    params: dict[str, Any] = {"flhc": {"pre_rounds": 3}}.get(name, {})
+    return {**params, **({"k": 2} if name in NUMBERS else {})}
+
+
+@pytest.mark.parametrize(("needs", "name"), [(n, name) for n in FOREIGN for name in FOREIGN[n]])
+def test_the_list_says_what_a_protocol_needs(needs: str, name: str, federation: Federation) -> None:
+    if needs == "cannot train one":
+        with pytest.raises(UsageError):
+            fitted(name, short(name), ForeignModel(draw, train, outputs), federation)
+        return
+    fitted(name, short(name), ForeignModel(*GIVEN[needs]), federation)
+    for part in needs.split(", "):
+        if part != "train":
+            with pytest.raises(UsageError):
+                fitted(name, short(name), ForeignModel(*LACKING[part]), federation)
+
+
+def test_the_list_has_every_protocol_once() -> None:
+    assert sorted(name for names in FOREIGN.values() for name in names) == sorted(PROTOCOLS)
