@@ -7,6 +7,7 @@ see one flat vector, as of any network; only local training differs (`ForeignTra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,15 +79,24 @@ class ForeignModel(nn.Module):
         outputs: function of (arrays, x) that returns what the objective scores: for
             classification one row of logits, or of log probabilities, for each sample. Without it
             nothing is scored, and methods that compare losses refuse.
+        example_privacy: (ε, δ) for one sample of a client over the whole run, where `train` adds
+            noise for it and an accountant of your own has found them. Reports state them as yours,
+            which nothing checks.
 
     Raises:
-        UsageError: arrays or functions that cannot be these.
+        UsageError: arrays, functions or numbers that cannot be these.
     """
 
     def __init__(
-        self, start: Sequence[Any] | Draw, train: Train, outputs: Outputs | None = None
+        self,
+        start: Sequence[Any] | Draw,
+        train: Train,
+        outputs: Outputs | None = None,
+        example_privacy: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
+        _check_stated(example_privacy)
+        self.example_privacy = example_privacy
         draw = start if callable(start) else None
         self.functions = Functions(train, outputs, draw)
         for name, function in (("train", train), ("outputs", outputs)):
@@ -111,11 +121,13 @@ class ForeignModel(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the functions' names, by which a configuration tells models apart."""
-        return ", ".join(
-            f"{name}={_name(function)}"
-            for name, function in vars(self.functions).items()
-            if function is not None
-        )
+        given = []
+        for name, function in vars(self.functions).items():
+            if function is not None:
+                given.append(f"{name}={_name(function)}")
+        if self.example_privacy is not None:
+            given.append(f"example_privacy={tuple(map(float, self.example_privacy))}")
+        return ", ".join(given)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs for samples x, (n, …).
@@ -206,6 +218,21 @@ class ForeignModel(nn.Module):
         """
         names = [name for name, _ in self.named_parameters()]
         return self.split(torch.cat([state[name].flatten() for name in names]))
+
+
+def _check_stated(privacy: Any) -> None:
+    """Raise UsageError unless a user's own ε and δ are possible, or none are given."""
+    if privacy is None:
+        return
+    pair = isinstance(privacy, list | tuple) and len(privacy) == 2
+    if not pair or not all(isinstance(value, int | float) for value in privacy):
+        raise UsageError(f"example_privacy = {privacy!r}: give a pair of numbers (epsilon, delta)")
+    epsilon, delta = privacy
+    if not (0 < epsilon < math.inf and 0 <= delta < 1):
+        raise UsageError(
+            f"example_privacy = {privacy!r}: epsilon is a finite number above 0, and delta one "
+            "from 0, below 1"
+        )
 
 
 def _listed(arrays: Any, function: str) -> list[Any]:

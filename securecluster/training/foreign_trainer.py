@@ -197,7 +197,8 @@ def check_foreign(model: Any, plan: LocalTraining) -> None:
     if plan.private:
         raise UsageError(
             "dp_unit example clips the gradient of each sample, which a ForeignModel's train does "
-            "not show: take dp_unit client, whose noise is added to clipped updates"
+            "not show: take dp_unit client, whose noise is added to clipped updates, or let train "
+            "add noise and say what your accountant finds, ForeignModel(example_privacy=...)"
         )
     if plan.keep_momentum:
         raise UsageError(

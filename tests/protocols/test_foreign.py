@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ from securecluster.protocols.conformance import (
     check_secure_sums,
     example,
 )
+from securecluster.runs.privacy_section import FUNCTIONS, section
 from securecluster.training import local_trainer
 from securecluster.training.foreign_trainer import TrainingCall
 
@@ -203,7 +207,7 @@ CONFORMING = {
 
 
 @pytest.mark.parametrize("kind", CONFORMING)
-def test_the_checks_of_conformance_pass(kind: Any, federation: Federation, tmp_path: Any) -> None:
+def test_the_checks_of_conformance_pass(kind: Any, federation: Federation, tmp_path: Path) -> None:
     params = {**CONFORMING[kind], "model": ForeignModel(draw, train, outputs), "epochs": 1}
     run = example(kind, federation, **params)
     check_frames(run.fitted)
@@ -217,7 +221,7 @@ def test_the_checks_of_conformance_pass(kind: Any, federation: Federation, tmp_p
 
 
 def test_a_resumed_run_repeats_draws_of_the_generator(
-    federation: Federation, tmp_path: Any
+    federation: Federation, tmp_path: Path
 ) -> None:
     def jump(arrays: Arrays, x: NDArray[Any], y: NDArray[Any], call: TrainingCall) -> Arrays:
         return [array + call.generator.normal(size=array.shape) for array in arrays]
@@ -250,7 +254,7 @@ def test_fitted_models_come_back_as_arrays(federation: Federation) -> None:
     assert fitted_.scores_[0] == pytest.approx(right.mean())
 
 
-def test_another_function_does_not_resume_a_run(federation: Federation, tmp_path: Any) -> None:
+def test_another_function_does_not_resume_a_run(federation: Federation, tmp_path: Path) -> None:
     FedAvg(model=ForeignModel(draw, train), rounds=1).fit(federation, folder=tmp_path / "run")
     other = FedAvg(model=ForeignModel(draw, train_by_torch), rounds=1)
     with pytest.raises(RunFolderError, match="another model"):
@@ -408,3 +412,28 @@ def test_the_list_says_what_a_protocol_needs(needs: str, name: str, federation: 
 
 def test_the_list_has_every_protocol_once() -> None:
     assert sorted(name for names in FOREIGN.values() for name in names) == sorted(PROTOCOLS)
+
+
+def test_the_report_says_whose_accountant_it_is(federation: Federation, tmp_path: Path) -> None:
+    model = ForeignModel(draw, train, outputs, example_privacy=(2.5, 1e-5))
+    FedAvg(model=model, rounds=1).fit(federation, SETTINGS, folder=tmp_path / "run")
+    privacy = json.loads((tmp_path / "run" / "result.json").read_text())["privacy"]
+    assert privacy["epsilon"] is None  # ours, of releases without noise
+    (stated,) = [limit for limit in privacy["not_covered"] if "epsilon 2.5 at delta 1e-05" in limit]
+    assert "accountant of their own: nothing here has checked it" in stated
+    other = FedAvg(model=ForeignModel(draw, train, outputs, (9.0, 1e-5)), rounds=1)
+    with pytest.raises(RunFolderError, match="another model"):
+        other.fit(federation, SETTINGS, folder=tmp_path / "run")
+
+
+def test_the_report_says_that_functions_are_the_users(federation: Federation) -> None:
+    ours = fitted("fedavg", {}, "linear", federation)
+    foreign = fitted("fedavg", {}, ForeignModel(draw, train), federation)
+    sentences = [section(run.result_)["not_covered"] for run in (ours, foreign)]
+    assert set(sentences[1]) - set(sentences[0]) == {FUNCTIONS}
+
+
+@pytest.mark.parametrize("privacy", [3.0, (1.0,), (0.0, 1e-5), (math.inf, 0.1), (1.0, 1.0), "ab"])
+def test_a_statement_of_privacy_that_cannot_be_is_refused(privacy: Any) -> None:
+    with pytest.raises(UsageError, match="example_privacy"):
+        ForeignModel(draw, train, example_privacy=privacy)
