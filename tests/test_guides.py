@@ -351,3 +351,16 @@ def test_the_page_on_sweeps_makes_a_line_per_run(page: Page) -> None:
     label = "cfl:rounds=2,model=linear,clip=1.0,sketch=64"
     assert list(runs.variant) == ["fedavg", label] * 4
     assert set(runs.status) == {"done"}
+
+
+def test_clients_of_scikit_learn_find_their_clusters(page: Page) -> None:
+    names = page("other-frameworks")
+    assert names.signature.agreement_["ari"] == 1.0 and names.signature.scores_.mean() > 0.8
+    assert names.signature.aggregation == "secagg" and names.signature.mask == "permutation"
+    assert (names.weights.shape, names.biases.shape) == ((10, 64), (10,))
+
+
+def test_clients_of_jax_find_their_clusters(page: Page) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+    names = page("other-frameworks")
+    assert names.ifca.agreement_["ari"] == 1.0 and names.ifca.scores_.mean() > 0.8

@@ -104,7 +104,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
     model: Any = "auto"
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar,
     resnet9, lstm-words, lstm-chars, lstm-chars-256, lstm-trajectory; auto is what suits the data,
-    mlp for images and tables; in Python also any nn.Module
+    mlp for images and tables; in Python also any nn.Module, or a ForeignModel
     """
     training: TrainingOptions = group(TrainingOptions)
     participation: Annotated[float, Number(0, 1, low_in=False, high_in=True)] = 1.0

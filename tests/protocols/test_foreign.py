@@ -109,6 +109,28 @@ def train_by_torch(arrays: Arrays, x: NDArray[Any], y: NDArray[Any], call: Train
     return [weights.detach().numpy(), biases.detach().numpy()]
 
 
+def jax_functions() -> tuple[Any, Any]:
+    """Return train and outputs of the softmax regression in JAX, with its own gradients."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+
+    def logits(arrays: Any, x: Any) -> Any:
+        return x.reshape(len(x), -1) @ arrays[0].T + arrays[1]
+
+    def loss(arrays: Any, x: Any, y: Any) -> Any:
+        scores = jax.nn.log_softmax(logits(arrays, x))
+        return -jax.numpy.take_along_axis(scores, y[:, None], 1).mean()
+
+    gradient = jax.grad(loss)
+
+    def train_in_jax(arrays: Any, x: Any, y: Any, call: TrainingCall) -> Any:
+        for rows in call.batches():
+            slopes = gradient(arrays, x[rows], y[rows])
+            arrays = [array - call.lr * slope for array, slope in zip(arrays, slopes, strict=True)]
+        return arrays
+
+    return train_in_jax, logits
+
+
 @pytest.fixture(scope="module")
 def federation() -> Federation:
     """Return six clients in two clusters."""
@@ -159,6 +181,17 @@ def test_numpy_by_hand_equals_torch(case: str, federation: Federation) -> None:
     np.testing.assert_allclose(foreign.scores_, ours.scores_)
     events = [event.mechanism for event in ours.kept_.learned.network.ledger.events]
     assert [event.mechanism for event in foreign.kept_.learned.network.ledger.events] == events
+
+
+@pytest.mark.parametrize("case", ["cfl-secure", "ifca", "signature-secure"])
+def test_jax_equals_torch(case: str, federation: Federation) -> None:
+    name, params = CASES[case]
+    ours = fitted(name, params, Regression(), federation)
+    foreign = fitted(name, params, ForeignModel(draw, *jax_functions()), federation)
+    assert list(foreign.labels_) == list(ours.labels_)
+    models = foreign.client_models_.values
+    torch.testing.assert_close(models, ours.client_models_.values, rtol=0, atol=2e-6)
+    assert foreign.bytes_ == ours.bytes_
 
 
 @pytest.mark.parametrize("params", [{}, {"mask": "permutation"}, SECURE], ids=str)
