@@ -51,6 +51,11 @@ class FlatModel:
         """Return d, the number of trainable parameters."""
         return sum(shape.numel() for shape in self.shapes.values())
 
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether torch differentiates the outputs."""
+        return bool(getattr(self.module, "has_gradients", True))
+
     @cached_property
     def stack(self) -> Stack | None:
         """Return the module as fused layers, or None if it is not a common stack of layers."""

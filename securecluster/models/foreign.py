@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from securecluster.errors import SecureClusterError, UsageError
+from securecluster.errors import NoOutputsError, SecureClusterError, UsageError
 from securecluster.models.flat_model import reason
 
 Arrays = list[NDArray[Any]]
@@ -87,6 +87,8 @@ class ForeignModel(nn.Module):
         UsageError: arrays, functions or numbers that cannot be these.
     """
 
+    has_gradients = False  # outputs come from outside of torch
+
     def __init__(
         self,
         start: Sequence[Any] | Draw,
@@ -138,9 +140,9 @@ class ForeignModel(nn.Module):
         parameters = list(self._parameters.values())
         flat = torch.cat([value.detach().flatten() for value in parameters if value is not None])
         if self.functions.outputs is None:
-            raise UsageError(
-                "this protocol or option needs outputs of the clients' models, and the "
-                "ForeignModel has no function for them: give outputs=, of (arrays, x)"
+            raise NoOutputsError(
+                "this needs outputs of the clients' models, and the ForeignModel has no function "
+                "for them: give outputs=, of (arrays, x)"
             )
         result = self.functions.call("outputs", self.split(flat), x.detach().cpu().numpy())
         outputs = _real(result, "what outputs returned")

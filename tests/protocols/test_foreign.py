@@ -24,6 +24,7 @@ from securecluster import (
     LabelSwap,
     Settings,
     Signature,
+    audit,
 )
 from securecluster.app.registry import FOREIGN, PROTOCOLS, protocol_class
 from securecluster.errors import RunFolderError, UpdateError, UsageError
@@ -372,7 +373,7 @@ def start() -> Arrays:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], Sequence[Any]]] = {
-    "needs outputs of the clients' models": ("ifca", {"k": 2}, (draw, train)),
+    "this needs outputs of the clients' models": ("ifca", {"k": 2}, (draw, train)),
     "begins with several models": ("ifca", {"k": 2}, (start(), train, outputs)),
     "compares gradients": ("cflgp", {"k": 2}, (draw, ignore, outputs)),
     "adds a term to the clients' loss": ("mrmtl", {}, (draw, train, outputs)),
@@ -470,3 +471,19 @@ def test_the_report_says_that_functions_are_the_users(federation: Federation) ->
 def test_a_statement_of_privacy_that_cannot_be_is_refused(privacy: Any) -> None:
     with pytest.raises(UsageError, match="example_privacy"):
         ForeignModel(draw, train, example_privacy=privacy)
+
+
+@pytest.mark.parametrize("functions", [(train, outputs), (train,)], ids=["outputs", "train alone"])
+def test_attacks_apply_or_say_why_not(
+    functions: Sequence[Any], federation: Federation, tmp_path: Path
+) -> None:
+    run = CFL(model=ForeignModel(draw, *functions), rounds=2, epochs=1)
+    run.fit(federation, Settings(transcript="full"), folder=tmp_path / "run")
+    attacks = ["linkage", "label-counts", "gradient-inversion-dlg", "membership-loss-threshold"]
+    found = audit(run, federation, attacks=attacks, budget=60)
+    assert not found.failed
+    reasons = {finding.attack: finding.reason for finding in found.findings["run"]}
+    assert reasons["linkage"] == ""
+    assert "through which no gradient is taken" in reasons["gradient-inversion-dlg"]
+    if len(functions) == 1:
+        assert "needs outputs" in reasons["label-counts"]
