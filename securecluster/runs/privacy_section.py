@@ -52,8 +52,8 @@ SUMS = (
 # of clients that train by functions of the user's
 FUNCTIONS = (
     "clients train by the user's own functions (ForeignModel): epsilon takes them to read nothing "
-    "but a client's own samples and the arrays that they get, and what else they do (files, "
-    "messages, state between two trainings) is in no transcript"
+    "but a client's own samples and the arrays that they get, and never to fail because of these; "
+    "what else they do (files, messages, state between two trainings) is in no transcript"
 )
 STATED = (
     "for one sample of a client the user states epsilon {epsilon:g} at delta {delta:g} over the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
 
-@dataclass
 class TrainingCall:
     """What a protocol asks of one client's training.
+
+    Args:
+        client: number of the client.
+        plan: hyper-parameters.
+        size: number of the client's samples.
+        generator: see below.
+        batches: returns the rows of each mini-batch in order.
 
     Attributes:
         client: number of the client.
@@ -30,18 +36,27 @@ class TrainingCall:
         optimizer: "sgd" or "adam".
         momentum: of sgd.
         generator: random numbers that follow from the run's seed, the client and the call, so that
-            a resumed run repeats them.
+            a resumed run repeats them. The seed is public: noise that protects samples must come
+            from a secret of your own.
     """
 
-    client: int
-    epochs: int
-    batch_size: int
-    optimizer: str
-    momentum: float
-    generator: np.random.Generator
-    _lr: float
-    _batches: Callable[[], Iterator[IntArray]]
-    _used: set[str] = field(default_factory=set)
+    def __init__(
+        self,
+        client: int,
+        plan: LocalTraining,
+        size: int,
+        generator: np.random.Generator,
+        batches: Callable[[], Iterator[IntArray]],
+    ) -> None:
+        self.client = client
+        self.epochs = plan.epochs
+        self.batch_size = min(plan.batch_size, size)
+        self.optimizer = plan.optimizer
+        self.momentum = plan.momentum
+        self.generator = generator
+        self._lr = plan.lr
+        self._batches = batches
+        self._used: set[str] = set()
 
     @property
     def lr(self) -> float:
@@ -126,17 +141,9 @@ class ForeignTrainer(LocalTrainer):
             step: number of the call.
         """
         number = self.ids[client]
-        size = self.sizes[client]
-        call = TrainingCall(
-            client=number,
-            epochs=plan.epochs,
-            batch_size=min(plan.batch_size, size),
-            optimizer=plan.optimizer,
-            momentum=plan.momentum,
-            generator=self._randomness.generator("client", number, "foreign", step),
-            _lr=plan.lr,
-            _batches=lambda: self._own_batches(client, plan, step),
-        )
+        generator = self._randomness.generator("client", number, "foreign", step)
+        batches = partial(self._own_batches, client, plan, step)
+        call = TrainingCall(number, plan, self.sizes[client], generator, batches)
         rows = slice(int(self._offsets[client]), int(self._offsets[client + 1]))
         # copies: a function may work in place
         x = np.array(self._x[rows].cpu().numpy())

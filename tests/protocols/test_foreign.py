@@ -13,6 +13,7 @@ import pytest
 import torch
 from cases import SPLITTING
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import nn
 
 from securecluster import (
@@ -286,6 +287,18 @@ def test_fitted_models_come_back_as_arrays(federation: Federation) -> None:
     shard = federation.shards[0]
     right = outputs(arrays, shard.x_test).argmax(1) == shard.y_test
     assert fitted_.scores_[0] == pytest.approx(right.mean())
+
+
+def test_exports_are_arrays_and_no_graph(federation: Federation, tmp_path: Path) -> None:
+    model = ForeignModel(draw, train, outputs)
+    fitted_ = fitted("fedavg", {}, model, federation)
+    fitted_.export(tmp_path / "exported")
+    state = load_file(tmp_path / "exported" / "cluster0.safetensors")
+    assert list(state) == ["array_0", "array_1"]
+    for array, own in zip(model.arrays_of(state), model.arrays_of(fitted_.models_[0]), strict=True):
+        np.testing.assert_array_equal(array, own)
+    with pytest.raises(UsageError, match="no graph of torch's"):
+        fitted_.export(tmp_path / "graph", format="onnx")
 
 
 def test_another_function_does_not_resume_a_run(federation: Federation, tmp_path: Path) -> None:
