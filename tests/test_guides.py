@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -335,6 +337,22 @@ def test_the_notebook_goes_from_a_run_folder_to_the_page(
         "label-counts": ("at chance (a mask held)", "better than chance"),
         "linkage": ("not decided", "not decided"),
     }
+    assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.exhaustive
+def test_the_notebook_records_and_attacks_an_app_of_flower(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    cells = json.loads((DOCS / "audit-flower.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    code.append("import json; Path('verdicts.json').write_text(json.dumps(verdicts))")
+    # a process of its own, as a notebook has: Flower's workers get the functions of its main module
+    command = [sys.executable, "-c", "\n\n".join(code)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    verdicts = json.loads((tmp_path / "verdicts.json").read_text())
+    assert verdicts.keys() == {"linkage", "label-counts", "membership-loss-threshold"}
+    assert verdicts["linkage"] == "better than chance"
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
 
 
