@@ -34,6 +34,9 @@ from securecluster.attacks.label_counts import NO_BIAS, last_bias, mean_predicti
 from securecluster.attacks.scoring import AgainstOthers, Scorer
 from securecluster.core.lazy_torch import torch
 
+NO_GRADIENTS = (
+    "not applicable: clients train by functions over arrays, through which no gradient is taken"
+)
 NO_STEP = (
     "not applicable: no single update of a first round with one step of SGD over at most "
     f"{MOST_SAMPLES} samples was observed"
@@ -193,6 +196,8 @@ class GradientMatching(GradientInversion):
         """
         if not knowledge.has_labels:
             return NO_LABELS
+        if not knowledge.network.has_gradients:
+            return NO_GRADIENTS
         if last_bias(knowledge) is None:
             return NO_BIAS
         if not observed_gradients(view, knowledge):

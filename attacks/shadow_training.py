@@ -14,6 +14,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
 from securecluster.messaging.messages import Rows
+from securecluster.training.foreign_trainer import trainer_of
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
@@ -74,7 +75,7 @@ def _trainer(knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[in
         objective=knowledge.network.objective,
     )
     # `numbers` and not positions seed the batches, so that a colluder's training is its own
-    return LocalTrainer(
+    return trainer_of(knowledge.network)(
         federation,
         knowledge.network,
         Randomness(federation.seed),

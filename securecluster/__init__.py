@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Tasks,
     )
     from securecluster.errors import SecureClusterError, SecureClusterWarning
+    from securecluster.models.foreign import ForeignModel
     from securecluster.protocols import (
         CFL,
         CFLGP,
@@ -90,6 +91,7 @@ _PROTOCOLS = (
 )
 _MODULES = {
     "ClusteredClassifier": "securecluster.runs.estimator",
+    "ForeignModel": "securecluster.models.foreign",
     "TrainingFacts": "securecluster.runs.recording",
     "at": "securecluster.core.client_names",
     "audit": "securecluster.app.audit",
@@ -121,6 +123,7 @@ __all__ = [
     "FedAvg",
     "Federation",
     "FineTune",
+    "ForeignModel",
     "Hidden",
     "Iid",
     "Inversion",

@@ -75,6 +75,10 @@ class UsageError(SecureClusterError):
     """An invalid argument, name or combination of options."""
 
 
+class NoOutputsError(UsageError):
+    """Outputs of a model are asked for, of which its user gave no function."""
+
+
 class SecureClusterWarning(_Sentence, UserWarning):
     """A valid input that is probably not intended; the command line prints it as a note."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -338,6 +340,22 @@ def test_the_notebook_goes_from_a_run_folder_to_the_page(
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.exhaustive
+def test_the_notebook_records_and_attacks_an_app_of_flower(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    cells = json.loads((DOCS / "audit-flower.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    code.append("import json; Path('verdicts.json').write_text(json.dumps(verdicts))")
+    # a process of its own, as a notebook has: Flower's workers get the functions of its main module
+    command = [sys.executable, "-c", "\n\n".join(code)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    verdicts = json.loads((tmp_path / "verdicts.json").read_text())
+    assert verdicts.keys() == {"linkage", "label-counts", "membership-loss-threshold"}
+    assert verdicts["linkage"] == "better than chance"
+    assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
+
+
 def test_the_page_on_plans_has_a_forecast_for_each_protocol_and_epsilon(page: Page) -> None:
     names = page("plan")
     lines = [(line.protocol, line.epsilon) for line in names.outlook.forecasts]
@@ -351,3 +369,16 @@ def test_the_page_on_sweeps_makes_a_line_per_run(page: Page) -> None:
     label = "cfl:rounds=2,model=linear,clip=1.0,sketch=64"
     assert list(runs.variant) == ["fedavg", label] * 4
     assert set(runs.status) == {"done"}
+
+
+def test_clients_of_scikit_learn_find_their_clusters(page: Page) -> None:
+    names = page("other-frameworks")
+    assert names.signature.agreement_["ari"] == 1.0 and names.signature.scores_.mean() > 0.8
+    assert names.signature.aggregation == "secagg" and names.signature.mask == "permutation"
+    assert (names.weights.shape, names.biases.shape) == ((10, 64), (10,))
+
+
+def test_clients_of_jax_find_their_clusters(page: Page) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+    names = page("other-frameworks")
+    assert names.ifca.agreement_["ari"] == 1.0 and names.ifca.scores_.mean() > 0.8

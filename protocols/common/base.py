@@ -48,6 +48,7 @@ from securecluster.runs.serialization import saved_protocol
 from securecluster.runs.server_half import replayed
 from securecluster.runtime.run import Line
 from securecluster.runtime.settings import Settings, check_settings
+from securecluster.training.foreign_trainer import check_foreign
 from securecluster.training.local_trainer import LocalTrainer, check_training
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
     model: Any = "auto"
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar,
     resnet9, lstm-words, lstm-chars, lstm-chars-256, lstm-trajectory; auto is what suits the data,
-    mlp for images and tables; in Python also any nn.Module
+    mlp for images and tables; in Python also any nn.Module, or a ForeignModel
     """
     training: TrainingOptions = group(TrainingOptions)
     participation: Annotated[float, Number(0, 1, low_in=False, high_in=True)] = 1.0
@@ -140,7 +141,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             "clip": privacy.clip or 1.0,
             "noise": privacy.noise,
         }
-        check_training(self.training.usual(self, config))
+        usual = self.training.usual(self, config)
+        check_training(usual)
+        check_foreign(self.model, usual)
         if self.training.keep_momentum and not self.client.one_model:
             raise UsageError(
                 f"clients of {self.name} start anew from other models, whose momentum is not "

@@ -45,7 +45,12 @@ from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.core.client_names import ClientNames, at
 from securecluster.core.progress import bar
 from securecluster.data import Federation
-from securecluster.errors import SecureClusterError, SecureClusterWarning, UsageError
+from securecluster.errors import (
+    NoOutputsError,
+    SecureClusterError,
+    SecureClusterWarning,
+    UsageError,
+)
 from securecluster.messaging.parties import Party, client
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runs.derived import opened_verbs
@@ -729,6 +734,8 @@ def finding_of(
         if not reason:
             guess = attack.run(view, knowledge)
             result = score(attack.scorer, guess, truth)
+    except NoOutputsError as error:
+        reason = f"not applicable: {error}"
     except Exception as error:
         # an installed package's attack must not end the audit of all others
         reason = failure(error)

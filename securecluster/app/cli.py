@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from securecluster.app import (
 )
 from securecluster.app.command_line import HELP, Section
 from securecluster.app.options import about, as_typed, of_protocol, protocol_first
-from securecluster.app.registry import MODELS, facts, protocol_class, protocol_names
+from securecluster.app.registry import FOREIGN, MODELS, facts, protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, on_command_line, unknown
 from securecluster.runs.number_format import printable
@@ -377,6 +378,15 @@ def _replay(argv: list[str]) -> int:
     return 0
 
 
+def _print_foreign() -> None:
+    """Print what protocols need of a model of another framework."""
+    print("needed of a model of another framework (ForeignModel, in Python):")
+    for calls, names in FOREIGN.items():
+        first = f"  {calls:<29} "
+        print(textwrap.fill(", ".join(names), 80, initial_indent=first, subsequent_indent=" " * 32))
+    print("train*: one that follows call.lr and call.batches(); drawn start: a function\n")
+
+
 def _list(argv: list[str]) -> int:
     """Print the names that options take, or which protections each protocol works with.
 
@@ -407,6 +417,7 @@ def _list(argv: list[str]) -> int:
             line = f"{name:<13} {fact.k:<4} {fact.finds:<32} {fact.reads}"
             print(printable(line.rstrip()))
         print("k: whether the number of clusters must, need not or may be given\n")
+        _print_foreign()
         for heading, choices in rows.items():
             print(f"{heading:<10} {', '.join(choices)}")
     return 0

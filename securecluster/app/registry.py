@@ -85,6 +85,20 @@ FACTS = {
     "local": Fact("no", "none: models trained alone", "nothing"),
 }
 
+# what each needs of a `ForeignModel`, with its defaults: "train*" follows call.lr and
+# call.batches(), and a drawn start is a function
+FOREIGN = {
+    "train": (
+        "cfl", "flhc", "oneshot", "signature", "pacfl", "hidden", "local-kmeans", "random",
+        "fedavg", "finetune", "local",
+    ),
+    "train, outputs": ("srfca",),
+    "train*, outputs": ("rdpcfl",),
+    "train*, drawn start": ("cflgp",),
+    "train, outputs, drawn start": ("ifca", "clove"),
+    "cannot train one": ("nsim", "flux", "mrmtl"),
+}  # fmt: skip
+
 
 def protocol_names() -> list[str]:
     """Return the names of all protocols, those of this project first."""

@@ -51,6 +51,11 @@ class FlatModel:
         """Return d, the number of trainable parameters."""
         return sum(shape.numel() for shape in self.shapes.values())
 
+    @property
+    def has_gradients(self) -> bool:
+        """Return whether torch differentiates the outputs."""
+        return bool(getattr(self.module, "has_gradients", True))
+
     @cached_property
     def stack(self) -> Stack | None:
         """Return the module as fused layers, or None if it is not a common stack of layers."""
@@ -121,6 +126,8 @@ class FlatModel:
                 outputs: torch.Tensor = torch.func.functional_call(
                     self.module, named, (x,), tie_weights=False
                 )
+        except UsageError:  # of a model by the user's functions
+            raise
         except Exception as error:  # a user's own forward pass may raise anything
             name = type(self.module).__name__
             raise UsageError(
@@ -322,6 +329,8 @@ def _reset(name: str, layer: nn.Module) -> None:
     try:
         if callable(reset):
             reset()
+    except UsageError:
+        raise
     except Exception as error:  # a user's own code
         raise UsageError(
             f"reset_parameters of {name or 'the model'} ({type(layer).__name__}) fails: "

@@ -23,6 +23,7 @@ from securecluster.errors import UsageError
 from securecluster.models.architectures import Shape, network
 from securecluster.models.dropout import with_seeded_dropout
 from securecluster.models.flat_model import FlatModel, reason
+from securecluster.models.foreign import ForeignModel
 from securecluster.models.objectives import CLASSIFICATION, Classification, Objective, Trajectory
 
 # tolerance between outputs that differ by rounding only
@@ -141,6 +142,11 @@ def prepare_module(
     if not all(torch.isfinite(p).all() for p in flat.module.parameters()):
         raise UsageError(f"{name} has weights that are not finite: start from other ones")
     x, y, outputs = objective.example(shape, classes)
+    if isinstance(module, ForeignModel):
+        if module.functions.outputs is not None:
+            with torch.no_grad(), global_generator():
+                _check_outputs(name, flat, x, outputs)
+        return FlatModel(prepared, together=False, objective=objective)
     with torch.no_grad(), global_generator():
         _check_outputs(name, flat, x, outputs)
         _check_gradients(name, flat, x, y)
@@ -166,6 +172,8 @@ def output_doubts(
     if objective.kind == Trajectory.kind:
         return []
     flat = prepare_module(module, shape, classes, objective=objective)
+    if isinstance(module, ForeignModel) and module.functions.outputs is None:
+        return []
     x, _, _ = objective.example(shape, classes)
     with torch.no_grad(), global_generator():
         outputs = flat.call(flat.views(flat.initial()), x)

@@ -30,6 +30,7 @@ from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
+from securecluster.training.foreign_trainer import trainer_of
 from securecluster.training.local_trainer import LocalTrainer
 
 
@@ -67,7 +68,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     agreed: Mapping[str, Any] | None = None,
     numbers: Sequence[int] | None = None,
     budget: Budget | None = None,
-    trainer: type[LocalTrainer] = LocalTrainer,
+    trainer: type[LocalTrainer] | None = None,
     streams: type[NoiseStreams] = NoiseStreams,
     deployment_class: type[Deployment] = Deployment,
 ) -> Endpoint[Any]:
@@ -87,7 +88,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
             after the run's clients.
         budget: of the one client, over all runs: a request that would exceed it is refused before
             anything leaves. None for none.
-        trainer: class of the clients' local training.
+        trainer: class of the clients' local training; None is that of the model.
         streams: class of their streams of noise.
         deployment_class: makes their half of the run.
 
@@ -118,7 +119,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     pipeline.arm(noise_streams)
     pipeline.private = adds_noise(method, config)
     dtypes = {"float32": torch.float32, "float64": torch.float64}
-    cohort = trainer(
+    make_trainer = trainer or trainer_of(flat)
+    cohort = make_trainer(
         federation,
         flat,
         Randomness(federation.seed),

@@ -60,7 +60,7 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
     if form not in FORMATS:
         raise UsageError(f"format {form!r} is unknown: choose {' or '.join(FORMATS)}")
     if form == "onnx":
-        _check_onnx()
+        _check_onnx(fitted)
     states: dict[str, State] = {}
     content = _content(fitted, form)
     for c, state in enumerate(fitted.models_):
@@ -234,10 +234,18 @@ def _classes_of(module: torch.nn.Module) -> str:
     return "".join(f"\n\n{source}" for source in parts.values())
 
 
-def _check_onnx() -> None:
-    """Raise UsageError unless the packages of torch's exporter are there."""
+def _check_onnx(fitted: FittedRun) -> None:
+    """Raise UsageError unless the network is torch's, and the packages of its exporter are there.
+
+    Args:
+        fitted: the result of the run.
+    """
     from importlib.util import find_spec
 
+    if not fitted.network_.has_gradients:
+        raise UsageError(
+            "a ForeignModel is no graph of torch's: export safetensors, or convert its arrays_of"
+        )
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UsageError(

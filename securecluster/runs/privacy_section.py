@@ -49,6 +49,17 @@ SUMS = (
     "beyond some ten thousand samples in a batch the rounding may exceed the margin that the clip "
     "leaves for it (benchmarks.grid_noise)"
 )
+# of clients that train by functions of the user's
+FUNCTIONS = (
+    "clients train by the user's own functions (ForeignModel): epsilon takes them to read nothing "
+    "but a client's own samples and the arrays that they get, and never to fail because of these; "
+    "what else they do (files, messages, state between two trainings) is in no transcript"
+)
+STATED = (
+    "for one sample of a client the user states epsilon {epsilon:g} at delta {delta:g} over the "
+    "run, by an accountant of their own: nothing here has checked it, and no other epsilon of this "
+    "report contains it"
+)
 # of noise in shares
 SHARES = (
     "noise that clients add in shares is enough where the survivors of a sum do not collude with "
@@ -291,7 +302,26 @@ def _not_covered(fitted: FittedRun, rows: Sequence[Row]) -> list[str]:
         limits.append(mask_limits)
     limits += fitted.method.disclosures().not_covered
     limits += _not_covered_by_noise(fitted, rows)
+    limits += _of_functions(fitted.method.model)
     return [*limits, *_limits_of_keys(fitted), NETWORK]
+
+
+def _of_functions(model: Any) -> list[str]:
+    """Return what the guarantee leaves out where clients train by functions of the user's.
+
+    Args:
+        model: of the protocol: a name, or an object of the user's.
+    """
+    if isinstance(model, str):
+        return []
+    from securecluster.models.foreign import ForeignModel
+
+    if not isinstance(model, ForeignModel):
+        return []
+    if model.example_privacy is None:
+        return [FUNCTIONS]
+    epsilon, delta = model.example_privacy
+    return [FUNCTIONS, STATED.format(epsilon=epsilon, delta=delta)]
 
 
 def _limits_of_keys(fitted: FittedRun) -> list[str]:

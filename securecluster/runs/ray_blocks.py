@@ -49,7 +49,7 @@ from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
 from securecluster.runtime.transport import Transport
 from securecluster.training.chance_level import Chance, at_chance
-from securecluster.training.local_trainer import LocalTrainer
+from securecluster.training.foreign_trainer import trainer_of
 
 # times that actors of one block may die in one call
 MOST_DEATHS = 3
@@ -646,9 +646,10 @@ class BlockedClients(ObservedClients):
             scores: (m,) on their test data.
         """
         dtypes = {"float32": torch.float32, "float64": torch.float64}
-        cohort = LocalTrainer(
+        flat = initial_model(self.method, self.federation)
+        cohort = trainer_of(flat)(
             self.federation,
-            initial_model(self.method, self.federation),
+            flat,
             Randomness(self.federation.seed),
             self.device,
             dtypes[self.settings.dtype],

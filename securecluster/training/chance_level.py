@@ -61,6 +61,8 @@ def at_chance(cohort: LocalTrainer, models: Rows, scores: FloatArray) -> Chance:
         models: each client's own model, (m, d).
         scores: the metric on each client's held-out samples, (m,); NaN for a client without any.
     """
+    if not cohort.measures:
+        return Chance([], 0, 0.0, 0.0)
     clients: list[int] = []
     losses: list[float] = []
     chances: list[float] = []

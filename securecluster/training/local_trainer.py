@@ -669,6 +669,11 @@ class LocalTrainer:
             self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.recall(memory)
 
+    @property
+    def measures(self) -> bool:
+        """Return whether models can be scored on samples."""
+        return True
+
     def drawn(self, *path: Part) -> torch.Tensor:
         """Return other initial weights than θ_0, (d,).
 

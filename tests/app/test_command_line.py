@@ -167,6 +167,9 @@ def test_the_list_has_a_line_for_each_protocol(said: Said) -> None:
     lines = text.splitlines()
     assert code == 0 and max(map(len, lines[: len(PROTOCOLS) + 1])) <= 80
     assert [line.split()[0] for line in lines[1 : len(PROTOCOLS) + 1]] == list(PROTOCOLS)
+    foreign = text.partition("ForeignModel")[2].partition("\n\n")[0]
+    assert max(map(len, foreign.splitlines())) <= 80
+    assert re.search(r"^  train, outputs, drawn start   ifca, clove$", foreign, re.MULTILINE)
     assert FACTS.keys() == PROTOCOLS.keys()
 
 

@@ -25,7 +25,7 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from securecluster import Federation, LabelSwap, Settings
+from securecluster import Federation, ForeignModel, LabelSwap, Settings
 from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RefusedError, UsageError
 from securecluster.messaging import wire
@@ -40,12 +40,32 @@ from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 
 CLIENTS = 4
+
+
+def toward_means(arrays: Any, x: Any, y: Any, call: Any) -> Any:
+    """Move the weights of each class toward its mean image: a client's training in NumPy."""
+    weights = arrays[0].copy()
+    for label in np.unique(y):
+        weights[label] += call.lr * x[y == label].mean(0).ravel()
+    return [weights]
+
+
+def fails_at_client_2(arrays: Any, x: Any, y: Any, call: Any) -> Any:
+    """Train, but at one of the clients."""
+    if call.client == 2:
+        raise ValueError("the private label 7")
+    return toward_means(arrays, x, y, call)
+
+
+FOREIGN: dict[str, Any] = {"rounds": 2, "model": ForeignModel([np.zeros((10, 64))], toward_means)}
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 FEDAVG = FedAvg(**SMALL)
 METHODS = {
     "fedavg": FEDAVG,
     "fedavg, secagg": FedAvg(**SMALL, aggregation="secagg"),
     "cfl, sketch and secagg": CFL(**SMALL, sketch=64, aggregation="secagg"),
+    "fedavg, functions": FedAvg(**FOREIGN, aggregation="secagg", mask="permutation"),
+    "cfl, functions": CFL(**FOREIGN, sketch=64, aggregation="secagg"),
     "oneshot, pads": OneShot(**SMALL, relevance="pads", aggregation="secagg"),
 }
 Reply = Callable[[Message], Message | None]
@@ -236,6 +256,23 @@ def test_an_answer_that_is_none_refuses_that_client(federation: Federation, tmp_
     with pytest.warns(UserWarning):
         served = run(FEDAVG, Grid(apps(FEDAVG, federation, tmp_path), fault))
     assert served.refused_ == {2: {"frame": [1, 2, 3]}}
+
+
+def test_a_function_that_fails_refuses_that_client_and_tells_nothing_else(
+    federation: Federation, tmp_path: Path
+) -> None:
+    told: list[bytes] = []
+
+    def listen(message: Message) -> Message | None:
+        if message.metadata.message_type == "query.frame":
+            told.append(flower.bytes_of(message.content))
+        return message
+
+    made = FedAvg(rounds=2, model=ForeignModel([np.zeros((10, 64))], fails_at_client_2))
+    with pytest.warns(UserWarning):
+        served = run(made, Grid(apps(made, federation, tmp_path), listen))
+    assert served.refused_.keys() == {2}
+    assert told and not any(b"private" in data or b"ValueError" in data for data in told)
 
 
 def test_a_client_that_does_not_agree_ends_the_run_before_it_begins(
