@@ -60,7 +60,8 @@ READ_BACK = {
     CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
-PAGES = ("report.html", "audit.html", "audit.json")  # of `report`, and of `audit` before 0.2
+# of `report`, of all audits, and of `audit` before each adversary had files of its own
+PAGES = ("report.html", "audit-overview.html", "audit.html", "audit.json")
 # of `audit`: who attacks, with whom, and the budget
 AUDITS = re.compile(
     r"audit-(server|authority|wire|client-\w+|[0-9a-f]{16})(-[a-z0-9]+)*\.(html|json)"
