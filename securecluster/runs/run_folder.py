@@ -38,11 +38,14 @@ from securecluster.runs.contents import (
 )
 from securecluster.runs.derived import params_as_json
 from securecluster.runs.method import Method
+from securecluster.runs.number_format import enumerated, printable
 from securecluster.runtime import run_secret
 from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
-SCHEMA = 3
+SCHEMA = 3  # of config.json and result.json
+# schemas of run folders that this version reads: its own, and from 0.2 on the one before it
+READ = (SCHEMA,)
 CONFIG = "config.json"
 RESULT = "result.json"
 MARKER = ".securecluster"
@@ -562,13 +565,14 @@ def config_of(folder: Path) -> dict[str, Any]:
     marks = manifest.read(folder, MARKER)
     text = manifest.checked(folder, CONFIG, marks)
     config = json_types.parsed(folder / CONFIG, text)
-    schema = None
+    schema = version = None
     if isinstance(config, dict):
-        schema = config.get("schema")
-    if schema != SCHEMA:
+        schema, version = config.get("schema"), config.get("version")
+    if schema not in READ:
+        wrote = f" (securecluster {printable(version)[:20]})" if isinstance(version, str) else ""
         raise RunFolderError(
-            f"{folder} was written in schema {schema!r:.20}, this version reads {SCHEMA}: use the "
-            "version that wrote it"
+            f"{folder} was written in schema {schema!r:.20}, this version reads "
+            f"{enumerated('schema', READ)}: use the version that wrote it{wrote}"
         )
     content: dict[str, Any] = config
     return content
