@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from securecluster.app.plots.looks import UNITS, name_of
+from securecluster.runs.plots.looks import UNITS, name_of
 
 Row = dict[str, Any]  # of the summary
 NAME = "summary.tex"

@@ -31,7 +31,6 @@ from securecluster.app import (
     worker_pool,
 )
 from securecluster.app.cli import main
-from securecluster.app.plots import looks
 from securecluster.app.plots import sweep as plots
 from securecluster.app.registry import PROTOCOLS
 from securecluster.app.sweep_runner import Parallel, _Clock
@@ -40,6 +39,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Settings
 from securecluster.protocols.common.averaging import AveragingState
 from securecluster.runs import run_folder
+from securecluster.runs.plots import looks
 
 DEALT = {"clients": 6, "clusters": 2, "samples": 40}
 SHARED = {"model": "linear", "rounds": 2, "clip": 1.0}

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from securecluster.app.plots.looks import looks, name_of
 from securecluster.runs.plots.figure import figure
+from securecluster.runs.plots.looks import looks, name_of
 
 LABELS = {"ari": "ARI", "accuracy": "accuracy"}
 BAND = 0.12  # opacity of an interval

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from securecluster.app.plots.looks import UNITS, Look, looks, name_of
 from securecluster.app.sweep_tables import FEWEST, HOLDS, KEYS, groups
 from securecluster.core import atomic_files
 from securecluster.runs.number_format import printable
 from securecluster.runs.plots.curves import bounded, labelled
 from securecluster.runs.plots.figure import figure
+from securecluster.runs.plots.looks import UNITS, Look, looks, name_of
 
 Row = dict[str, Any]  # of the summary
 AXES = ("noise", "epsilon")  # of levels
