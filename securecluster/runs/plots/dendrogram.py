@@ -60,7 +60,9 @@ def dendrogram(
         places = FIRST_LEAF + LEAF_SPACING * np.arange(len(leaves))
         mark_true_clusters(axes, leaves, truth, places.tolist(), "top")
         label = f"{label} (squares at the top: true clusters)"
-    axes.set(title=_title(leaves, labels, compared), xlabel=label, ylabel=distance)
+    # above the squares
+    axes.set_title(_title(leaves, labels, compared), pad=6 if truth is None else 14)
+    axes.set(xlabel=label, ylabel=distance)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.legend(loc="best", fontsize=8, framealpha=0.8)
     return picture
