@@ -19,7 +19,7 @@ NAME = "audit-overview.html"
 FEWEST = 2  # audits
 # of cells, what means most to people first
 STANDINGS = (BROKEN, VISIBLE, HELD, None)
-KINDS = {BROKEN: "bad", VISIBLE: "seen", HELD: "good"}
+KINDS: dict[str | None, str] = {BROKEN: "bad", VISIBLE: "seen", HELD: "good"}
 Content = Mapping[str, Any]
 
 

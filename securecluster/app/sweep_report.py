@@ -188,7 +188,7 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         metric: the clients' score.
         title: of the table.
     """
-    headings = ("variant", "noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB")
+    headings = ["variant", "noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB"]
     rows = []
     labels = [printable(row["variant"]) for row in means]
     for position, row in enumerate(means):
@@ -217,7 +217,7 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
     for position, heading in enumerate(headings):
         if heading != "±" or any(row[position] != NONE for row in rows):
             shown_columns.append(position)
-    headings = tuple(headings[position] for position in shown_columns)
+    headings = [headings[position] for position in shown_columns]
     rows = [[row[position] for position in shown_columns] for row in rows]
     return terminal.table(headings, rows, printable(title), numbers=True, light=True)
 

@@ -25,7 +25,7 @@ def dendrogram(
     compared: str = "clients' updates",
     names: Sequence[str] | None = None,
     axes: Any = None,
-    truth: Sequence[int] | None = None,
+    truth: Sequence[Any] | None = None,
 ) -> Any:
     """Return a figure of the merges, coloured by cluster, with the cut as a line.
 

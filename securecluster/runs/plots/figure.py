@@ -82,7 +82,7 @@ def long(texts: Sequence[str]) -> bool:
 
 
 def mark_true_clusters(
-    axes: Any, clients: Sequence[int], truth: Sequence[int], places: Sequence[float], side: str
+    axes: Any, clients: Sequence[int], truth: Sequence[Any], places: Sequence[float], side: str
 ) -> None:
     """Draw a square for each client in the colour of its true cluster, beside an axis.
 

@@ -23,7 +23,7 @@ def similarity(
     labels: Sequence[int],
     names: Sequence[str] | None = None,
     axes: Any = None,
-    truth: Sequence[int] | None = None,
+    truth: Sequence[Any] | None = None,
 ) -> Any:
     """Return a figure of the cosines between updates.
 
@@ -39,7 +39,7 @@ def similarity(
     # the scale is symmetric, so that white is a cosine of 0
     largest = float(np.nanmax(np.abs(cosines)))
     limit = max(0.05, largest)
-    colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    colours: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     image = _draw_matrix(axes, cosines, labels, names=names, truth=truth, **colours)
     axes.set(title="cosine of updates under one shared model")
     picture.colorbar(image, ax=axes, label="cosine")
@@ -52,7 +52,7 @@ def relevance(
     ids: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     axes: Any = None,
-    truth: Sequence[int] | None = None,
+    truth: Sequence[Any] | None = None,
 ) -> Any:
     """Return a figure of the relevance of clients' data to each other.
 
@@ -68,7 +68,7 @@ def relevance(
     """
     picture, axes = figure_of(axes, 5.4, 4.6)
     values = _off_diagonal(between)
-    colours = {"cmap": "viridis", "vmin": 0, "vmax": 1}
+    colours: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": 1}
     image = _draw_matrix(axes, values, labels, ids, names, truth, **colours)
     axes.set(title="relevance of clients' data to each other")
     picture.colorbar(image, ax=axes, label="R")
@@ -79,7 +79,7 @@ def graph(
     record: Any,
     labels: Sequence[int],
     names: Sequence[str] | None = None,
-    truth: Sequence[int] | None = None,
+    truth: Sequence[Any] | None = None,
 ) -> Any:
     """Return a figure of the first graph of clients.
 
@@ -154,7 +154,7 @@ def _draw_matrix(
     labels: Sequence[int],
     ids: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
-    truth: Sequence[int] | None = None,
+    truth: Sequence[Any] | None = None,
     **colours: Any,
 ) -> Any:
     """Draw a matrix with the clients of a cluster side by side, and lines between clusters.
