@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,6 +46,21 @@ REQUIREMENTS = frozenset({TRUE_CLUSTERS, TAPS})
 # reasons that several attacks have not to be applicable
 NO_LABELS = "not applicable: the clients' data have no labels"
 NO_SAMPLES = "not applicable: the adversary has no samples to ask about"
+
+
+class Harm(IntEnum):
+    """Kinds of what attacks learn, the most harmful one first: reports are in this order."""
+
+    RECORDS = 1
+    """records of the data themselves"""
+    MEMBERS = 2
+    """whether a record is in the data, or whose it is"""
+    CONTENTS = 3
+    """what the data of a client are like"""
+    GROUPS = 4
+    """which clients are alike, or the same"""
+    MESSAGES = 5
+    """what a protection hides of a message, from which the others may be guessed"""
 
 
 class View(ABC):
@@ -293,6 +309,8 @@ class Attack(ABC):
         name: lower case, words separated by "-".
         source: the paper that describes the attack.
         needs: one sentence on what the adversary must observe and know.
+        learns: what it would learn, in words that complete "it could learn …"; its name if empty.
+        harm: of what kind this is.
         anonymous: True if the attack works on an anonymous view.
         scorer: compares the guess with the truth.
         further: other scores of the same guess.
@@ -308,6 +326,8 @@ class Attack(ABC):
     name: ClassVar[str]
     source: ClassVar[str]
     needs: ClassVar[str]
+    learns: ClassVar[str] = ""
+    harm: ClassVar[Harm] = Harm.MESSAGES
     anonymous: ClassVar[bool] = False
     scorer: ClassVar[Scorer]
     further: ClassVar[tuple[Scorer, ...]] = ()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import ENCRYPTION, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import ENCRYPTION, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.protections.encryption.ciphers import CiphertextSum, SecretCipher
 from securecluster.protections.encryption.packing import FieldShape, Layout, pack, unpack
@@ -272,6 +272,8 @@ class CkksRelease(Attack):
     """
 
     name = "ckks-release"
+    learns = "the secret key that opens every client's ciphertext, from released sums"
+    harm = Harm.MESSAGES
     source = "Li and Micciancio 2021, On the Security of Homomorphic Encryption"
     needs = "two released sums of ciphertexts, and the ciphertexts"
     scorer = KeyCoefficients()

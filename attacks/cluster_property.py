@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import NO_LABELS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import NO_LABELS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.client_models import candidate_losses
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
@@ -232,6 +232,8 @@ class ClusterProperty(Attack):
     """
 
     name = "cluster-property"
+    learns = "what is common to the data of the clients of a cluster"
+    harm = Harm.CONTENTS
     source = (
         "Kim et al. 2023, Exploring Clustered Federated Learning's Vulnerability against Property "
         "Inference Attack"

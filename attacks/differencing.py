@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import AgainstOthers
 from securecluster.attacks.views import observed_sums
 from securecluster.core.lazy_torch import torch
@@ -73,6 +73,8 @@ class Differencing(Attack):
     """Updates of single clients, by subtracting sums over groups that differ in one client."""
 
     name = "differencing"
+    learns = "the update of a single client"
+    harm = Harm.MESSAGES
     source = "Bonawitz et al. 2017, Practical Secure Aggregation; Denning 1980, on trackers"
     needs = "sums over two groups that differ in one client, under one mask or none"
     scorer = RecoveredUpdates()

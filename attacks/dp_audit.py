@@ -30,7 +30,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Tap, Truth, View
+from securecluster.attacks.base import Attack, Guess, Harm, Knowledge, Tap, Truth, View
 from securecluster.attacks.experiments import with_malicious_updates
 from securecluster.attacks.scoring import Score, Scorer, score
 from securecluster.attacks.views import knowledge_of, view_of
@@ -403,6 +403,8 @@ class OneRunAudit(CanaryAudit):
     """
 
     name = "dp-audit-one-run"
+    learns = "who took part"
+    harm = Harm.MEMBERS
     release = "updates"
     source = "Steinke, Nasr & Jagielski 2023, Privacy Auditing with One (1) Training Run"
     needs = "updates or their sums, of a repeated run whose clients send canaries or zeros"
@@ -462,6 +464,8 @@ class TwoWorldAudit(OneRunAudit):
     """
 
     name = "dp-audit-two-worlds"
+    learns = "who took part"
+    harm = Harm.MEMBERS
     source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
     scorer: ClassVar[Scorer] = TwoWorldScorer()
 

@@ -19,7 +19,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import (
+    MASK,
+    NO_LABELS,
+    SUMS,
+    Attack,
+    Guess,
+    Harm,
+    Knowledge,
+    Truth,
+    View,
+)
 from securecluster.attacks.gradient_matching import (
     MOST_SAMPLES,
     GradientProblem,
@@ -97,6 +107,8 @@ class AnalyticInversion(GradientInversion):
     """The sample of a step over one sample, from the first dense layer's weights and bias."""
 
     name = "gradient-inversion-analytic"
+    learns = "samples of a client themselves"
+    harm = Harm.RECORDS
     source = (
         "Phong et al. 2018, Privacy-Preserving Deep Learning via Additively Homomorphic Encryption"
     )
@@ -288,6 +300,8 @@ class DeepLeakage(GradientMatching):
     """
 
     name = "gradient-inversion-dlg"
+    learns = "samples of a client themselves"
+    harm = Harm.RECORDS
     source = (
         "Zhu et al. 2019, Deep Leakage from Gradients; "
         "Zhao et al. 2020, iDLG: Improved Deep Leakage from Gradients"
@@ -317,6 +331,8 @@ class CosineInversion(GradientMatching):
     """
 
     name = "gradient-inversion-cosine"
+    learns = "samples of a client themselves"
+    harm = Harm.RECORDS
     source = (
         "Geiping et al. 2020, Inverting Gradients: How Easy Is It to Break Privacy in Federated "
         "Learning?"

@@ -27,7 +27,7 @@ import numpy as np
 
 from securecluster.attacks import label_counts, signatures
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import NO_SAMPLES, TAPS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import NO_SAMPLES, TAPS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import AgainstOthers, Scorer, cosine
 from securecluster.clustering import noisy_centres
 from securecluster.core.lazy_torch import torch
@@ -224,6 +224,8 @@ class HiddenDifferencing(TwoSums):
     """Points of single clients, recovered by subtracting sums of points."""
 
     name = "hidden-differencing"
+    learns = "the point of a single client"
+    harm = Harm.MESSAGES
     needs = NEEDS
     scorer = RecoveredPoints()
     requires = (TAPS,)
@@ -245,6 +247,8 @@ class HiddenCluster(TwoSums):
     """Clusters that single clients assign themselves to, from their recovered points."""
 
     name = "hidden-cluster"
+    learns = "which cluster a client belongs to"
+    harm = Harm.GROUPS
     needs = f"{NEEDS}, and the public centres"
     scorer = RightClusters()
     requires = (TAPS,)
@@ -286,6 +290,8 @@ class HiddenLabelCounts(TwoSums):
     """Counts of single clients' labels, from their recovered first updates."""
 
     name = "hidden-label-counts"
+    learns = "how many samples of each label a client holds"
+    harm = Harm.CONTENTS
     source = (
         f"{SOURCE}; Geng et al. 2021, Towards General Deep Leakage in Federated Learning, for the "
         "counts"
@@ -332,6 +338,8 @@ class HiddenMembership(TwoSums):
     """
 
     name = "hidden-membership"
+    learns = "whether a record is in a client's data"
+    harm = Harm.MEMBERS
     source = f"{SOURCE}; Dwork et al. 2015, Robust Traceability from Trace Amounts, for membership"
     needs = (
         f"{NEEDS}, of a first round's updates without a mask, and candidate samples, of which some "

@@ -26,7 +26,17 @@ import math
 import numpy as np
 
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import (
+    MASK,
+    NO_LABELS,
+    SUMS,
+    Attack,
+    Guess,
+    Harm,
+    Knowledge,
+    Truth,
+    View,
+)
 from securecluster.attacks.scoring import AgainstOthers
 from securecluster.attacks.views import ObservedUpdate, observed_updates
 from securecluster.core.lazy_torch import torch
@@ -61,6 +71,8 @@ class LabelCounts(Attack):
     """Counts of each client's labels, from the bias in its first update."""
 
     name = "label-counts"
+    learns = "how many samples of each label a client holds"
+    harm = Harm.CONTENTS
     source = (
         "Geng et al. 2021, Towards General Deep Leakage in Federated Learning; "
         "Wang et al. 2019, Beyond Inferring Class Representatives"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import NO_LABELS, SUMS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import AgainstOthers
 from securecluster.attacks.unmasking import NO_UPDATES, first_updates
 
@@ -86,6 +86,8 @@ class LabelDistributions(Attack):
     """
 
     name = "label-distributions"
+    learns = "how a client's samples spread over labels, without the labels' names"
+    harm = Harm.CONTENTS
     source = (
         "this project's threat model: k-means of columns over clients (method: Lloyd 1982); label "
         "counts by the last layer's movement as in Wang et al. 2019, Beyond Inferring Class "

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.attacks.arrays import as_array
-from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Knowledge, View
+from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Harm, Knowledge, View
 from securecluster.attacks.client_models import ShownModel, shown_models, why_not
 from securecluster.attacks.shadow_training import locally_trained
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
@@ -68,6 +68,8 @@ class LikelihoodRatio(Attack):
     """
 
     name = "membership-likelihood-ratio"
+    learns = "whether a record is in a client's data"
+    harm = Harm.MEMBERS
     source = "Carlini et al. 2022, Membership Inference Attacks From First Principles (online)"
     needs = (
         "single updates of the first round, or models that clients trained alone, without a mask, "
@@ -146,6 +148,8 @@ class OfflineLikelihoodRatio(LikelihoodRatio):
     """LiRA that uses only shadow models trained without the candidate."""
 
     name = "membership-likelihood-ratio-offline"
+    learns = "whether a record is in a client's data"
+    harm = Harm.MEMBERS
     source = "Carlini et al. 2022, Membership Inference Attacks From First Principles (offline)"
     online: ClassVar[bool] = False
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.attacks.arrays import as_array
-from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
 
@@ -78,6 +78,8 @@ class Linkage(Attack):
     """Links between the anonymous senders of updates in consecutive calls."""
 
     name = "linkage"
+    learns = "which messages of different rounds are of the same client"
+    harm = Harm.GROUPS
     source = (
         "Vogelstein et al. 2015, Fast Approximate Quadratic Programming for Graph Matching, on "
         "Gram matrices"

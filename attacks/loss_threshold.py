@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, View
+from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Harm, Knowledge, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 
@@ -11,6 +11,8 @@ class LossThreshold(Attack):
     """Membership of candidates in clients' data: the lower the loss, the likelier."""
 
     name = "membership-loss-threshold"
+    learns = "whether a record is in a client's data"
+    harm = Harm.MEMBERS
     source = "Yeom et al. 2018, Privacy Risk in Machine Learning"
     needs = (
         "single updates of the first round, or models that clients trained alone, without a mask, "

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import NOISE, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import NOISE, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
@@ -138,6 +138,8 @@ class LowBits(RowMechanism):
     """
 
     name = "low-bits"
+    learns = "what noise was added to, from the last bits of numbers"
+    harm = Harm.MESSAGES
     source = "Mironov 2012, On Significance of the Least Significant Bits"
     needs = "single updates with clients' noise; two candidates for each"
     scorer = ToldApart()

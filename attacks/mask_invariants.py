@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import NO_LABELS, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import NO_LABELS, SUMS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import AgainstOthers
 from securecluster.attacks.shadow_training import local_updates
 from securecluster.attacks.subspaces import auc, scored_answers
@@ -71,6 +71,8 @@ class MaskInvariants(Attack):
     """
 
     name = "mask-invariants"
+    learns = "which labels a client holds"
+    harm = Harm.CONTENTS
     source = (
         "Ganju et al. 2018, Property Inference Attacks on Fully Connected Neural Networks using "
         "Permutation Invariant Representations"

@@ -14,7 +14,7 @@ import numpy as np
 
 from securecluster.attacks import unmasking
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Knowledge, View
+from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Harm, Knowledge, View
 from securecluster.attacks.shadow_training import local_updates
 
 
@@ -22,6 +22,8 @@ class MaskKnownPlaintext(Attack):
     """Updates without their mask, by the data of colluding clients."""
 
     name = "mask-known-plaintext"
+    learns = "a client's update behind the mask"
+    harm = Harm.MESSAGES
     source = (
         "Liu, Giannella & Kargupta 2008, A Survey of Attack Techniques on Privacy-Preserving Data "
         "Perturbation Methods"

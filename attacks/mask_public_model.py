@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from securecluster.attacks import unmasking
 from securecluster.attacks.arrays import as_array
-from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Knowledge, View
+from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Harm, Knowledge, View
 
 
 class MaskPublicModel(Attack):
     """Rows without their permutation, by the order of the weights of θ_0."""
 
     name = "mask-public-model"
+    learns = "a client's update behind the mask"
+    harm = Harm.MESSAGES
     source = "this project's threat model: ranks of known values against a permutation"
     needs = "single updates of the first round under a mask that moves numbers, and θ_0"
     scorer = unmasking.RecoveredCoordinates()

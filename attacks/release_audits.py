@@ -31,7 +31,7 @@ import numpy as np
 
 from securecluster.attacks import dp_audit
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import Guess, Knowledge, View
+from securecluster.attacks.base import Guess, Harm, Knowledge, View
 from securecluster.attacks.dp_audit import CanaryAudit, Planted, TwoWorldScorer
 from securecluster.attacks.experiments import with_poisoned_data
 from securecluster.core.client_names import at
@@ -636,6 +636,8 @@ class LossAudit(ReleaseAudit):
     """Audit of the losses that clients of SR-FCA and CFL send."""
 
     name = "dp-audit-losses"
+    learns = "who is in the losses"
+    harm = Harm.MEMBERS
     release = "losses"
     repeated = staticmethod(planted_losses)
 
@@ -644,6 +646,8 @@ class GramAudit(ReleaseAudit):
     """Audit of noisy Gram matrices by canary rows."""
 
     name = "dp-audit-gram"
+    learns = "who is in the Gram matrices"
+    harm = Harm.MEMBERS
     release = "Gram matrices"
     repeated = staticmethod(planted_rows)
 
@@ -652,6 +656,8 @@ class EigenvectorAudit(ReleaseAudit):
     """Audit of the naive mechanism's noise on eigenvectors, apart from the exact relevance."""
 
     name = "dp-audit-eigenvectors"
+    learns = "who is in the eigenvectors"
+    harm = Harm.MEMBERS
     release = "eigenvectors"
     repeated = staticmethod(planted_eigenvectors)
 
@@ -660,6 +666,8 @@ class SignatureAudit(ReleaseAudit):
     """Audit of the first release of gradient signatures by canary samples."""
 
     name = "dp-audit-signatures"
+    learns = "who is in the signatures"
+    harm = Harm.MEMBERS
     release = "signatures"
     repeated = staticmethod(planted_signatures)
 
@@ -668,5 +676,7 @@ class TrainingAudit(ReleaseAudit):
     """Audit of training with DP-SGD by canary samples, in a round of its own."""
 
     name = "dp-audit-training"
+    learns = "which samples were trained on"
+    harm = Harm.MEMBERS
     release = "training"
     repeated = staticmethod(planted_samples)

@@ -22,7 +22,7 @@ import numpy as np
 
 from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array, flat_rows
-from securecluster.attacks.base import HIDDEN_PAIRS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import HIDDEN_PAIRS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.experiments import probe
 from securecluster.attacks.scoring import AgainstOtherClients
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
@@ -74,6 +74,8 @@ class RelevanceOracle(Attack):
     """
 
     name = "relevance-oracle"
+    learns = "how much of a client's data lies along directions that the server asks for"
+    harm = Harm.CONTENTS
     source = "this project's threat model: relevance of Ali & Arafa 2024, eq. 2 to 4, as an oracle"
     needs = (
         "an active server that clients answer, eigenvectors that are neither sealed nor masked, "

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import Guess, Knowledge, Truth, View
+from securecluster.attacks.base import Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.low_bits import RowMechanism, naive_release, near_rows, noise_multiplier
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
@@ -106,6 +106,8 @@ class RepeatedSeed(RowMechanism):
     """
 
     name = "repeated-seed"
+    learns = "what changed in a client's data, from two runs on one seed"
+    harm = Harm.MESSAGES
     source = "Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy, 3.5"
     needs = "single updates of a client in two runs on one seed"
     scorer = RecoveredDifferences()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.experiments import Probed, probe
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
@@ -668,6 +668,8 @@ class SecureSumConformance(Attack):
     """Rules of secure sums, by a server that lies to clients."""
 
     name = "secure-sum-conformance"
+    learns = "the update of a single client, by lying to those that form secure sums"
+    harm = Harm.MESSAGES
     source = "Bonawitz et al. 2017, Practical Secure Aggregation; Bell et al. 2020"
     needs = "a server that lies to clients; the program of clients"
     scorer = BrokenRules()

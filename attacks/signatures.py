@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array, as_array, sample_keys
-from securecluster.attacks.base import MASK, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.label_counts import MisplacedLabels, normalised, rounded
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.core.lazy_torch import torch
@@ -174,6 +174,8 @@ class SignatureLabelCounts(Attack):
     """Counts of each client's labels, from its signature."""
 
     name = "signature-label-counts"
+    learns = "how many samples of each label a client holds"
+    harm = Harm.CONTENTS
     source = "not in a paper: least squares on the signatures of this project"
     needs = (
         "single signatures; of sketches also samples with labels, and no mask (class blocks tell "
@@ -275,6 +277,8 @@ class SignatureMembership(Attack):
     """Membership of candidates in clients' data, by their share in a signature."""
 
     name = "signature-membership"
+    learns = "whether a record is in a client's data"
+    harm = Harm.MEMBERS
     source = (
         "Homer et al. 2008, Resolving Individuals Contributing Trace Amounts of DNA; "
         "Dwork et al. 2015, Robust Traceability from Trace Amounts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from securecluster.attacks.arrays import Array, sample_keys
-from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
 from securecluster.attacks.scoring import Scorer
 
@@ -59,6 +59,8 @@ class SourceInference(Attack):
     """Owner of each candidate, by the losses of clients' models."""
 
     name = "source-inference"
+    learns = "which client a record belongs to"
+    harm = Harm.MEMBERS
     source = "Hu et al. 2021, Source Inference Attacks in Federated Learning"
     needs = (
         "single updates of the first round, or models that clients trained alone, without a mask, "

@@ -22,7 +22,7 @@ import numpy as np
 
 from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array, flat_rows, sample_keys
-from securecluster.attacks.base import MASK, SEALS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, SEALS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
@@ -389,6 +389,8 @@ class SubspaceMembership(SubspaceAttack):
     """
 
     name = "subspace-membership"
+    learns = "whether a record is in a client's data"
+    harm = Harm.MEMBERS
     needs = f"{NEEDS}, and candidate samples, of which some may be clients' own"
     scorer = SampleMembership()
     further = AT_LOW_RATES
@@ -411,6 +413,8 @@ class SubspaceComposition(SubspaceAttack):
     """Classes that clients hold, by the mean energy of public samples of a class in span(V_i)."""
 
     name = "subspace-composition"
+    learns = "which labels a client holds"
+    harm = Harm.CONTENTS
     needs = f"{NEEDS}, and public samples with labels"
     scorer = ClassPresence()
 
@@ -446,6 +450,8 @@ class MeanImage(SubspaceAttack):
     """Direction of each client's mean sample: its first eigenvector."""
 
     name = "mean-image"
+    learns = "the direction of the mean of a client's samples"
+    harm = Harm.CONTENTS
     needs = NEEDS
     scorer = MeanCosine()
     takes_samples = False

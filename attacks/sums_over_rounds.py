@@ -34,7 +34,7 @@ from scipy.optimize import nnls
 
 from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.label_counts import NO_BIAS, bias_of, last_bias, normalised
 from securecluster.attacks.scoring import AgainstOthers, cosine
 from securecluster.attacks.views import ObservedSum, observed_sums
@@ -378,6 +378,8 @@ class ClustersOverRounds(SumsOverRounds):
     """Clusters that clients hide, from sums of counts, of weights, or of blocks by length."""
 
     name = "sums-over-rounds-clusters"
+    learns = "which cluster a client belongs to"
+    harm = Harm.GROUPS
     needs = f"{NEEDS}; the sums have a number or a block for each cluster"
     missing = "what clients add to the block of their cluster"
     scorer = ClustersFound()
@@ -436,6 +438,8 @@ class LabelsOverRounds(SumsOverRounds):
     """Label counts of single clients, as shares, from the last bias in sums of updates."""
 
     name = "sums-over-rounds-labels"
+    learns = "how many samples of each label a client holds"
+    harm = Harm.CONTENTS
     source = (
         f"{SOURCE}; Geng et al. 2021, Towards General Deep Leakage in Federated Learning, for the "
         "counts"
@@ -507,6 +511,8 @@ class SizesOverRounds(SumsOverRounds):
     """Numbers of samples of single clients, from sums of them."""
 
     name = "sums-over-rounds-sizes"
+    learns = "how many samples a client holds"
+    harm = Harm.CONTENTS
     needs = f"{NEEDS}; the sums are of numbers of samples"
     missing = "numbers of samples"
     scorer = SizeError()

@@ -35,11 +35,11 @@ from benchmarks.sheet import distinct
 from benchmarks.table import RESULTS, read, write
 from securecluster.app.cli import main as command_line
 from securecluster.app.pareto import efficient
-from securecluster.app.plots.sweep import looks
 from securecluster.app.sweep_tables import HOLDS
 from securecluster.core import atomic_files
 from securecluster.data import locations
 from securecluster.data.locations import FOLDER
+from securecluster.runs.plots.looks import looks
 
 
 @dataclass(frozen=True)

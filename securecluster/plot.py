@@ -9,12 +9,13 @@ All functions return matplotlib's Figure and take, by name:
 
     ax: axes to draw on, whose figure is returned; without it the figure is new.
     size: width and height of a new figure, in inches.
+    font: size of all texts, in points.
     title, xlabel, ylabel: texts in place of the usual ones; "" for none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from securecluster.app import plan as plans
@@ -50,6 +51,7 @@ class Look(TypedDict, total=False):
 
     ax: Axes
     size: tuple[float, float]
+    font: float
     title: str
     xlabel: str
     ylabel: str
@@ -162,16 +164,22 @@ def tree(fitted: Any, **look: Unpack[Look]) -> Figure:
 
 
 def sweep(
-    runs: DataFrame, x: str = "epsilon", y: str | Sequence[str] = "ari", **look: Unpack[Look]
+    runs: DataFrame,
+    x: str = "epsilon",
+    y: str | Sequence[str] = "ari",
+    names: Mapping[str, str] | None = None,
+    **look: Unpack[Look],
 ) -> Figure:
     """Return a figure of scores of a sweep over its noise, ε or bytes, a curve for each variant.
 
-    Bands are intervals of Student's t over the seeds, at 95 %.
+    Bands are 95 % bootstrap intervals over the seeds; with fewer than five seeds each is a dot.
+    ε of a client and ε of an example have panels of their own.
 
     Args:
         runs: what `securecluster.sweep` returned, or `runs.csv` of its folder as a DataFrame.
         x: "epsilon", "noise" or "bytes".
         y: "ari", the name of the metric ("accuracy"), or several of them, each with a panel.
+        names: what variants are called, by the column `variant`, in place of their usual names.
         look: see the module; `ax`, `xlabel` and `ylabel` are for a single score.
 
     Raises:
@@ -194,8 +202,15 @@ def sweep(
     done = [row for row in sweep_tables.summary(rows, metric) if row["runs"]]
     if not all(any(row[score] is not None for row in done) for score in scores):
         raise UsageError(f"no run of this sweep has y = {y!r}: see the columns status and reason")
+    several = x == "epsilon" and len(sweeps.units(done)) > 1
+    if several and look.keys() & {"ax", "xlabel", "ylabel"}:
+        raise UsageError(
+            "these runs have ε of one client and ε of one example, which share no axis: give runs "
+            'of one unit, such as runs[runs.dp_unit == "client"]'
+        )
     labels = {"ari": "ARI", metric: curves.labelled(metric, "")}
-    return _labelled(sweeps.over(done, x, scores, labels, look.get("ax")), look)
+    picture = sweeps.over(done, x, scores, labels, look.get("ax"), runs=rows, names=names)
+    return _labelled(picture, look)
 
 
 def plan(outlook: plans.Outlook, **look: Unpack[Look]) -> Figure:
@@ -252,4 +267,11 @@ def _labelled(picture: Figure, look: Look) -> Figure:
         first.set_xlabel(look["xlabel"])
     if "ylabel" in look:
         first.set_ylabel(look["ylabel"])
+    if "font" in look:
+        from matplotlib.text import Text
+
+        for axes in [first] if "ax" in look else picture.axes:
+            axes.tick_params(which="both", labelsize=look["font"])
+        for text in (first if "ax" in look else picture).findobj(Text):
+            text.set_fontsize(look["font"])
     return picture

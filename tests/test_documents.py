@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import tomllib
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,9 @@ NO_MODULES = {"securecluster.masks", "securecluster.claims", "securecluster.audi
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
 EVIDENCE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/evidence").glob("*.md"))
-NAMES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", *PAGES)
+NAMES = (
+    "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", "SECURITY.md", *PAGES,
+)  # fmt: skip
 DOCUMENTS = {name: (ROOT / name).read_text() for name in (*NAMES, *EVIDENCE)}
 # all Markdown files, whose links are followed
 LINKED = (
@@ -313,3 +316,21 @@ def test_every_row_of_who_learns_what_names_its_tests_or_says_that_there_is_none
     for note in notes.values():
         assert TEST.search(note), note
         assert "active: " not in note or "test" in note.split("active: ")[1]
+
+
+def test_a_version_is_the_same_wherever_it_stands() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+) \((.*)\)$", DOCUMENTS["CHANGELOG.md"], re.MULTILINE)
+    assert newest is not None and newest[1] == version
+    # a release has a date, in both or in neither
+    released = re.fullmatch(r"\d{4}-\d\d-\d\d", newest[2])
+    cited = "date-released:" in (ROOT / "CITATION.cff").read_text()
+    assert (newest[2] == "unreleased") != (released is not None)
+    assert cited == (released is not None)
+
+
+def test_the_changelog_says_what_was_added_changed_fixed_and_what_touches_security() -> None:
+    newest = DOCUMENTS["CHANGELOG.md"].split("\n## ")[1]
+    headings = re.findall(r"^### (.*)$", newest, re.MULTILINE)
+    assert headings == ["Changed", "Fixed", "Security", "Added"]

@@ -118,10 +118,11 @@ def test_a_sweep_has_a_curve_for_each_variant(x: str) -> None:
     picture = plot.sweep(runs(), x=x, y="accuracy", size=(4, 3), ylabel="accuracy")
     (axes,) = picture.axes
     labels = [text.get_text() for text in picture.legends[0].get_texts()]
-    assert sorted(labels) == ["cfl", "fedavg"] and axes.get_ylabel() == "accuracy"
+    assert sorted(labels) == ["CFL", "FedAvg"] and axes.get_ylabel() == "accuracy"
     if x == "noise":
-        curve = next(line for line in axes.get_lines() if line.get_label() == "cfl")
-        np.testing.assert_allclose(curve.get_ydata(), [0.8, 0.78, 0.6])
+        curve = next(line for line in axes.get_lines() if line.get_label() == "CFL")
+        # without noise, beyond a break; then with it
+        np.testing.assert_allclose(curve.get_ydata(), [0.78, 0.6])
     assert len(plot.sweep(runs(), x=x, y=["ari", "accuracy"]).axes) == 2
 
 
@@ -129,6 +130,15 @@ def test_a_sweep_is_drawn_on_given_axes() -> None:
     axes = Figure().subplots()
     assert plot.sweep(runs(), ax=axes, xlabel="privacy loss") is axes.figure
     assert axes.get_xlabel() == "privacy loss" and axes.get_legend() is not None
+
+
+def test_texts_have_a_size_and_variants_the_given_names() -> None:
+    picture = plot.sweep(runs(), x="noise", names={"cfl": "ours"}, font=6)
+    texts = [text.get_text() for text in picture.legends[0].get_texts()]
+    assert texts == ["ours", "FedAvg"]
+    axes = picture.axes[0]
+    sized = [axes.xaxis.label, *axes.get_xticklabels(), *picture.legends[0].get_texts()]
+    assert {text.get_fontsize() for text in sized} == {6}
 
 
 def test_what_cannot_be_drawn_is_said(cfl: CFL, federation: Federation) -> None:
@@ -143,6 +153,12 @@ def test_what_cannot_be_drawn_is_said(cfl: CFL, federation: Federation) -> None:
         (lambda: plot.sweep(runs(), x="rounds"), "x = 'rounds' is no axis"),
         (lambda: plot.sweep(runs(), y="f1"), "give ari or accuracy"),
         (lambda: plot.sweep(runs(), y=["ari", "accuracy"], xlabel="x"), "for a single score"),
+        (
+            lambda: plot.sweep(
+                runs().assign(dp_unit=["client"] * 6 + ["example"] * 6), ax=Figure().subplots()
+            ),
+            "share no axis",
+        ),
         (lambda: plot.sweep(runs().assign(ari=None)), "no run of this sweep has y = 'ari'"),
     ):
         with pytest.raises(UsageError, match=words):

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+import securecluster
 from securecluster.app import execution, loading, protections
 from securecluster.app.failures import traceback_of
 from securecluster.app.finished_run import FinishedRun, open_run
 from securecluster.attacks import experiments
-from securecluster.attacks.base import Attack, Guess, Tap, Truth, View, unmet
+from securecluster.attacks.base import Attack, Guess, Harm, Tap, Truth, View, unmet
 from securecluster.attacks.dp_audit import CanaryAudit, Planted
 from securecluster.attacks.hidden_sums import TwoSums
 from securecluster.attacks.registry import attack_named, attack_names
@@ -69,8 +71,9 @@ LEAVING = 16  # clients without each of which a run is repeated, for sums that d
 KNOWN = 8  # test samples of each client that the adversary has
 SERVER = "server"
 AUTHORITY = "authority"
+WIRE = "wire"
 # parties of which there is one
-SINGLE = {SERVER: "the server", AUTHORITY: "the key authority", "wire": "the wire"}
+SINGLE = {SERVER: "the server", AUTHORITY: "the key authority", WIRE: "the wire"}
 # a comma before another party: names may contain commas
 BETWEEN_PARTIES = re.compile(rf",(?=\s*(?:client:|(?:{'|'.join(SINGLE)})\s*(?:,|$)))")
 RUN = "run"
@@ -84,6 +87,7 @@ HELD = "held"
 VISIBLE = "visible"
 CLAIMED_NOISE = "noise as the ledger has it"
 FAILED = "failed: "
+INAPPLICABLE = "not applicable"
 UNTESTED = "not applicable: it tests "
 ENOUGH = 1e5  # a larger bound of ε is as good as infinite
 MOST_LETTERS = 300  # of an error in one line
@@ -144,11 +148,26 @@ class Finding:
     trace: str = field(default="", repr=False)
 
     @property
+    def learns(self) -> str:
+        """Return what the attack would learn, in words; its name where it does not say."""
+        return attack_named(self.attack).learns or f"what {self.attack} guesses"
+
+    @property
+    def harm(self) -> Harm:
+        """Return of what kind this is."""
+        return attack_named(self.attack).harm
+
+    @property
     def said(self) -> tuple[str, ...]:
         """Return what the attack says of the run besides its guess, in sentences."""
         if self.guess is None:
             return ()
         return tuple(self.guess.details.get("said", ()))
+
+    @property
+    def inapplicable(self) -> bool:
+        """Return True if the attack has nothing to work on in this run."""
+        return self.score is None and self.reason.startswith(INAPPLICABLE)
 
     @property
     def failed(self) -> bool:
@@ -210,6 +229,8 @@ class Audit:
         seconds: that the audit took.
         budget: seconds that it was allowed.
         no_twin: why there is no unprotected twin; empty where there is one.
+        made: when the audit ended, in UTC.
+        version: of the software that made it.
     """
 
     adversary: Adversary
@@ -219,6 +240,8 @@ class Audit:
     seconds: float
     budget: float
     no_twin: str = ""
+    made: datetime = field(default_factory=lambda: datetime.now(UTC))
+    version: str = securecluster.__version__
 
     @property
     def tried(self) -> list[Finding]:
@@ -942,6 +965,8 @@ def content(audit: Audit) -> dict[str, Any]:
                 "attack": finding.attack,
                 "source": attack.source,
                 "needs": attack.needs,
+                "learns": finding.learns,
+                "harm": finding.harm.name.lower(),
                 RUN: _entry(finding, on_run=True),
                 TWIN: _entry(twin, on_run=False),
             }
@@ -950,6 +975,8 @@ def content(audit: Audit) -> dict[str, Any]:
         "schema": SCHEMA,
         "adversary": audit.adversary.text,
         "numbered": audit.adversary.numbered,
+        "made": audit.made.isoformat(timespec="seconds"),
+        "version": audit.version,
         "headline": headline(audit),
         "reading": READING,
         "protections": audit.protections,
@@ -1021,17 +1048,20 @@ def headline(audit: Audit) -> list[str]:
     return sentences
 
 
-def unscored(audit: Audit) -> list[str]:
-    """Return why attacks have a score neither on the run nor on its twin, a line a reason.
+def unscored(
+    audit: Audit, chosen: Callable[[Finding], bool] = lambda finding: True
+) -> dict[str, list[str]]:
+    """Return the attacks that have a score neither on the run nor on its twin, by the reason.
 
     Args:
         audit: the results.
+        chosen: says of a finding on the run whether it is among them.
     """
     by_reason: dict[str, list[str]] = {}
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
-        if finding.score is None and twin.score is None:
+        if finding.score is None and twin.score is None and chosen(finding):
             by_reason.setdefault(both_reasons(finding, twin), []).append(finding.attack)
-    return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    return by_reason
 
 
 def without_errors(text: str) -> str:
@@ -1113,7 +1143,8 @@ def show(audit: Audit) -> None:
         console.print(READING)
     else:
         console.print(title)
-    for text in [*unscored(audit), *audit.notes, *headline(audit)]:
+    reasons = [f"{', '.join(names)}: {reason}" for reason, names in unscored(audit).items()]
+    for text in [*reasons, *audit.notes, *headline(audit)]:
         console.print(text)
     console.print(f"{audit.seconds:.1f} s of {audit.budget:g} s", soft_wrap=True)
 

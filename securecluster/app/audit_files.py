@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import bundle, html_page
+from securecluster.app import audit_overview, audit_page, bundle, html_page, report_page
 from securecluster.app.audit import BUDGET, FAILED, RUN, SCHEMA, TWIN, Adversary
 from securecluster.app.finished_run import FinishedRun
 from securecluster.core import atomic_files
@@ -133,25 +133,72 @@ def handed_over(folder: Path, run: FinishedRun, with_uncovered: bool = False) ->
         RunFolderError: an audit that this version cannot read.
     """
     texts = {}
-    for path in sorted(folder.glob(f"audit-*{RESULT}")):
-        if run_folder.AUDITS.fullmatch(path.name) is None:
-            continue
-        content = _content(path)
-        if content.pop("run") != identity(run):
-            continue
+    contents = []
+    for path, content in _audits(folder, run):
         name = path.stem
         numbered = content.pop("numbered_name")
         if not with_uncovered:
             name = numbered
             content = _without_names(content)
+        contents.append(content)
         texts[name + RESULT] = json.dumps(content, indent=2) + "\n"
-        page = path.with_suffix(PAGE)
+        own = path.with_suffix(PAGE)
         try:
-            shown = html_page.handed_over(atomic_files.read(page).decode(), with_uncovered)
+            shown = html_page.handed_over(atomic_files.read(own).decode(), with_uncovered)
         except ValueError:
-            raise _unreadable(page) from None
+            raise _unreadable(own) from None
         texts[name + PAGE] = shown
+    if len(contents) >= audit_overview.FEWEST:
+        page = audit_overview.page(_title(run), contents, audit_page.facts_of(run))
+        texts[audit_overview.NAME] = html_page.handed_over(page, with_uncovered)
     return texts
+
+
+def overview(folder: Path, run: FinishedRun) -> list[Path]:
+    """Write the page of all audits of a run in a folder, and return its path.
+
+    Args:
+        folder: that audits were written to.
+        run: the run.
+
+    Returns:
+        No path where there is one audit alone, which needs no such page, or one that this version
+        cannot read: a bundle is refused then, and an audit that took minutes is not.
+    """
+    try:
+        contents = [content for _, content in _audits(folder, run)]
+    except RunFolderError:
+        return []
+    if len(contents) < audit_overview.FEWEST:
+        return []
+    page = audit_overview.page(_title(run), contents, audit_page.facts_of(run))
+    path = folder / audit_overview.NAME
+    atomic_files.write_atomic(path, page.encode(), atomic_files.OWNER)
+    return [path]
+
+
+def _title(run: FinishedRun) -> str:
+    return report_page.title("Audits", run)
+
+
+def _audits(folder: Path, run: FinishedRun) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the audits of a run in a folder: path and content of the table.
+
+    Raises:
+        RunFolderError: an audit that this version cannot read.
+    """
+    for path in sorted(folder.glob(f"audit-*{RESULT}"), key=_place):
+        if run_folder.AUDITS.fullmatch(path.name) is None:
+            continue
+        content = _content(path)
+        if content.pop("run") == identity(run):
+            yield path, content
+
+
+def _place(path: Path) -> tuple[bool, bool, str]:
+    """Return where an audit stands among others: the server's first, and those of clients last."""
+    kind = path.name.split("-")[1].partition(".")[0]
+    return kind != "server", kind == "client", path.name
 
 
 def _without_names(content: dict[str, Any]) -> dict[str, Any]:

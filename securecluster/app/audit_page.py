@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.app import audit_summary, bundle, report_page
 from securecluster.app import html_page as html
-from securecluster.app import report_page
 from securecluster.app.audit import (
     BROKEN,
     COLUMNS,
     HELD,
     READING,
     RUN,
+    SERVER,
     TWIN,
+    VISIBLE,
+    Adversary,
     Audit,
     Finding,
     headline,
     score_text,
-    scored,
     unscored,
     without_errors,
 )
@@ -108,10 +110,11 @@ def page(run: FinishedRun, audit: Audit, command: str) -> str:
         command: that made the audit.
     """
     sections = [
-        report_page.summary(run),
+        audit_summary.section(audit, summary(run, audit), facts_of(run)),
         results(audit),
-        pictures(audit),
         advice(audit),
+        pictures(audit),
+        report_page.summary(run),
         report_page.threat_model(run),
         report_page.who_saw_what(run),
         report_page.guarantee(run),
@@ -122,8 +125,48 @@ def page(run: FinishedRun, audit: Audit, command: str) -> str:
     return html.document(report_page.title("Audit", run), sections)
 
 
+def facts_of(run: FinishedRun) -> list[tuple[str, str]]:
+    """Return by which a reader knows the run again, as rows of a table.
+
+    Args:
+        run: the run.
+    """
+    return [
+        ("run", f"{run.folder.resolve().name}, by securecluster {run.result['version']}"),
+        ("SHA-256 of the run", f"{bundle.digest(run)} (config.json and result.json of a bundle)"),
+    ]
+
+
+def summary(run: FinishedRun, audit: Audit) -> str:
+    """Return what the adversary could learn, as a paragraph that names no client.
+
+    Args:
+        run: the run.
+        audit: the results.
+    """
+    return audit_summary.summary(audit, len(run.names), guarantee(run, audit.adversary))
+
+
+def guarantee(run: FinishedRun, adversary: Adversary) -> str:
+    """Return what ε bounds of what an adversary could learn, in a sentence.
+
+    Args:
+        run: the run.
+        adversary: that attacks.
+    """
+    privacy = run.result["privacy"]
+    if privacy["epsilon"] is None:
+        return "No ε bounds what attacks that were not tried could learn: it is infinite."
+    if run.config["network"].get("placement") == "central" and SERVER in adversary.parties:
+        return "The server adds the noise itself, so no ε bounds what it could learn."
+    return (
+        "Differential privacy bounds every attack, also those that were not tried, as far as its "
+        f"assumptions below hold: ε is {report_page.epsilon_text(privacy)}."
+    )
+
+
 def results(audit: Audit) -> str:
-    """Return the table attack × as run × unprotected.
+    """Return the table attack × as run × unprotected, what means most to people first.
 
     Args:
         audit: the results.
@@ -131,8 +174,13 @@ def results(audit: Audit) -> str:
     rows = []
     needs = []
     said = []
-    for finding, twin, metric in scored(audit):
-        cells = [finding.attack, metric]
+    for finding, twin in audit_summary.ordered(audit):
+        result_of = finding.score or twin.score
+        if result_of is None:
+            continue
+        better = "higher" if result_of.higher else "lower"
+        score = f"{finding.attack}: {result_of.metric} ({better} is a better attack)"
+        cells = [finding.learns[:1].upper() + finding.learns[1:], score]
         for result, judgement in ((finding, finding.judgement), (twin, twin.verdict)):
             cells += [without_errors(score_text(result)), judgement if result.score else "–"]
         kinds = ["", "", "", _kind(finding), "", ""]
@@ -140,31 +188,46 @@ def results(audit: Audit) -> str:
         attack = attack_named(finding.attack)
         needs.append(f"{finding.attack}: needs {attack.needs}. Source: {attack.source}.")
         said += [f"{finding.attack}: {text}." for text in finding.said]
-    headings = ["attack", "score"]
+    headings = ["what would be learned", "attack and score"]
     for column in COLUMNS.values():
         headings += [column, f"verdict, {column}"]
-    time = f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"
-    reasons = [without_errors(reason) for reason in unscored(audit)]
+    stopped = unscored(audit, lambda finding: not finding.inapplicable)
+    inapplicable = unscored(audit, lambda finding: finding.inapplicable)
     named = []
     if audit.adversary.text != audit.adversary.numbered:
         named.append(html.uncovered(html.paragraph(f"By name, it is {audit.adversary.text}.")))
     blocks = [html.table(headings, rows)] if rows else []
     if said:
         blocks.append(html.subsection("What guesses rest on", html.items(said)))
-    if reasons:
-        blocks.append(html.subsection("Attacks without a score", html.items(reasons)))
+    if stopped:
+        blocks.append(html.subsection("Attacks that did not end", _reasons(stopped)))
+    count = sum(map(len, inapplicable.values()))
+    line = f"{count} attacks apply neither to the run nor to its unprotected twin: why"
     return html.section(
         "Attacks",
         html.items(headline(audit)),
-        html.paragraph(f"The adversary is {audit.adversary.numbered}. {EXPLAINED}"),
         *named,
         *blocks,
-        html.paragraph(LIMITS),
+        html.folded(line, _reasons(inapplicable)),
         html.paragraph(_unprotected(audit)),
         html.items(audit.notes),
-        html.subsection("What each attack needs", html.items(needs)),
-        html.paragraph(f"The audit took {time}.", "note"),
+        html.paragraph(LIMITS),
+        html.folded("How to read the scores", html.paragraph(EXPLAINED)),
+        html.folded("What each attack needs, and its source", html.items(needs)),
     )
+
+
+def _reasons(attacks: Mapping[str, Sequence[str]]) -> str:
+    """Return why attacks have no score, as a list.
+
+    Args:
+        attacks: by reason.
+    """
+    texts = []
+    for reason, names in attacks.items():
+        words = ", ".join(names)
+        texts.append(without_errors(f"{words}: {reason}"))
+    return html.items(texts)
 
 
 def _unprotected(audit: Audit) -> str:
@@ -179,7 +242,7 @@ def _unprotected(audit: Audit) -> str:
 
 def _kind(finding: Finding) -> str:
     """Return the class of a verdict's cell."""
-    return {BROKEN: "bad", HELD: "good"}.get(finding.standing, html.PLAIN)
+    return {BROKEN: "bad", VISIBLE: "seen", HELD: "good"}.get(finding.standing, html.PLAIN)
 
 
 def pictures(audit: Audit) -> str:

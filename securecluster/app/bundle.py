@@ -8,6 +8,7 @@ out. It names no client, and all audits of a run are in it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -54,17 +55,40 @@ def write(
     """
     if path.suffix.lower() != ".zip":
         raise UsageError(f"a bundle is a ZIP file: call it {path.with_suffix('.zip').name}")
-    config: Any = run.config
-    result: Any = run.result
-    if not with_uncovered:
-        config = covered_config(config)
-        result = covered_result(result, run.protocol.observer.server_knows_labels)
-    texts = {"config.json": _json(public(config)), "result.json": _json(public(result)), **pages}
+    texts = {**contents(run, with_uncovered), **pages}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(texts.items()):
             archive.writestr(zipfile.ZipInfo(name, EPOCH), text, zipfile.ZIP_DEFLATED)
     atomic_files.write_atomic(path, buffer.getvalue())
+
+
+def contents(run: FinishedRun, with_uncovered: bool = False) -> dict[str, str]:
+    """Return config.json and result.json of a run as a bundle has them, by file name.
+
+    Args:
+        run: the run.
+        with_uncovered: keep what no ε covers.
+    """
+    config: Any = run.config
+    result: Any = run.result
+    if not with_uncovered:
+        config = covered_config(config)
+        result = covered_result(result, run.protocol.observer.server_knows_labels)
+    return {"config.json": _json(public(config)), "result.json": _json(public(result))}
+
+
+def digest(run: FinishedRun) -> str:
+    """Return a digest of a run that a reader of its bundle can compute, and guess nothing by.
+
+    It is SHA-256 of config.json and then result.json, as a bundle without what no ε covers has
+    them, in hexadecimal.
+
+    Args:
+        run: the run.
+    """
+    texts = contents(run)
+    return hashlib.sha256((texts["config.json"] + texts["result.json"]).encode()).hexdigest()
 
 
 def covered_config(config: Mapping[str, Any]) -> dict[str, Any]:

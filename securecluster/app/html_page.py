@@ -30,6 +30,7 @@ h3 { font-size: 1.05rem; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
 th { overflow-wrap: normal; }
 td { overflow-wrap: break-word; }
+td.long { overflow-wrap: anywhere; }
 th, td { text-align: left; vertical-align: top; padding: 0.35rem 0.6rem 0.35rem 0;
   border-bottom: 1px solid var(--line); }
 pre { background: var(--band); padding: 0.75rem; white-space: pre-wrap; }
@@ -40,8 +41,12 @@ figure img { max-width: 100%; height: auto; background: #ffffff; }
 .pixels { display: inline-block; margin: 0 0.5rem 0.5rem 0; font-size: 0.8rem; }
 .pixels img { display: block; image-rendering: pixelated; width: 5rem; }
 svg { max-width: 100%; height: auto; display: block; }
+summary { cursor: pointer; margin: 0.75rem 0; }
+.key { display: inline-block; width: 0.8em; height: 0.8em; margin: 0 0.3em 0 0.8em; }
+.first { background: var(--chart); } .second { background: var(--other); }
 svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
-.good { color: var(--good); } .bad { color: var(--bad); }
+.good { color: var(--good); } .bad { color: var(--bad); font-weight: 600; }
+.seen { color: var(--other); }
 @media (max-width: 40rem) {
   table.stack thead { display: none; }
   table.stack tr { display: block; padding: 0.5rem 0; border-bottom: 1px solid var(--line); }
@@ -49,7 +54,10 @@ svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
   table.stack td[data-head]::before { content: attr(data-head) ": "; color: var(--faint); }
 }
 @media print { :root { --text: #000000; --faint: #333333; --page: #ffffff; --line: #999999;
-  --band: #ffffff; --good: #000000; --bad: #000000; }
+  --band: #ffffff; --good: #000000; --bad: #000000; --chart: #1f4e79; --other: #e39b4e; }
+  .seen { color: #000000; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  details::details-content { content-visibility: visible; block-size: auto; opacity: 1; }
   body { max-width: none; font-size: 10pt; } h2 { break-after: avoid; }
   figure, tr { break-inside: avoid; } .scroll { overflow: visible; } }
 """
@@ -68,6 +76,7 @@ WITH_UNCOVERED = (
     "This copy holds what no ε covers (--with-uncovered): metrics, clusters, names of clients and "
     "pictures of the run, as far as the run has them. Readers must be allowed to have these."
 )
+LONG = "long"  # class of a cell with a word that may be wider than the page
 PLAIN = ""  # class of a cell without a meaning of its own
 Cell = str | tuple[str, str]  # a text, or a text and the class of its cell
 
@@ -195,6 +204,20 @@ def items(texts: Iterable[str]) -> str:
     if not entries:
         return ""
     return "<ul>\n" + "\n".join(entries) + "\n</ul>"
+
+
+def folded(line: str, *parts: str) -> str:
+    """Return HTML that one line stands for until a reader opens it; no text without parts.
+
+    Args:
+        line: plain text.
+        parts: as HTML; empty ones are left out.
+    """
+    content = [block for block in parts if block]
+    if not content:
+        return ""
+    body = "\n".join(content)
+    return f"<details><summary>{escape(line)}</summary>\n{body}\n</details>"
 
 
 def headed(statements: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -367,9 +390,8 @@ def _chart(
     text = escape(caption)
     legend = ""
     if len(names) > 1:
-        colours = ("blue", "orange")
-        keys = [f"{colours[k % 2]}: {name}" for k, name in enumerate(names)]
-        legend = escape(f" ({'; '.join(keys)})")
+        for k, name in enumerate(names):
+            legend += f'<span class="key {("first", "second")[k % 2]}"></span>{escape(name)}'
     drawing = "".join(shapes)
     return (
         f'<figure><svg role="img" aria-label="{text}" viewBox="0 0 {width} {height}" '

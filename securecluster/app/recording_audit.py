@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import audit_page
+from securecluster.app import audit_page, audit_summary
 from securecluster.app import html_page as html
 from securecluster.app.audit import (
     BUDGET,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 NAME = "an app of Flower"
 NO_TWIN = "There is no unprotected twin: an app of others cannot be run again here."
+NO_EPSILON = "No ε bounds what attacks that were not tried could learn: no noise was declared."
 NO_TWIN_CELL = "no unprotected twin"
 REPEATS = "not applicable: it repeats the run, and an app of others cannot be run again here"
 NO_DATA = "ran, not scored: it takes the clients' data (--data), to compare guesses with"
@@ -444,7 +445,11 @@ def page(recording: Recording, audit: Audit, command: str) -> str:
         command: that made the audit.
     """
     table = html.table(HEADINGS, messages(recording))
+    guarantee = price(recording) or NO_EPSILON
+    text = audit_summary.summary(audit, len(recording.nodes), guarantee)
+    facts = [("app", f"{recording.app}, over Flower")]
     sections = [
+        audit_summary.section(audit, text, facts),
         html.section("The app", html.items(summary(recording))),
         audit_page.results(audit),
         audit_page.pictures(audit),

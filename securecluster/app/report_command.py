@@ -118,14 +118,17 @@ def audit(argv: list[str]) -> int:
         **audits.content(results),
         "run": audit_files.identity(run),
         "numbered_name": audit_files.stem(adversary, positions, options.budget, attacks),
+        "summary": audit_page.summary(run, results),
     }
     page = audit_page.page(run, results, _command(folder, adversary, attacks))
     if not options.quiet:
         with output():
             audits.show(results)
     paths = audit_files.write(target, name, json.dumps(content, indent=2) + "\n", page)
-    for path in () if options.quiet else paths:
-        _say(f"replaced {path}" if replaced else f"wrote {path}")
+    lines = [f"replaced {path}" if replaced else f"wrote {path}" for path in paths]
+    lines += [f"wrote {path}: all audits of this run" for path in audit_files.overview(target, run)]
+    for line in () if options.quiet else lines:
+        _say(line)
     if options.bundle:
         whole = options.with_uncovered
         report_of_run = html_page.handed_over(report_page.page(run), whole)

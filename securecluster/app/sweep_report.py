@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import failures, sweep_costs, sweep_tables, terminal
+from securecluster.app import failures, sweep_costs, sweep_latex, sweep_tables, terminal
 from securecluster.app.failures import Row
 from securecluster.app.plots import sweep as plots
 from securecluster.core import atomic_files
@@ -40,13 +40,16 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | No
     sweep_tables.write(folder / "runs.csv", runs)
     sweep_tables.write(folder / "summary.csv", means)
     sweep_tables.write(folder / "thresholds.csv", sweep_tables.thresholds(runs))
+    latex = sweep_latex.table(means, metric, _title(federation, runs, "means over the seeds"))
+    atomic_files.write_atomic(folder / sweep_latex.NAME, latex.encode())
     text = "\n".join([*sweep_costs.sentences(_ordered(rows), metric), ""])
     atomic_files.write_atomic(folder / "privacy.txt", text.encode())
     if find_spec("pyarrow") is not None:
         sweep_tables.write_parquet(folder / "runs.parquet", runs)
         sweep_tables.write_parquet(folder / "summary.parquet", means)
     try:
-        plots.draw(folder, means, _title(federation, runs), metric, federation.objective.unit)
+        unit = federation.objective.unit
+        plots.draw(folder, means, _title(federation, runs), metric, unit, runs)
     except RunFolderError:
         raise
     # whatever it is, the tables are there, and pictures can be drawn later
@@ -79,18 +82,23 @@ def _level(row: Row) -> str:
     return f"target ε {row['target_epsilon']:g}"
 
 
-def _title(federation: Federation, rows: Sequence[Row]) -> str:
+def _title(
+    federation: Federation, rows: Sequence[Row], few: str = "means, and a dot for each seed"
+) -> str:
     """Return the title of the pictures.
 
     Args:
         federation: the clients of the first seed.
         rows: of all runs.
+        few: what is shown where there are too few seeds for intervals.
     """
     seeds = len({row["seed"] for row in rows})
     dealt = f"{federation.data} ({federation.scenario}), {len(federation)} clients"
     title = f"{dealt}, {seeds} seeds: means with 95 % intervals"
     if seeds < 2:
         title = f"{dealt}, seed {rows[0]['seed']}"
+    elif seeds < sweep_tables.FEWEST:
+        title = f"{dealt}, {seeds} seeds: {few}"
     failed = sum(row["status"] == "failed" for row in rows)
     if failed:
         title += f" ({failed} of {len(rows)} runs failed)"
@@ -143,7 +151,9 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
-    console.print(_means_table(means, metric, _title(federation, runs)))
+    console.print(_means_table(means, metric, _title(federation, runs, "means")))
+    for line in _units(means):
+        console.print(line)
     console.print(_thresholds_table(sweep_tables.thresholds(runs)))
     for line in [*sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
         console.print(line)
@@ -154,6 +164,22 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     )
 
 
+def _units(means: Sequence[Row]) -> list[str]:
+    """Return whose ε the table has, and at which δ, a line for each unit.
+
+    Args:
+        means: the summary.
+    """
+    lines = []
+    for unit in plots.units(means):
+        rows = [row for row in means if row["dp_unit"] == unit and row["epsilon"]]
+        deltas = sorted({float(row["delta"]) for row in rows if row["delta"]})
+        names = ", ".join(dict.fromkeys(printable(row["variant"]) for row in rows))
+        at = ", ".join(f"{delta:g}" for delta in deltas)
+        lines.append(f"ε of one {unit}, at δ = {at}: {names}")
+    return lines
+
+
 def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
     """Return rich's table of the summary.
 
@@ -162,7 +188,7 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         metric: the clients' score.
         title: of the table.
     """
-    headings = ("variant", "noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB")
+    headings = ["variant", "noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB"]
     rows = []
     labels = [printable(row["variant"]) for row in means]
     for position, row in enumerate(means):
@@ -186,6 +212,13 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
             fixed(sent, 2),
         ]
         rows.append(cells)
+    # without intervals there are no widths of them
+    shown_columns = []
+    for position, heading in enumerate(headings):
+        if heading != "±" or any(row[position] != NONE for row in rows):
+            shown_columns.append(position)
+    headings = [headings[position] for position in shown_columns]
+    rows = [[row[position] for position in shown_columns] for row in rows]
     return terminal.table(headings, rows, printable(title), numbers=True, light=True)
 
 
@@ -216,10 +249,10 @@ def _thresholds_table(lines: Sequence[Row]) -> Any:
 
 def _half(row: Row, name: str, digits: int) -> str:
     """Return half the width of a mean's interval, or a dash where there is none."""
-    high = row[f"{name}_high"]
-    if high is None:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    if low is None or high is None:
         return NONE
-    return fixed(high - row[name], digits)
+    return fixed((high - low) / 2, digits)
 
 
 def _not_done(rows: Sequence[Row]) -> list[str]:

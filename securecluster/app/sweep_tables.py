@@ -23,7 +23,8 @@ from securecluster.core import atomic_files
 
 HOLDS = 0.9  # mean ARI from which clusters count as found
 LEVEL = 0.95  # of all intervals
-RESAMPLES = 1000  # of the seeds, for the intervals of thresholds
+RESAMPLES = 1000  # of the seeds, for intervals
+FEWEST = 5  # seeds of an interval: resamples of fewer say of certainty what they do not know
 TEXTS = (
     "protocol", "variant", "data", "scenario", "status", "reason", "mechanism", "dp_unit", "power",
 )  # fmt: skip
@@ -40,7 +41,7 @@ SUMMED = ("protocol", "variant", "mechanism", "dp_unit", "delta")  # the same in
 
 
 class Interval(NamedTuple):
-    """A mean over seeds with an interval; the ends are None with fewer than two seeds."""
+    """A mean over seeds with an interval; the ends are None with fewer than `FEWEST` seeds."""
 
     mean: float | None
     low: float | None
@@ -52,7 +53,7 @@ class Threshold(NamedTuple):
 
     Attributes:
         value: of the noise or ε; None where no level of the grid holds.
-        low: lower end of the interval; None with fewer than two seeds, or without a value.
+        low: lower end of the interval; None with fewer than `FEWEST` seeds, or without a value.
         high: its upper end.
         kind: "interpolated"; "grid", the last level that holds, where one of its neighbours has no
             logarithm; "beyond", where every level holds, so that more noise may do; "none" where
@@ -97,22 +98,22 @@ def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
 def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
     """Return a line per variant and level, with means over the seeds.
 
-    ARI, the metric and the worst client's metric have the interval of Student's t at 95 % in the
-    columns `_low` and `_high`. Runs that failed or were refused are counted, and in no mean.
-    `efficient` says that no other line has at least this metric for at most the bytes and ε, and
-    `efficient_ari` that none has this ARI.
+    ARI, the metric and the worst client's metric have 95 % bootstrap intervals in the columns
+    `_low` and `_high`, from five seeds on. Runs that failed or were refused are counted, and in no
+    mean. `efficient` says that no other line has at least this metric for at most the bytes and ε,
+    and `efficient_ari` that none has this ARI.
 
     Args:
         rows: as `tidy` returns them.
         metric: the name of the clients' score.
         higher: True if a larger score is better.
     """
-    groups = []
+    levels = []
     rows = _without_nan(rows)
-    for variant_rows in _groups(rows, ("variant",)):
-        groups += _groups(variant_rows, KEYS)
+    for variant_rows in groups(rows, ("variant",)):
+        levels += groups(variant_rows, KEYS)
     lines = []
-    for group in groups:
+    for group in levels:
         done = [row for row in group if row["status"] == "done"]
         some = (done or group)[0]
         line = {name: some[name] for name in SUMMED}
@@ -156,7 +157,7 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
         rows: as `tidy` returns them.
     """
     lines = []
-    for group in _groups(_without_nan(rows), ("variant",)):
+    for group in groups(_without_nan(rows), ("variant",)):
         done = [row for row in group if row["status"] == "done"]
         some = (done or group)[0]
         line = {name: some[name] for name in ("protocol", "variant", "mechanism", "dp_unit")}
@@ -167,7 +168,7 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
             line[f"{name}_star_high"] = crossing.high
             line[f"{name}_star_kind"] = crossing.kind
         line["failed"] = sum(row["status"] == "failed" for row in group)
-        line["left_out"] = sum(_is_left_out(level) for level in _groups(group, KEYS))
+        line["left_out"] = sum(_is_left_out(level) for level in groups(group, KEYS))
         lines.append(line)
     return lines
 
@@ -182,7 +183,7 @@ def _without_nan(rows: Iterable[Row]) -> list[Row]:
     return [{name: None if x != x else x for name, x in row.items()} for row in rows]
 
 
-def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
+def groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
     """Return the rows with equal values of some columns together, in their first order.
 
     A sweep over ε finds the noise, which may differ by seed: such rows are one group.
@@ -191,14 +192,14 @@ def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
         rows: as `tidy` returns them.
         names: of the columns.
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = []
         for name in names:
             has_target = name == "noise" and row["target_epsilon"] is not None
             key.append(None if has_target else row[name])
-        groups.setdefault(tuple(key), []).append(row)
-    return list(groups.values())
+        found.setdefault(tuple(key), []).append(row)
+    return list(found.values())
 
 
 def _values(rows: Sequence[Row], name: str) -> list[float]:
@@ -215,22 +216,21 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return a mean with Student's t interval at 95 %.
+    """Return a mean with its 95 % bootstrap interval over the seeds (percentiles of resamples).
 
     Args:
-        values: one for each seed.
+        values: one for each seed; of fewer than `FEWEST` there is no interval.
     """
     if not values:
         return Interval(None, None, None)
     count = len(values)
     mean = math.fsum(values) / count
-    if count < 2:
+    if count < FEWEST:
         return Interval(mean, None, None)
-    from scipy.stats import t
-
-    quantile = float(t.ppf((1 + LEVEL) / 2, count - 1))
-    half = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half)
+    draws = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+    means = np.asarray(values)[draws].mean(axis=1)
+    low, high = np.quantile(means, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Interval(mean, float(low), float(high))
 
 
 def _is_left_out(rows: Sequence[Row]) -> bool:
@@ -281,7 +281,7 @@ def _threshold_of(rows: Sequence[Row], column: str, falls: bool) -> Threshold:
         falls: True if more noise makes the column's numbers smaller.
     """
     levels: list[tuple[float, list[float]]] = []
-    for group in sorted(_groups(rows, KEYS), key=_noisiness):
+    for group in sorted(groups(rows, KEYS), key=_noisiness):
         if _is_left_out(group):
             continue
         done = [row for row in group if row["status"] == "done"]
@@ -309,7 +309,7 @@ def threshold(places: Sequence[float], aris: NDArray[np.float64]) -> Threshold:
     """
     value, how = _crossing(places, aris.mean(axis=1))
     seeds = aris.shape[1]
-    if value is None or seeds < 2:
+    if value is None or seeds < FEWEST:
         return Threshold(value, None, None, how)
     draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
     means = aris[:, draws].mean(axis=2)

@@ -38,11 +38,14 @@ from securecluster.runs.contents import (
 )
 from securecluster.runs.derived import params_as_json
 from securecluster.runs.method import Method
+from securecluster.runs.number_format import enumerated, printable
 from securecluster.runtime import run_secret
 from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
-SCHEMA = 3
+SCHEMA = 3  # of config.json and result.json
+# schemas of run folders that this version reads: its own, and from 0.2 on the one before it
+READ = (SCHEMA,)
 CONFIG = "config.json"
 RESULT = "result.json"
 MARKER = ".securecluster"
@@ -60,14 +63,16 @@ READ_BACK = {
     CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
-PAGES = ("report.html", "audit.html", "audit.json")  # of `report`, and of `audit` before 0.2
+# of `report`, of all audits, and of `audit` before each adversary had files of its own
+PAGES = ("report.html", "audit-overview.html", "audit.html", "audit.json")
 # of `audit`: who attacks, with whom, and the budget
 AUDITS = re.compile(
     r"audit-(server|authority|wire|client-\w+|[0-9a-f]{16})(-[a-z0-9]+)*\.(html|json)"
 )
 SWEEP_RUNS = "runs.jsonl"  # a line per finished run of a sweep
 SWEEP_TABLES = (
-    "runs.csv", "runs.parquet", "summary.csv", "summary.parquet", "thresholds.csv", "privacy.txt",
+    "runs.csv", "runs.parquet", "summary.csv", "summary.parquet", "summary.tex", "thresholds.csv",
+    "privacy.txt",
 )  # fmt: skip
 SWEEP_PICTURES = tuple(
     f"{name}.{ending}" for name in ("noise", "epsilon", "bytes") for ending in ENDINGS
@@ -561,13 +566,14 @@ def config_of(folder: Path) -> dict[str, Any]:
     marks = manifest.read(folder, MARKER)
     text = manifest.checked(folder, CONFIG, marks)
     config = json_types.parsed(folder / CONFIG, text)
-    schema = None
+    schema = version = None
     if isinstance(config, dict):
-        schema = config.get("schema")
-    if schema != SCHEMA:
+        schema, version = config.get("schema"), config.get("version")
+    if schema not in READ:
+        wrote = f" (securecluster {printable(version)[:20]})" if isinstance(version, str) else ""
         raise RunFolderError(
-            f"{folder} was written in schema {schema!r:.20}, this version reads {SCHEMA}: use the "
-            "version that wrote it"
+            f"{folder} was written in schema {schema!r:.20}, this version reads "
+            f"{enumerated('schema', READ)}: use the version that wrote it{wrote}"
         )
     content: dict[str, Any] = config
     return content

@@ -17,6 +17,7 @@ from securecluster.privacy.dp.ledger import Ledger
 from securecluster.runs import newcomers
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.method import Method
+from securecluster.runs.number_format import enumerated
 from securecluster.runs.program import UNKNOWN
 from securecluster.runtime import run_secret
 from securecluster.runtime.channel_state import ChannelState
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from securecluster.runs.fitted import FittedRun
 
 P = TypeVar("P", bound="Method")
-SCHEMA = 8
+SCHEMA = 8  # of fitted protocols
+READ = (SCHEMA,)  # as `run_folder.READ`
 LEARNED = "learned.safetensors"
 SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"
@@ -218,10 +220,10 @@ def read_kept(folder: Path) -> FittedState:
     learned_data = manifest.checked(folder, LEARNED, marks)
     server_data = manifest.checked(folder, SERVER, marks)
     learned = unpack(learned_data, FittedSummary)
-    if learned.schema != SCHEMA:
+    if learned.schema not in READ:
         raise RunFolderError(
-            f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the "
-            "version that saved it"
+            f"{folder} was saved in schema {learned.schema}, this version reads "
+            f"{enumerated('schema', READ)}: use the version that saved it"
         )
     clients = ClientState.none()
     if CLIENTS in marks:  # a server whose clients are nodes elsewhere has none
@@ -265,7 +267,7 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
 
     Raises:
         UsageError: another protocol's folder, or other objects than the run used.
-        RunFolderError: no fitted protocol, or one with other hyper-parameters.
+        RunFolderError: no fitted protocol, or one with hyper-parameters that it does not have.
     """
     learned = read_kept(folder).learned
     if learned.protocol != cls.name:
@@ -274,11 +276,12 @@ def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, An
             "that protocol's class"
         )
     options: Any = cls
-    names = {f.name for f in dataclasses.fields(options)}
-    if set(learned.params) != names:
+    # an option that came later has its default, by which the protocol is what it was before
+    unknown = set(learned.params) - {f.name for f in dataclasses.fields(options)}
+    if unknown:
         raise RunFolderError(
-            f"{folder} was saved with other hyper-parameters than {cls.__name__} has: use the "
-            "version that saved it"
+            f"{folder} was saved with {', '.join(sorted(unknown))}, which {cls.__name__} does not "
+            "have: use the version that saved it"
         )
     _check_own_objects(folder, learned.params, objects)
     module = _model(folder, learned.params["model"], model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import html
 import inspect
@@ -16,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,16 @@ import numpy as np
 import pytest
 from cases import SMALL_FEDERATION, two_clusters
 
-from securecluster.app import audit, audit_page, bundle, compatibility, html_page, report_page
+import securecluster
+from securecluster.app import (
+    audit,
+    audit_page,
+    audit_summary,
+    bundle,
+    compatibility,
+    html_page,
+    report_page,
+)
 from securecluster.app.audit import Finding
 from securecluster.app.cli import main
 from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
@@ -66,6 +77,7 @@ def audited(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # all attacks take a minute
         patch.setattr(audit, "attack_names", lambda: CHEAP)
         assert main(command) == 0
+        assert main([*command[:-2], "--as", "wire"]) == 0
     (target / "report.html").write_text(report_page.page(open_run(folder, "report")))
     return target
 
@@ -380,11 +392,81 @@ def test_the_page_says_at_once_what_is_broken_and_what_is_visible() -> None:
     assert "mean-image, subspace-composition: not applicable: no eigenvectors" in text
 
 
+def test_the_first_paragraph_says_what_could_be_learned_in_the_order_of_harm() -> None:
+    results = results_of(
+        scored("linkage", 0.7, 0.9),
+        scored("source-inference", 0.7, 0.9),
+        scored("membership-loss-threshold", 0.5, 0.7),
+        scored("mask-public-model", 0.7, 0.9, "a mask"),
+        scored("mask-invariants", 0.4, 0.5),
+        NOTHING,
+    )
+    twin = [scored(finding.attack, 0.7, 0.9) for finding in results.findings[audit.RUN]]
+    results = replace(results, findings={**results.findings, audit.TWIN: twin})
+    failed = Finding("label-counts", None, "failed: ValueError: of charite", 0.0)
+    findings = {column: [*found, failed] for column, found in results.findings.items()}
+    text = audit_summary.summary(replace(results, findings=findings), 7, "No ε bounds it.")
+    assert text == (
+        "What could the server learn about the 7 clients and the records that they hold? It is "
+        "taken to follow the protocol, to keep and study all that it observes, and to know the "
+        "configuration and some public samples. It could learn a client's update behind the mask. "
+        "The run claims to hide it, by a mask: this broke. It could learn which client a record "
+        "belongs to; which messages of different rounds are of the same client. This run claims to "
+        "hide none of it. With so few clients it is not decided whether it could learn whether a "
+        "record is in a client's data. The attacks of this audit did no better than chance at "
+        "learning which labels a client holds. That is no proof that no attack can. Without the "
+        "protections of the run, attacks also learn whether a record is in a client's data; which "
+        "labels a client holds; the direction of the mean of a client's samples. 5 of 7 attacks "
+        "could be tried, and 1 found nothing to work on in this run; 1 failed or took too long, so "
+        "nothing is known of these. No ε bounds it."
+    )
+    page = audit_page.results(results)
+    names = ("mask-public-model", "source-inference", "linkage", "membership-loss", "mask-inv")
+    table = page[page.index("<table") :]
+    places = [table.index(name) for name in names]
+    assert places == sorted(places)
+
+
+def test_what_is_assumed_and_bounded_depends_on_who_attacks(folder: Path) -> None:
+    run = open_run(folder, "audit")
+    said = {
+        "wire": "It is taken to see who sends, when, and how long each message is",
+        "server": "and some public samples.",
+        "client:3": "some public samples, and the data and keys of 1 of the clients.",
+    }
+    for party, text in said.items():
+        adversary = audit.adversary_of(run.names, party)
+        assert text in audit_summary.assumption(adversary)
+        assert "Differential privacy bounds every attack" in audit_page.guarantee(run, adversary)
+    central = copy.deepcopy(run.config)
+    central["network"]["placement"] = "central"
+    trusted = replace(run, config=central)
+    server, wire = (audit.adversary_of(run.names, party) for party in ("server", "wire"))
+    assert "no ε bounds what it could learn" in audit_page.guarantee(trusted, server)
+    assert "Differential privacy bounds" in audit_page.guarantee(trusted, wire)
+
+
+def test_a_page_begins_with_what_it_is_of(audited: Path, folder: Path) -> None:
+    page = (audited / "audit-server.html").read_text()
+    begin = page.index("<h2>In short</h2>")
+    assert "<h2>" not in page[:begin]
+    first = page[begin : page.index("<h2>", begin + 1)]
+    digest = bundle.digest(open_run(folder, "audit"))
+    assert digest in first and f"with securecluster {securecluster.__version__}" in first
+    table = json.loads((audited / "audit-server.json").read_text())
+    assert table["made"][:10] in first and ">run, by securecluster" in first
+    assert table["summary"] in html.unescape(first)
+    assert datetime.fromisoformat(table["made"]).utcoffset() == timedelta(0)
+    assert table["version"] == securecluster.__version__
+
+
 def test_no_page_is_a_clean_bill_where_nothing_was_tried(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     results = results_of(NOTHING)
     text = audit_page.results(results)
+    first = audit_summary.summary(results, 6, "")
+    assert first.startswith("Nothing was tried: none of 1 attacks has what it needs")
     audit.show(results)
     for said in (text, " ".join(capsys.readouterr().out.split())):
         assert "0 of 1 attacks could be tried on the run." in said
@@ -567,7 +649,7 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install -y chromium")
-@pytest.mark.parametrize("name", ["report.html", "audit-server.html"])
+@pytest.mark.parametrize("name", ["report.html", "audit-server.html", "audit-overview.html"])
 def test_a_real_browser_shows_the_page_without_errors_or_overflow(
     audited: Path, tmp_path: Path, name: str
 ) -> None:
@@ -592,12 +674,46 @@ window.onload = function () {
     (tmp_path / "outer.html").write_text(f"<!DOCTYPE html><body>{frame}</body>")
     measured = _browsed(tmp_path / "outer.html", "--allow-file-access-from-files")
     found = json.loads(re.search(r"<title>(.*?)</title>", measured.stdout, re.S).group(1))  # type: ignore[union-attr]
-    assert found["images"] == page.count("<img ") > 0
+    assert found["images"] == page.count("<img ")
     assert found["broken"] == 0
     assert found["width"] == 380 and found["overflow"] <= 380 and found["wide"] == 0
     (tmp_path / "page.html").write_text(page)
     console = _browsed(tmp_path / "page.html").stderr
     assert "CONSOLE" not in console, console
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install -y chromium")
+def test_a_real_browser_prints_what_is_folded_and_shows_a_dark_page(
+    audited: Path, tmp_path: Path
+) -> None:
+    page = (audited / "audit-server.html").read_text()
+    probe = """
+<script>
+window.onload = function () {
+  const folded = [...document.querySelectorAll('details')].map(
+    e => e.getBoundingClientRect().height - e.firstElementChild.getBoundingClientRect().height);
+  document.title = JSON.stringify({folded, page: getComputedStyle(document.body).backgroundColor});
+};
+</script></body>"""
+    found = {}
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy"[^>]*>\n', page)
+    assert policy is not None
+    inner = page.replace(policy.group(), "").replace("</body>", probe)
+    dark = "--blink-settings=preferredColorScheme=0"
+    for medium, text in (("screen", inner), ("print", inner.replace("@media print", "@media all"))):
+        (tmp_path / "inner.html").write_text(text)
+        title = re.search(r"<title>(.*?)</title>", _browsed(tmp_path / "inner.html", dark).stdout)
+        assert title is not None
+        found[medium] = json.loads(title.group(1))
+    assert found["screen"]["page"] == "rgb(13, 17, 23)"
+    assert found["print"]["page"] == "rgb(255, 255, 255)"
+    assert len(found["screen"]["folded"]) == len(found["print"]["folded"]) == 3
+    # a margin apart
+    assert max(found["screen"]["folded"]) < 25 < min(found["print"]["folded"])
+    (tmp_path / "page.html").write_text(page)
+    _browsed(tmp_path / "page.html", f"--print-to-pdf={tmp_path / 'page.pdf'}")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF-")
 
 
 def _browsed(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -650,10 +766,14 @@ def test_a_bound_above_the_ledgers_epsilon_is_a_bad_finding() -> None:
     for claimed, verdict in ((1.9, audit.REFUTED), (2.0, audit.WITHIN), (math.inf, BETTER)):
         finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
         assert finding.verdict == verdict
-    kinds = {1.9: "bad", 2.0: "good", math.inf: ""}
+    kinds = {1.9: "bad", 2.0: "good", math.inf: "seen"}
     for claimed, kind in kinds.items():
         finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
         assert audit_page._kind(finding) == kind
+    within = Finding("dp-audit-losses", score, "", 0.0, claimed=2.0)
+    text = audit_summary.summary(results_of(within), 4, "")
+    assert "no more than the ledger's ε allows: who is in the losses." in text
+    assert "chance" not in text
 
 
 def test_a_run_without_noise_has_no_epsilon_to_be_refuted(

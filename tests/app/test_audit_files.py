@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +62,7 @@ def test_an_audit_of_another_adversary_or_budget_leaves_the_first_as_it_is(
     assert {name: (folder / name).read_bytes() for name in first} == first
     names = ["server", "server-20s", "server-client-3", "wire"]
     files = [f"audit-{name}.{ending}" for name in names for ending in ("html", "json")]
+    files.append("audit-overview.html")
     assert written(folder) == sorted(files)
     assert run_folder.foreign(folder) == []
     with zipfile.ZipFile(archive) as opened:
@@ -79,7 +82,35 @@ def test_the_same_audit_again_replaces_its_own_files_and_says_so(
     printed = capsys.readouterr().out
     assert f"replaced {folder / 'audit-server.html'}" in printed
     assert "replaced" not in printed.partition("audit-wire.html")[0]
-    assert len(written(folder)) == 4
+    assert len(written(folder)) == 5  # with that of both
+
+
+def test_all_audits_of_a_run_stand_side_by_side_on_one_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "all.zip"
+    for options in (["--as", "client:3"], ["--as", "wire"], ["--bundle", str(archive)]):
+        assert main(["audit", str(folder), *options]) == 0
+    assert "audit-overview.html: all audits of this run" in capsys.readouterr().out
+    own = (folder / "audit-overview.html").read_text()
+    with zipfile.ZipFile(archive) as opened:
+        handed_over = opened.read("audit-overview.html").decode()
+        digested = opened.read("config.json") + opened.read("result.json")
+    headings = ["The server (180 s)", "The wire (180 s)", "Client 3 (180 s)"]
+    assert re.findall(r"<th>([^<]* s\))</th>", own) == headings
+    assert "<th>Client #3 (180 s)</th>" in handed_over and "Client 3 " not in handed_over
+    assert "This copy is to be handed over" in handed_over
+    # only the server reads updates; and whoever has the bundle can say of which run it is
+    counts = re.search(r"<tr><td[^>]*>How many samples of each label.*?</tr>", own)
+    assert counts is not None
+    assert counts.group().count("better than chance, visible") == 1
+    assert counts.group().count("\N{EN DASH}</td>") == 1
+    assert "1 of 2 attacks have no score for any of these adversaries." in own
+    for text in (own, handed_over):
+        assert hashlib.sha256(digested).hexdigest() in text
+    # an audit that cannot be read does not end one that took minutes
+    (folder / "audit-wire.json").write_text("[]")
+    assert main(["audit", str(folder), "--quiet"]) == 0
 
 
 def test_another_runs_audit_is_not_replaced(

@@ -31,6 +31,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, FLHC, FedAvg
 from securecluster.protocols.common.averaging import AveragingState
+from securecluster.runs.plots import curves
 from securecluster.runs.plots.figure import figure
 from securecluster.runs.run_folder import locked
 from securecluster.runtime.run import Run
@@ -501,15 +502,15 @@ def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_pa
 def test_curves_show_the_start_that_went_on(tmp_path: Path) -> None:
     lines = [{"round": t, "start": t % 3, "accuracy": t / 10} for t in (1, 2, 3, 4, 5)]
     lines += [{"round": 6, "start": 1, "accuracy": 0.9}]
-    assert [line["round"] for line in comparison._kept(lines)] == [1, 4, 6]
+    assert [line["round"] for line in curves.kept(lines)] == [1, 4, 6]
     plain = [{"round": 1, "accuracy": 0.1}]
-    assert comparison._kept(plain) == plain and comparison._kept([]) == []
+    assert curves.kept(plain) == plain and curves.kept([]) == []
     made = comparison._learning(
         "t", {"ifca": [(1, 0.1, False), (2, 0.4, False)]}, {"cfl": 0, "ifca": 3}, "accuracy", ""
     )
     (axes,) = made.axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "ifca (kept start; 3 rounds in others)"
+        "IFCA (kept start; 3 rounds in others)"
     ]
     assert axes.lines[0].get_xdata().tolist() == [1, 2]
 

@@ -81,6 +81,36 @@ def test_long_names_are_turned_and_cut_and_are_no_formulas() -> None:
     assert {text.get_rotation() for text in marks} == {90.0}
 
 
+def test_squares_show_the_true_clusters_in_the_order_of_the_clients() -> None:
+    from matplotlib.colors import to_hex
+
+    truth = [5, 3, 3, 3]
+    (squares,) = relevance(BETWEEN, LABELS, truth=truth).axes[0].collections
+    colours = [to_hex(color) for color in squares.get_facecolor()]
+    # clients 0, 2, 1, 3
+    assert colours[1] == colours[2] == colours[3] != colours[0]
+    assert [y for _, y in squares.get_offsets()] == [0, 1, 2, 3]
+    merges = torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average"))
+    record = SimpleNamespace(ids=[0, 1, 2, 3], merges=merges, threshold=0.5)
+    axes = dendrogram(record, LABELS, truth=truth).axes[0]
+    (squares,) = axes.collections
+    odd = [to_hex(color) for color in squares.get_facecolor()].index(colours[0])
+    assert axes.get_xticklabels()[odd].get_text() == "0"
+    assert "true clusters" in axes.get_xlabel()
+
+
+def test_starts_that_were_given_up_begin_where_the_kept_one_does() -> None:
+    history = [
+        {"round": t, "start": start, "accuracy": value, "splits": []}
+        for t, start, value in ((1, 0, 0.1), (2, 0, 0.2), (3, 1, 0.3), (4, 1, 0.4), (5, 1, 0.5))
+    ]
+    (axes,) = curves.learning(history, "accuracy", "", "").axes
+    given_up, kept = axes.get_lines()
+    assert (list(given_up.get_xdata()), list(given_up.get_ydata())) == ([1, 2], [0.1, 0.2])
+    assert (list(kept.get_xdata()), list(kept.get_ydata())) == ([1, 2, 3], [0.3, 0.4, 0.5])
+    assert given_up.get_label() == "other starts, given up (1)"
+
+
 def _graph(edges: list[float], at: float, distance: np.ndarray) -> Any:
     return SimpleNamespace(
         edges=torch.tensor(edges), threshold=at, distance=torch.from_numpy(distance)
@@ -114,6 +144,12 @@ def test_any_size_and_threshold_is_drawn(m: int, at: float) -> None:
 @pytest.mark.usefixtures("pictures")
 def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
     content: dict[str, Any] = {
+        "protocol": "oneshot",
+        "data": "digits",
+        "scenario": "tasks",
+        "clients": 4,
+        "seed": 0,
+        "truth": [0, 1, 0, 1],
         "labels": LABELS,
         "names": ["1", "2", "3", "4"],
         "metric": "accuracy",
@@ -134,3 +170,5 @@ def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
     made = curves.draw(tmp_path, content, [], whole)
     assert sorted(path.name for path in made) == ["dendrogram.png", "graph.png", "relevance.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
+    assert curves.title_of(content) == "one-shot on digits (tasks), 4 clients, seed 0"
+    assert curves.title_of(content | {"seed": None}).endswith(", 4 clients")

@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from securecluster import Federation, LabelSplit, load, open_transcript
+from securecluster.app import audit_summary
 from securecluster.app.audit import RUN, Finding
 from securecluster.app.cli import main
 from securecluster.app.recording_audit import audit_recording, price
@@ -151,6 +152,8 @@ def test_what_is_absent_is_said(tmp_path: Path, federation: Federation) -> None:
         "not applicable: needs the learning rate (TrainingFacts(lr=...))"
     )
     assert "the optimizer" in by_name["gradient-inversion-dlg"].reason
+    alone = audit_recording(tmp_path / "server", federation, attacks=["membership-loss-threshold"])
+    assert "Nothing was" in audit_summary.summary(alone, CLIENTS, "")
     assert by_name["membership-loss-threshold"].reason.startswith("ran, not scored: which node")
     assert with_model.failed == []
 
@@ -197,6 +200,9 @@ def test_the_commands_name_the_app(
     assert "label-counts" in shown and "no unprotected twin" in shown
     (page,) = (tmp_path / "server").glob("audit-server-*.html")
     assert "Audit of wards" in page.read_text()
+    first = page.read_text().partition("<h2>In short</h2>")[2].partition("<h2>")[0]
+    assert "It could learn how many samples of each label a client holds." in first
+    assert "wards, over Flower" in first and f"the {CLIENTS} clients" in first
     assert f"--data {module}:data --model {module}:Net --clients" in page.read_text()
     (table,) = (tmp_path / "server").glob("audit-server-*.json")
     assert json.loads(table.read_text())["app"] == "wards"

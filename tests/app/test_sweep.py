@@ -15,20 +15,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from scipy import stats
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 import securecluster
 from securecluster import CFL, FLHC, FedAvg, Federation, LabelSwap
-from securecluster.app import sweep, sweep_plan, sweep_runner, sweep_tables, worker_pool
+from securecluster.app import (
+    sweep,
+    sweep_latex,
+    sweep_plan,
+    sweep_runner,
+    sweep_tables,
+    worker_pool,
+)
 from securecluster.app.cli import main
 from securecluster.app.plots import sweep as plots
+from securecluster.app.registry import PROTOCOLS
 from securecluster.app.sweep_runner import Parallel, _Clock
 from securecluster.errors import RunFolderError, SecureClusterWarning, UpdateError, UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Settings
 from securecluster.protocols.common.averaging import AveragingState
 from securecluster.runs import run_folder
+from securecluster.runs.plots import looks
 
 DEALT = {"clients": 6, "clusters": 2, "samples": 40}
 SHARED = {"model": "linear", "rounds": 2, "clip": 1.0}
@@ -125,17 +136,146 @@ def test_pictures_are_png_pdf_and_svg_without_a_date(tmp_path: Path) -> None:
         assert pdf.read_bytes().startswith(b"%PDF") and b"CreationDate" not in pdf.read_bytes()
         text = svg.read_text()
         assert "<dc:date>" not in text
-        assert ">cfl</text>" in text, "text stays text, which can be searched and edited"
-    assert ">∞</text>" in (tmp_path / "epsilon.svg").read_text()
+        assert ">CFL</text>" in text, "text stays text, which can be searched and edited"
+    epsilon = (tmp_path / "epsilon.svg").read_text()
+    assert ">∞</text>" in epsilon and ">//</text>" in epsilon
     assert plots.draw(tmp_path, [], "a title", "accuracy", "") == []
 
 
-def test_baselines_are_grey_and_nobody_else() -> None:
-    found = plots.looks(["cfl", "fedavg", "cfl:sketch=64", "local", "finetune"])
-    grey = [label for label, look in found.items() if look.color == "0.5"]
+def test_baselines_are_grey_and_a_method_has_one_colour_everywhere() -> None:
+    found = looks.looks(["cfl", "fedavg", "cfl:sketch=64", "local", "finetune", "flhc"])
+    grey = [label for label, look in found.items() if look.color == looks.GREY]
     assert grey == ["fedavg", "local", "finetune"]
-    assert len({(look.line, look.marker, look.color) for look in found.values()}) == 5
-    assert "C7" not in {look.color for look in plots.looks([f"x{n}" for n in range(20)]).values()}
+    assert len({(look.line, look.marker) for look in found.values()}) == 6, "also without colours"
+    assert found["cfl"].color == found["cfl:sketch=64"].color != found["flhc"].color
+    # whoever else is in the picture
+    for others in (["flhc"], ["srfca", "mine", "flhc"], list(looks.NAMES)):
+        assert looks.looks(others)["flhc"] == found["flhc"]
+    everybody = looks.looks(list(looks.NAMES))
+    methods = [everybody[name] for name in looks.NAMES if name not in looks.BASELINES]
+    assert len({(look.color, look.line) for look in methods}) == len(methods)
+    assert set(PROTOCOLS) <= set(looks.NAMES)
+
+
+def test_colours_are_told_apart_in_grey_and_by_the_colour_blind() -> None:
+    """Distances in CIELAB (CIE 1976) as Machado et al. 2009 simulate deutan and protan vision."""
+    seen = {
+        "all": np.eye(3),
+        "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                   [-0.011820, 0.042940, 0.968881]],
+        "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                   [-0.003882, -0.048116, 1.051998]],
+    }  # fmt: skip
+    colours = np.array([to_rgb(color) for color in looks.COLORS])
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    white = to_xyz.sum(axis=1)
+    for vision, matrix in seen.items():
+        xyz = np.clip(linear @ np.asarray(matrix).T, 0, 1) @ to_xyz.T / white
+        f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+        lab = np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])])
+        for k in range(1, len(lab.T)):
+            apart = np.linalg.norm(lab.T[k] - lab.T[k - 1])
+            assert apart > 15, (vision, looks.COLORS[k - 1 : k + 1])
+        # beside each other in the list: in print without colours by their lightness alone
+        if vision == "all":
+            assert np.abs(np.diff(lab[0])).min() > 10
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("cfl", "CFL"),
+        ("cfl:sketch=64", "CFL, sketch 64"),
+        ("fedavg:dp-unit=example", "FedAvg, per example"),
+        ("flhc:placement=central,exact_weights=true", "FL+HC, placement central, exact weights"),
+        ("mine:sealed=false", "mine, no sealed"),
+    ],
+)
+def test_variants_are_named_in_words(variant: str, name: str) -> None:
+    assert looks.name_of(variant) == name
+
+
+def _two_units() -> list[dict[str, Any]]:
+    """Return runs with ε of a client, with ε of an example, and without any release."""
+    rows = []
+    for variant, unit in (("cfl", "client"), ("fedavg:dp-unit=example", "example")):
+        for row in _grid({0: (1, 0.9, 0.8), 0.1: (0.5, 0.2, 0.2), 0.01: (0.7, 0.7, 0.6)}):
+            rows.append(row | {"variant": variant, "dp_unit": unit, "delta": 1e-5})
+    rows += [row | {"variant": "local", "epsilon": 0.0, "ari": 0.3} for row in rows[:9]]
+    return [row | {"up": 10, "down": 10, "run": k} for k, row in enumerate(rows)]
+
+
+def test_epsilon_of_a_client_and_of_an_example_share_no_axis() -> None:
+    runs = _two_units()
+    means = sweep_tables.summary(runs, "accuracy")
+    picture = plots.over(means, "epsilon", ["ari"], {"ari": "ARI"}, runs=runs)
+    first, second = picture.axes
+    assert first.get_xlabel() == "ε of a run for one client, at δ = 1e-05"
+    assert second.get_xlabel() == "ε of a run for one example, at δ = 1e-05"
+    shown = [set(panel.get_legend_handles_labels()[1]) for panel in (first, second)]
+    assert shown == [
+        {"CFL", "local training (ε = 0)"},
+        {"FedAvg, per example", "local training (ε = 0)"},
+    ]
+    assert len(plots.over(means, "noise", ["ari"], {"ari": "ARI"}, runs=runs).axes) == 1
+
+
+def test_infinity_stands_beyond_a_break_that_no_line_crosses() -> None:
+    runs = _two_units()
+    means = sweep_tables.summary(runs, "accuracy")
+    panel = plots.over(means, "epsilon", ["ari"], {"ari": "ARI"}, runs=runs).axes[0]
+    curves = [line for line in panel.get_lines() if len(line.get_xdata()) > 1]
+    (curve,) = [line for line in curves if line.get_label() == "CFL"]
+    assert list(curve.get_xdata()) == [10, 100]
+    texts = dict(
+        zip([text.get_text() for text in panel.get_xticklabels()], panel.get_xticks(), strict=True)
+    )
+    (mark,) = [text for text in panel.texts if text.get_text() == "//"]
+    assert texts["100"] < mark.get_position()[0] < texts["∞"]
+
+
+def test_below_five_seeds_each_is_a_dot_and_no_interval_pretends_to_know() -> None:
+    runs = _two_units()
+    means = sweep_tables.summary(runs, "accuracy")
+    panel = plots.over(means, "noise", ["ari"], {"ari": "ARI"}, runs=runs).axes[0]
+    heights = [y for cloud in panel.collections for _, y in np.asarray(cloud.get_offsets())]
+    for value in (1, 0.9, 0.8, 0.5, 0.7, 0.6):
+        assert value in heights
+    assert {row["ari_low"] for row in means} == {None}
+    (line, *_) = sweep_tables.thresholds(_grid({0.01: (1, 1, 1), 1: (0.8, 0.8, 0.8)}))
+    assert line["sigma_star"] is not None
+    assert (line["sigma_star_low"], line["sigma_star_high"]) == (None, None)
+
+
+def test_ticks_of_bytes_are_numbers_that_do_not_overlap() -> None:
+    axes = Figure(figsize=(4, 3)).subplots()
+    for places in ([0.0235, 0.28, 0.341], [1.175, 1.2], [3.0, 90000.0]):
+        axes.clear()
+        plots._ticks_of_bytes(axes, places)
+        ticks = axes.get_xticks()
+        low, high = np.log10(axes.get_xlim())
+        assert 1 <= len(ticks) <= 15
+        assert np.diff(np.log10(ticks) / (high - low)).min(initial=1) >= 0.06
+        assert not axes.get_xticks(minor=True).size
+
+
+def test_a_latex_table_has_units_delta_and_escaped_names() -> None:
+    runs = [row | {"accuracy": 0.5} for row in _two_units()]
+    text = sweep_latex.table(
+        sweep_tables.summary(runs, "accuracy"), "accuracy", "my_data (50 %), ε & δ"
+    )
+    assert r"\caption{my\_data (50 \%), $\varepsilon$ \& $\delta$}" in text
+    rows = [line.strip() for line in text.splitlines() if line.endswith(r"\\")]
+    assert {line.count("&") for line in rows} == {8}
+    assert (
+        rows[1]
+        == r"CFL & one client & $10^{-5}$ & $\infty$ & 0 & 0.900 & 0.500 & $2\cdot10^{-5}$ & 3 \\"
+    )
+    assert any(line.startswith("FedAvg, per example & one example & ") for line in rows)
+    assert any(line.startswith("local training & nothing released & -- & 0 & ") for line in rows)
 
 
 def test_a_legend_has_as_many_columns_as_its_texts_leave_room_for() -> None:
@@ -148,16 +288,18 @@ def test_a_legend_has_as_many_columns_as_its_texts_leave_room_for() -> None:
     assert plots._legend_columns([200] * 3, 160) == 1
 
 
-def test_the_summary_has_means_and_students_interval() -> None:
-    rows = [_row(seed=seed, ari=ari) for seed, ari in enumerate((0.2, 0.5, 0.8))]
-    rows.append(_row(seed=3, status="failed", ari=None))
+def test_the_summary_has_means_and_bootstrap_intervals() -> None:
+    aris = (0.1, 0.3, 0.5, 0.7, 0.9)
+    rows = [_row(seed=seed, ari=ari) for seed, ari in enumerate(aris)]
+    rows.append(_row(seed=5, status="failed", ari=None))
     (line,) = sweep_tables.summary(rows, "accuracy")
-    low, high = stats.t.interval(0.95, 2, loc=0.5, scale=stats.sem([0.2, 0.5, 0.8]))
+    # the mean of five draws has the deviation of one by √5, here √0.08 by √5
     assert line["ari"] == pytest.approx(0.5)
-    assert (line["ari_low"], line["ari_high"]) == pytest.approx((low, high))
-    assert (line["runs"], line["failed"], line["refused"]) == (3, 1, 0)
-    (alone,) = sweep_tables.summary(rows[:1], "accuracy")
-    assert (alone["ari"], alone["ari_low"], alone["ari_high"]) == (0.2, None, None)
+    assert line["ari_low"] == pytest.approx(0.5 - 1.96 * math.sqrt(0.08 / 5), abs=0.03)
+    assert line["ari_high"] == pytest.approx(0.5 + 1.96 * math.sqrt(0.08 / 5), abs=0.03)
+    assert (line["runs"], line["failed"], line["refused"]) == (5, 1, 0)
+    (few,) = sweep_tables.summary(rows[:4], "accuracy")
+    assert (few["ari"], few["ari_low"], few["ari_high"]) == (pytest.approx(0.4), None, None)
 
 
 def _row(**values: Any) -> dict[str, Any]:
@@ -200,17 +342,20 @@ def test_sigma_star_and_epsilon_star_are_where_the_mean_ari_falls_below_nine_ten
         return
     assert line["sigma_star"] == pytest.approx(star)
     assert line["epsilon_star"] == pytest.approx(1 / star if star else math.inf)
+    # as five seeds or more say: three times the same ones
+    more = _grid({noise: tuple(values) * 3 for noise, values in aris.items()})
+    (line,) = sweep_tables.thresholds(more)
     assert line["sigma_star_low"] <= line["sigma_star"] <= line["sigma_star_high"]
     assert line["epsilon_star_low"] <= line["epsilon_star"] <= line["epsilon_star_high"]
 
 
 def test_the_interval_of_sigma_star_is_that_of_resampled_seeds() -> None:
-    aris = {0.01: (1, 1, 1, 1), 1: (1, 1, 0.4, 0.4)}
+    aris = {0.01: (1, 1, 1, 1, 1), 1: (1, 1, 0.4, 0.4, 0.4)}
     (line,) = sweep_tables.thresholds(_grid(aris))
-    # with all four of two good seeds every level holds, with all four of the others it falls
-    # within a sixth of two decades
-    assert line["sigma_star_high"] == 1
+    # more than 2.5 % of resamples have bad seeds alone, and fall within a sixth of two decades;
+    # as many have one of five or none, and 1 % have none
     assert line["sigma_star_low"] == pytest.approx(0.01 * 100 ** (0.1 / 0.6))
+    assert line["sigma_star_high"] == pytest.approx(0.01 * 100 ** (0.1 / 0.12))
     (alone,) = sweep_tables.thresholds(_grid({0.01: (1,), 1: (0.8,)}))
     assert (alone["sigma_star_low"], alone["sigma_star_high"]) == (None, None)
 

@@ -46,6 +46,11 @@ def content(clients: int, clusters: int, **more: Any) -> dict[str, Any]:
     names = [str(i) for i in range(clients)]
     return {
         "protocol": "cfl",
+        "data": "digits",
+        "scenario": "label-swap",
+        "clients": clients,
+        "seed": 0,
+        "truth": None,
         "names": names,
         "metric": "accuracy",
         "unit": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -88,6 +89,9 @@ def test_every_attack_of_this_project_says_what_it_is() -> None:
         attack = attack_named(name)
         assert attack.name == name
         assert attack.source and attack.needs and isinstance(attack.scorer, Scorer)
+        # "it could learn …", in words for whoever answers for the data
+        assert {"learns", "harm"} <= vars(type(attack)).keys()
+        assert re.fullmatch(r"[a-z][^.;]* [^.;]*", attack.learns) and name not in attack.learns
 
 
 def test_an_outsiders_attack_is_found_and_takes_no_name_of_ours(declared: None) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from securecluster.app.report import megabytes
 from securecluster.app.sweep_costs import NOT_COUNTED, TWO_UNITS
 from securecluster.runs.number_format import NONE, fixed, printable, shown
-from securecluster.runs.plots.curves import bounded, labelled, legend_place
+from securecluster.runs.plots.curves import bounded, kept, labelled, legend_place
 from securecluster.runs.plots.figure import Drawing, figure, save_all
+from securecluster.runs.plots.looks import GREY, looks, name_of
 from securecluster.runtime import run_secret
 
 Content = dict[str, Any]
@@ -23,7 +24,6 @@ COLUMN_GAP = 2  # cells between two columns of a table
 WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
 LEADER_FROM = 16  # points; a text farther from its point than this gets a leader line
-MARKERS = "osD^vP*X<>"
 RINGS = 12  # distances at which a text may stand beside its point
 SIDES = (
     (1, 0, "left"),
@@ -258,10 +258,12 @@ def draw(
     metric = content["metric"]
     unit = content["unit"]
     title = _simulated(content)
+    if content.get("seed") is not None:
+        title += f", seed {content['seed']}"
     curves: dict[str, list[Point]] = {}
     given_up: dict[str, int] = {}
     for name, lines in histories.items():
-        continued = _kept(lines)
+        continued = kept(lines)
         given_up[name] = len(lines) - len(continued)
         points = _points(continued, metric)
         if points:
@@ -273,19 +275,6 @@ def draw(
     if ended:
         drawings["cost.png"] = partial(_cost, title, ended, list(histories), metric, unit)
     return save_all(folder, drawings, missing)
-
-
-def _kept(lines: Lines) -> Lines:
-    """Return the rounds of the start that was continued, or all rounds without several starts.
-
-    Args:
-        lines: a line for each round.
-    """
-    # IFCA may try several starts; the last line belongs to the one that it continues with
-    if not lines or "start" not in lines[-1]:
-        return lines
-    continued = lines[-1]["start"]
-    return [line for line in lines if line.get("start") == continued]
 
 
 def _points(lines: Lines, metric: str) -> list[Point]:
@@ -308,15 +297,18 @@ def _clusters_changed(line: dict[str, Any]) -> bool:
 
 
 def _style(name: str, names: list[str]) -> dict[str, Any]:
-    """Return a protocol's colour and marker, the same in both pictures.
+    """Return a protocol's colour, marker and line, the same in all pictures.
 
     Args:
         name: of the protocol.
         names: of all protocols that are compared.
     """
-    position = names.index(name)
-    marker = MARKERS[position % len(MARKERS)]
-    return {"color": f"C{position % 10}", "marker": marker}
+    look = looks(names)[name]
+    # dashes above a curve of equal values show both
+    above = 3 if look.color == GREY else look.order
+    return {
+        "color": look.color, "marker": look.marker, "linestyle": look.line, "zorder": above,
+    }  # fmt: skip
 
 
 def _learning(
@@ -362,9 +354,11 @@ def _draw_curve(axes: Any, points: list[Point], style: dict[str, Any], label: st
     marked = [position for position, changed in enumerate(changes) if changed]
     options = {**style, "linewidth": 1.4, "label": label}
     # a single point without a change has its marker, or it would be invisible
-    if marked or len(points) > 1:
+    if marked:
         options["markevery"] = marked
         options["markersize"] = 6
+    elif len(points) > 1:
+        options["marker"] = ""  # nor does the legend show one that is on no curve
     axes.plot(rounds, values, **options)
 
 
@@ -376,8 +370,8 @@ def _label(name: str, given_up: int) -> str:
         given_up: the number of its rounds that are not drawn.
     """
     if not given_up:
-        return name
-    return f"{name} (kept start; {given_up} rounds in others)"
+        return name_of(name)
+    return f"{name_of(name)} (kept start; {given_up} rounds in others)"
 
 
 def _cost(title: str, rows: list[Row], names: list[str], metric: str, unit: str) -> Any:
@@ -398,7 +392,7 @@ def _cost(title: str, rows: list[Row], names: list[str], metric: str, unit: str)
     scores = [row[metric] for row in rows]
     for row, x, y in zip(rows, sent, scores, strict=True):
         style = _style(row["protocol"], names)
-        axes.plot([x], [y], linestyle="none", markersize=7, **style)
+        axes.plot([x], [y], markersize=7, **{**style, "linestyle": "none"})
     axes.set(
         title=title,
         xlabel="bytes on the wire, up and down",
@@ -411,7 +405,7 @@ def _cost(title: str, rows: list[Row], names: list[str], metric: str, unit: str)
     axes.grid(alpha=0.25)
     points = list(zip(sent, scores, strict=True))
     # after the axes have their final limits, on which the places of the texts depend
-    label(axes, points, [row["protocol"] for row in rows])
+    label(axes, points, [name_of(row["protocol"]) for row in rows])
     return picture
 
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from securecluster.app.plots.sweep import looks
-from securecluster.runs.number_format import printable
 from securecluster.runs.plots.figure import figure
+from securecluster.runs.plots.looks import looks, name_of
 
 LABELS = {"ari": "ARI", "accuracy": "accuracy"}
 BAND = 0.12  # opacity of an interval
@@ -37,7 +36,7 @@ def frontier(rows: Sequence[dict[str, Any]], axes: Any = None) -> Any:
             places = [row["epsilon"] for row in own]
             panel.plot(
                 places, [row[score] for row in own], look.line, color=look.color,
-                marker=look.marker, linewidth=look.width, label=printable(label),
+                marker=look.marker, linewidth=look.width, label=name_of(label),
             )  # fmt: skip
             lows = [row[f"{score}_low"] for row in own]
             highs = [row[f"{score}_high"] for row in own]

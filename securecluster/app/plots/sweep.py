@@ -1,27 +1,28 @@
-"""A sweep's pictures: ARI and the clients' score over noise, over ε and over bytes."""
+"""A sweep's pictures: ARI and the clients' score over noise, over ε and over bytes.
+
+ε of a client and ε of an example never share an axis: each unit has panels of its own. 0 and ∞,
+which have no place on a logarithmic axis, stand beyond a break. With fewer than `FEWEST` seeds each
+seed is a dot, and no interval pretends to know their spread; with more, bands are bootstrap
+intervals of the mean.
+"""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from securecluster.app.sweep_tables import HOLDS
+from securecluster.app.sweep_tables import FEWEST, HOLDS, KEYS, groups
 from securecluster.core import atomic_files
 from securecluster.runs.number_format import printable
 from securecluster.runs.plots.curves import bounded, labelled
 from securecluster.runs.plots.figure import figure
+from securecluster.runs.plots.looks import UNITS, Look, looks, name_of
 
 Row = dict[str, Any]  # of the summary
-AXES = {"noise": "noise multiplier", "epsilon": "ε of the run"}  # labels of levels
-BASELINES = ("fedavg", "finetune", "local")  # which do not cluster
-COLORS = (0, 1, 2, 3, 4, 5, 6, 8, 9)  # C7 is grey, which belongs to baselines
-COLOR_LINES = ("-", "-.", "--")
-GREY_LINES = ("--", ":", "-.")
-GREY_MARKERS = "x+12"
-MARKERS = "osD^vP*X<>"
+AXES = ("noise", "epsilon")  # of levels
 # of the files: no dates, the same names inside, and text that stays text
 STYLE: Any = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.fonttype": 42}
 METADATA: dict[str, Any] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -31,20 +32,15 @@ LETTERS_PER_INCH = 17.0  # of a legend's texts
 HANDLE = 9  # letters in place of a legend's line, with its gaps
 TICK_GAP = 0.07  # between two ticks, as a share of the axis
 LONG = 1000  # from here on powers of ten are written as such
-MARGIN = 2.0  # factor between the outermost level and the place of 0 or infinity
+MARGIN = 2.0  # least factor between the outermost level and the place of 0 or infinity
+BREAK = 0.16  # of the axis's decades, between a level and the place of 0 or infinity
+MEGABYTE = 1e6
+DOT = 9  # area of a seed's dot, in square points
 
 
-class Look(NamedTuple):
-    """How a variant is drawn in all pictures."""
-
-    color: str
-    marker: str
-    line: str
-    width: float
-    order: float
-
-
-def draw(folder: Path, rows: Sequence[Row], title: str, metric: str, unit: str) -> list[Path]:
+def draw(
+    folder: Path, rows: Sequence[Row], title: str, metric: str, unit: str, runs: Sequence[Row] = ()
+) -> list[Path]:
     """Write the pictures of a sweep, each as PNG, PDF and SVG.
 
     Args:
@@ -53,6 +49,7 @@ def draw(folder: Path, rows: Sequence[Row], title: str, metric: str, unit: str) 
         title: of the pictures.
         metric: the clients' score.
         unit: of the metric; empty where it has none.
+        runs: a line per run, whose scores are dots where there are few seeds.
 
     Returns:
         The paths of the files.
@@ -64,42 +61,33 @@ def draw(folder: Path, rows: Sequence[Row], title: str, metric: str, unit: str) 
     if not scores:
         return []
     labels = {"ari": "ARI", metric: labelled(metric, unit)}
-    pictures = {level: over(done, level, scores, labels) for level in (*AXES, "bytes")}
     paths = []
-    for name, picture in pictures.items():
+    for name in (*AXES, "bytes"):
+        picture = over(done, name, scores, labels, runs=runs)
         picture.suptitle(printable(title), fontsize=10)
         paths += _save(folder, name, picture)
     return paths
 
 
-def looks(variants: Sequence[str]) -> dict[str, Look]:
-    """Return how each variant is drawn: baselines in grey, all others in colours.
+def units(rows: Sequence[Row]) -> list[str]:
+    """Return what ε of the runs is about: "client", "example" or both; none where it is 0.
 
     Args:
-        variants: their labels, which begin with a protocol's name.
+        rows: of the summary.
     """
-    styles = {}
-    grey = 0
-    colored = 0
-    for label in variants:
-        protocol = label.partition(":")[0]
-        if protocol in BASELINES:
-            line = GREY_LINES[grey % len(GREY_LINES)]
-            marker = GREY_MARKERS[grey % len(GREY_MARKERS)]
-            styles[label] = Look("0.5", marker, line, 1.2, 1)
-            grey += 1
-        else:
-            marker = MARKERS[colored % len(MARKERS)]
-            # colours that come again have another line
-            line = COLOR_LINES[colored // len(COLORS) % len(COLOR_LINES)]
-            color = COLORS[colored % len(COLORS)]
-            styles[label] = Look(f"C{color}", marker, line, 1.6, 2)
-            colored += 1
-    return styles
+    found = {str(row["dp_unit"]) for row in rows if row["dp_unit"] and row["epsilon"]}
+    return [unit for unit in UNITS if unit in found]
 
 
 def over(
-    rows: Sequence[Row], x: str, scores: Sequence[str], labels: dict[str, str], axes: Any = None
+    rows: Sequence[Row],
+    x: str,
+    scores: Sequence[str],
+    labels: dict[str, str],
+    axes: Any = None,
+    *,
+    runs: Sequence[Row] = (),
+    names: Mapping[str, str] | None = None,
 ) -> Any:
     """Return a figure of scores over the noise, ε or bytes of runs.
 
@@ -108,47 +96,124 @@ def over(
         x: "noise", "epsilon" or "bytes".
         scores: columns, one for each panel.
         labels: of the scores.
-        axes: matplotlib axes for a single score; None for a new figure.
+        axes: matplotlib axes for a single score, and for ε of a single unit; None for a new figure.
+        runs: a line per run, whose scores are dots where there are few seeds.
+        names: of variants, in place of their usual ones.
     """
-    picture, panels = _panels(len(scores)) if axes is None else (axes.figure, [axes])
-    if x in AXES:
-        _draw_levels(panels, rows, x, scores, labels)
-    else:
-        _draw_bytes(panels, rows, scores, labels)
+    found = units(rows)
+    parts = [rows]
+    if x == "epsilon" and len(found) > 1:
+        # what releases nothing has ε = 0 of either unit
+        parts = [[row for row in rows if _is_of(row, rows, unit)] for unit in found]
     if axes is None:
-        return _with_legend(picture, panels)
+        picture, panels = _panels(len(parts), len(scores))
+    else:
+        picture, panels = axes.figure, [[axes]]
+    drawn = _Drawn(looks(_variants(rows)), _dots(runs), names or {}, labels)
+    for part, line in zip(parts, panels, strict=True):
+        for panel, score in zip(line, scores, strict=True):
+            if x in AXES:
+                _draw_levels(panel, part, x, score, drawn)
+            else:
+                _draw_bytes(panel, part, score, drawn)
+    if axes is None:
+        return _with_legend(picture, [panel for line in panels for panel in line])
     axes.legend(fontsize=8)
     return picture
 
 
-def _draw_levels(
-    panels: Sequence[Any],
-    rows: Sequence[Row],
-    column: str,
-    scores: Sequence[str],
-    labels: dict[str, str],
-) -> None:
-    """Draw the scores over the noise or ε.
+class _Drawn(NamedTuple):
+    """What all panels of a figure share.
 
-    Args:
-        panels: matplotlib axes, one for each score.
-        rows: of the summary, with runs.
-        column: "noise" or "epsilon".
-        scores: columns.
+    Attributes:
+        looks: of the variants.
+        dots: runs by variant and level.
+        names: of variants, in place of their usual ones.
         labels: of the scores.
     """
-    scale, ends = _scale([_level(row, column) for row in rows])
-    for panel, score in zip(panels, scores, strict=True):
-        for label, look in looks(_variants(rows)).items():
-            points = [row for row in rows if row["variant"] == label and row[score] is not None]
-            points.sort(key=lambda row: _level(row, column))
-            if points and column == "epsilon" and _level(points[-1], column) == 0:
-                _draw_level_line(panel, points, score, look, label)
-            else:
-                places = [scale(_level(row, column)) for row in points]
-                _draw_curve(panel, places, points, score, look, label)
-        _finish(panel, AXES[column], labels[score], score)
-        _ticks(panel, [_level(row, column) for row in rows], ends)
+
+    looks: dict[str, Look]
+    dots: dict[Any, list[Row]]
+    names: Mapping[str, str]
+    labels: dict[str, str]
+
+    def name(self, variant: str) -> str:
+        """Return what a variant is called."""
+        return self.names.get(variant) or name_of(variant)
+
+
+def _is_of(row: Row, rows: Sequence[Row], unit: str) -> bool:
+    """Return whether a line belongs to the panels of a unit: of it, or of no release at all."""
+    return row["dp_unit"] == unit or _is_level_line(row, rows)
+
+
+def _is_level_line(row: Row, rows: Sequence[Row]) -> bool:
+    """Return whether the variant of a line releases nothing at any level."""
+    own = [line for line in rows if line["variant"] == row["variant"]]
+    return not any(line["epsilon"] for line in own)
+
+
+def _dots(runs: Sequence[Row]) -> dict[Any, list[Row]]:
+    """Return the runs that ended by the variant and level of their line of the summary."""
+    done = [run for run in runs if run["status"] == "done"]
+    found: dict[Any, list[Row]] = {}
+    for group in groups(done, KEYS):
+        found.setdefault(_key(group[0]), []).extend(group)
+    return found
+
+
+def _key(row: Row) -> Any:
+    """Return variant and level of a run, or of a line of the summary."""
+    target = row.get("target_epsilon")
+    # a mean of equal numbers may differ in its last bits
+    noise = f"{float(row['noise']):.9g}" if target is None else None
+    return row["variant"], target, noise
+
+
+def _label(rows: Sequence[Row], column: str) -> str:
+    """Return the label of an axis of levels, with its unit.
+
+    Args:
+        rows: of one panel.
+        column: "noise" or "epsilon".
+    """
+    if column == "noise":
+        return "noise multiplier z (standard deviation by clip norm)"
+    found = units(rows)
+    deltas = sorted({float(row["delta"]) for row in rows if row.get("delta")})
+    text = f"ε of a run for one {' or '.join(found)}" if found else "ε of a run"
+    if len(deltas) == 1:
+        text += f", at δ = {deltas[0]:g}"
+    return text
+
+
+def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn: _Drawn) -> None:
+    """Draw a score over the noise or ε.
+
+    Args:
+        panel: matplotlib axes.
+        rows: of the summary, with runs.
+        column: "noise" or "epsilon".
+        score: column.
+        drawn: what all panels share.
+    """
+    # a line over the whole axis takes no place on it
+    placed = [row for row in rows if column != "epsilon" or not _is_level_line(row, rows)]
+    values = [_level(row, column) for row in placed or rows]
+    scale, ends = _scale(values)
+    for variant in _variants(rows):
+        points = [row for row in rows if row["variant"] == variant and row[score] is not None]
+        points.sort(key=lambda row: _level(row, column))
+        if not points:
+            continue
+        if column == "epsilon" and _is_level_line(points[0], rows):
+            _draw_level_line(panel, points, score, drawn)
+        else:
+            places = [scale(_level(row, column)) for row in points]
+            _draw_curve(panel, places, points, score, drawn, ends)
+    _finish(panel, _label(rows, column), drawn.labels[score], score)
+    _ticks(panel, values, ends)
+    _mark_breaks(panel, values, ends)
 
 
 def _level(row: Row, column: str) -> float:
@@ -167,47 +232,71 @@ def _level(row: Row, column: str) -> float:
     return float(row[column])
 
 
-def _draw_bytes(
-    panels: Sequence[Any], rows: Sequence[Row], scores: Sequence[str], labels: dict[str, str]
-) -> None:
-    """Draw the scores over the bytes of a run, paler with more noise.
+def _draw_bytes(panel: Any, rows: Sequence[Row], score: str, drawn: _Drawn) -> None:
+    """Draw a score over the bytes of a run, paler with more noise.
 
     Args:
-        panels: matplotlib axes, one for each score.
+        panel: matplotlib axes.
         rows: of the summary, with runs.
-        scores: columns.
-        labels: of the scores.
+        score: column.
+        drawn: what all panels share.
     """
     levels = sorted({float(row["noise"]) for row in rows})
-    for panel, score in zip(panels, scores, strict=True):
-        for label, look in looks(_variants(rows)).items():
-            points = [row for row in rows if row["variant"] == label and row[score] is not None]
-            points.sort(key=lambda row: float(row["noise"]))
-            places = [max(1.0, row["up"] + row["down"]) for row in points]
-            values = [row[score] for row in points]
-            options = {"color": look.color, "zorder": look.order}
-            panel.plot(places, values, linewidth=0.6, alpha=0.4, **options)
-            for position, row in zip(places, points, strict=True):
-                share = levels.index(float(row["noise"])) / max(1, len(levels) - 1)
-                opacity = 1 - (1 - PALEST) * share
-                spread = _spread([row], score)
-                panel.errorbar(
-                    [position], [row[score]], yerr=spread, fmt=look.marker, alpha=opacity,
-                    elinewidth=0.8, markersize=6, **options,
-                )  # fmt: skip
-            # for the legend, in full colour
-            panel.plot([], [], look.marker, color=look.color, label=label)
-        panel.set_xscale("log")
-        text = "bytes of a run, up and down (paler: more noise)"
-        _finish(panel, text, labels[score], score)
+    everywhere = []
+    for variant in _variants(rows):
+        look = drawn.looks[variant]
+        points = [row for row in rows if row["variant"] == variant and row[score] is not None]
+        points.sort(key=lambda row: float(row["noise"]))
+        places = [max(1.0, row["up"] + row["down"]) / MEGABYTE for row in points]
+        everywhere += places
+        values = [row[score] for row in points]
+        options = {"color": look.color, "zorder": look.order}
+        panel.plot(places, values, linewidth=0.6, alpha=0.4, **options)
+        for position, row in zip(places, points, strict=True):
+            share = levels.index(float(row["noise"])) / max(1, len(levels) - 1)
+            opacity = 1 - (1 - PALEST) * share
+            spread = _spread([row], score)
+            panel.errorbar(
+                [position], [row[score]], yerr=spread, fmt=look.marker, alpha=opacity,
+                elinewidth=0.8, markersize=6, **options,
+            )  # fmt: skip
+            _draw_dots(panel, position, row, score, drawn)
+        # for the legend, in full colour
+        panel.plot([], [], look.marker, color=look.color, label=drawn.name(variant))
+    text = "MB of a run, up and down (paler: more noise)"
+    _finish(panel, text, drawn.labels[score], score)
+    _ticks_of_bytes(panel, everywhere)
 
 
-def _panels(count: int) -> tuple[Any, list[Any]]:
-    """Return a figure with some panels beside each other."""
-    picture, axes = figure(4.6 * count + 0.4, 4.4, columns=count)
-    if count == 1:
-        return picture, [axes]
-    return picture, list(axes)
+def _ticks_of_bytes(panel: Any, places: Sequence[float]) -> None:
+    """Make an axis of megabytes logarithmic, with numbers that do not overlap.
+
+    Args:
+        panel: matplotlib axes.
+        places: of all points.
+    """
+    from matplotlib.ticker import NullLocator
+
+    if not places:
+        return
+    panel.set_xscale("log")
+    low, high = min(places) / 1.5, max(places) * 1.5
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
+    within = [step for step in steps if low <= step <= high]
+    chosen = _apart(within, [])
+    panel.set_xticks(chosen, [_tick_text(step) for step in chosen])
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.set_xlim(low, high)
+
+
+def _panels(rows: int, columns: int) -> tuple[Any, list[list[Any]]]:
+    """Return a figure with some panels: in each row those of the scores."""
+    picture, axes = figure(
+        4.6 * columns + 0.4, 3.7 * rows + 0.7, rows=rows, columns=columns, share=False
+    )
+    flat = [axes] if rows * columns == 1 else list(axes.flat)
+    return picture, [flat[k * columns : (k + 1) * columns] for k in range(rows)]
 
 
 def _variants(rows: Sequence[Row]) -> list[str]:
@@ -225,8 +314,11 @@ def _scale(values: Sequence[float]) -> tuple[Callable[[float], float], dict[floa
         A function from a value to its place, and the text at each place that is no number.
     """
     positive = [value for value in values if 0 < value < math.inf]
-    smallest = min(positive, default=1.0) / MARGIN
-    greatest = max(positive, default=1.0) * MARGIN
+    decades = math.log10(max(positive, default=1.0) / min(positive, default=1.0))
+    # as far on any axis, whatever its decades
+    margin = max(MARGIN, 10 ** (BREAK * decades))
+    smallest = min(positive, default=1.0) / margin
+    greatest = max(positive, default=1.0) * margin
     ends = {}
     if any(value == 0 for value in values):
         ends[smallest] = "0"
@@ -300,44 +392,104 @@ def _tick_text(level: float) -> str:
     return f"{level:g}"
 
 
+def _mark_breaks(panel: Any, values: Sequence[float], ends: Mapping[float, str]) -> None:
+    """Mark where the axis is broken, between the levels and 0 or infinity.
+
+    Args:
+        panel: matplotlib axes, with a logarithmic axis.
+        values: of all points.
+        ends: the text at each place of 0 or infinity.
+    """
+    positive = [value for value in values if 0 < value < math.inf]
+    if not positive:
+        return
+    for place in ends:
+        nearest = min(positive) if place < min(positive) else max(positive)
+        middle = math.sqrt(place * nearest)
+        panel.text(
+            middle, 0, "//", transform=panel.get_xaxis_transform(), ha="center", va="center",
+            fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6}, zorder=5,
+        )  # fmt: skip
+
+
 def _draw_curve(
-    panel: Any, places: list[float], rows: Sequence[Row], score: str, look: Look, label: str
+    panel: Any,
+    places: list[float],
+    rows: Sequence[Row],
+    score: str,
+    drawn: _Drawn,
+    ends: Mapping[float, str],
 ) -> None:
-    """Draw a variant's means with a band for their interval.
+    """Draw a variant's means, with a band for their interval or a dot for each seed.
 
     Args:
         panel: matplotlib axes.
         places: of the levels.
         rows: of the levels.
         score: the column.
-        look: of the variant.
-        label: of the legend.
+        drawn: what all panels share.
+        ends: places of 0 and infinity, to which no line leads.
     """
+    look = drawn.looks[rows[0]["variant"]]
     means = [row[score] for row in rows]
+    below, above = _spread(rows, score)
     options = {"color": look.color, "zorder": look.order}
     line = {"linestyle": look.line, "linewidth": look.width, "marker": look.marker}
-    panel.plot(places, means, markersize=4.5, label=label, **line, **options)
-    below, above = _spread(rows, score)
-    low = [mean - length for mean, length in zip(means, below, strict=True)]
-    high = [mean + length for mean, length in zip(means, above, strict=True)]
-    panel.fill_between(places, low, high, alpha=0.15, linewidth=0, **options)
+    on_scale = [k for k, place in enumerate(places) if place not in ends]
+    broken = [k for k, place in enumerate(places) if place in ends]
+    # the name is that of the first part that is drawn
+    name: str | None = drawn.name(rows[0]["variant"])
+    for part in (on_scale, *([k] for k in broken)):
+        if not part:
+            continue
+        x = [places[k] for k in part]
+        y = [means[k] for k in part]
+        low = [means[k] - below[k] for k in part]
+        high = [means[k] + above[k] for k in part]
+        panel.plot(x, y, markersize=4.5, label=name, **line, **options)
+        name = None
+        if len(part) > 1:
+            panel.fill_between(x, low, high, alpha=0.15, linewidth=0, **options)
+        else:
+            panel.vlines(x, low, high, linewidth=3, alpha=0.25, **options)
+    for place, row in zip(places, rows, strict=True):
+        _draw_dots(panel, place, row, score, drawn)
 
 
-def _draw_level_line(panel: Any, rows: Sequence[Row], score: str, look: Look, label: str) -> None:
+def _draw_dots(panel: Any, place: float, row: Row, score: str, drawn: _Drawn) -> None:
+    """Draw a dot for each seed of a level, where there are too few for an interval.
+
+    Args:
+        panel: matplotlib axes.
+        place: of the level.
+        row: of the level.
+        score: the column.
+        drawn: what all panels share.
+    """
+    values = [run[score] for run in drawn.dots.get(_key(row), ()) if run[score] is not None]
+    if not 1 < len(values) < FEWEST:
+        return
+    look = drawn.looks[row["variant"]]
+    options = {"s": DOT, "color": look.color, "alpha": 0.45, "linewidths": 0}
+    panel.scatter([place] * len(values), values, zorder=look.order - 0.5, **options)
+
+
+def _draw_level_line(panel: Any, rows: Sequence[Row], score: str, drawn: _Drawn) -> None:
     """Draw a variant that releases nothing, whatever the noise, as a horizontal line.
 
     Args:
         panel: matplotlib axes.
         rows: of the levels.
         score: the column.
-        look: of the variant.
-        label: of the legend.
+        drawn: what all panels share.
     """
     # with the least noise: what is not released needs none
     quietest = min(rows, key=lambda row: float(row["noise"]))
-    mean = quietest[score]
-    text = f"{label} (ε = 0)"
-    panel.axhline(mean, color=look.color, linestyle=look.line, linewidth=look.width, label=text)
+    look = drawn.looks[quietest["variant"]]
+    text = f"{drawn.name(quietest['variant'])} (ε = 0)"
+    panel.axhline(
+        quietest[score], color=look.color, linestyle=look.line, linewidth=look.width, label=text
+    )
 
 
 def _spread(rows: Sequence[Row], score: str) -> tuple[list[float], list[float]]:
@@ -380,15 +532,23 @@ def _finish(panel: Any, xlabel: str, ylabel: str, score: str) -> None:
     panel.grid(alpha=0.25)
     if score == "ari":
         panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
+        panel.text(
+            0.01, HOLDS, f"found: {HOLDS:g}", transform=panel.get_yaxis_transform(), va="bottom",
+            fontsize=7, color="0.45",
+        )  # fmt: skip
         low, _ = panel.get_ylim()
-        panel.set_ylim(min(-0.05, max(low, -0.6)), 1.03)
+        panel.set_ylim(min(-0.05, low), 1.03)
     else:
         bounded(panel, score)
 
 
 def _with_legend(picture: Any, panels: Sequence[Any]) -> Any:
     """Return the figure with one legend below its panels."""
-    handles, labels = panels[0].get_legend_handles_labels()
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    handles, labels = list(entries.values()), list(entries)
     width = LETTERS_PER_INCH * picture.get_figwidth()
     columns = _legend_columns([len(label) for label in labels], width)
     picture.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)

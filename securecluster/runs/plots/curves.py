@@ -10,6 +10,7 @@ from securecluster.runs.contents import Result, scores_of
 from securecluster.runs.number_format import printable
 from securecluster.runs.plots.dendrogram import dendrogram
 from securecluster.runs.plots.figure import Drawing, figure, figure_of, save_all
+from securecluster.runs.plots.looks import name_of
 from securecluster.runs.plots.matrices import graph, relevance, similarity
 from securecluster.runs.plots.parameter_tree import tree
 from securecluster.runs.plots.similarity_scatter import similarity_pairs
@@ -39,41 +40,64 @@ def draw(
     Returns:
         The paths of the pictures.
     """
-    labels = content["labels"]
     pictures: Drawings = {}
     # no client's score: the metric has no curve
     if scores_of(content)["after"] is not None:
-        title = f"{content['protocol']} on {content['data']}"
         metric = content["metric"]
-        pictures[f"{metric}.png"] = partial(learning, history, metric, content["unit"], title)
-    pictures |= _matrices(state, labels, content["names"])
+        pictures[f"{metric}.png"] = partial(learning, history, metric, content["unit"], "")
+    pictures |= _matrices(state, content)
     pictures |= _histories(state, history, content)
-    pictures |= _dendrogram(state, labels, content["names"])
-    return save_all(folder, pictures, missing)
+    pictures |= _dendrogram(state, content)
+    title = title_of(content)
+    titled = {name: partial(_titled, drawing, title) for name, drawing in pictures.items()}
+    return save_all(folder, titled, missing)
 
 
-def _matrices(state: Any, labels: list[int], names: list[str]) -> Drawings:
+def title_of(content: Result) -> str:
+    """Return the method, data, scenario, number of clients and seed of a run.
+
+    Args:
+        content: content of result.json.
+    """
+    data = f"{content['data'].rpartition('/')[2]} ({content['scenario']})"
+    title = f"{name_of(content['protocol'])} on {data}, {content['clients']} clients"
+    # where keys and noise follow from the seed, it is in no result
+    if content["seed"] is not None:
+        title += f", seed {content['seed']}"
+    return printable(title)
+
+
+def _titled(drawing: Drawing, title: str) -> Any:
+    """Return a figure under the title of its run; None where there is nothing to show."""
+    picture = drawing()
+    if picture is not None:
+        picture.suptitle(title, fontsize=10)
+    return picture
+
+
+def _matrices(state: Any, content: Result) -> Drawings:
     """Return drawings of the server's matrices over pairs of clients, by file name.
 
     Args:
         state: final state of the server.
-        labels: each client's cluster, (m,).
-        names: of the clients, (m,).
+        content: content of result.json.
     """
+    labels, names, truth = content["labels"], content["names"], content["truth"]
     figures: Drawings = {}
     # which of these fields a state has depends on the protocol; they are empty before the round
     # that computes them
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
-        figures["similarity.png"] = partial(similarity, alpha.numpy(), labels, names)
+        figures["similarity.png"] = partial(similarity, alpha.numpy(), labels, names, truth=truth)
     between = getattr(state, "relevance", None)
     if between is not None and len(between):
         linkage = getattr(state, "linkage", None)
         ids = getattr(linkage, "ids", None)
-        figures["relevance.png"] = partial(relevance, between.numpy(), labels, ids, names)
+        drawing = partial(relevance, between.numpy(), labels, ids, names, truth=truth)
+        figures["relevance.png"] = drawing
     record = getattr(state, "graph", None)
     if record is not None and len(record.distance) > 1:
-        figures["graph.png"] = partial(graph, record, labels, names)
+        figures["graph.png"] = partial(graph, record, labels, names, truth)
     return figures
 
 
@@ -97,19 +121,19 @@ def _histories(state: Any, history: History, content: Result) -> Drawings:
     return figures
 
 
-def _dendrogram(state: Any, labels: list[int], names: list[str]) -> Drawings:
+def _dendrogram(state: Any, content: Result) -> Drawings:
     """Return the drawing of a hierarchical clustering by file name; nothing where there was none.
 
     Args:
         state: final state of the server.
-        labels: each client's cluster, (m,).
-        names: of the clients, (m,).
+        content: content of result.json.
     """
+    labels, names, truth = content["labels"], content["names"], content["truth"]
     linkage = getattr(state, "linkage", None)
     if linkage is None:
         return {}
     distance, compared = merged(state)
-    drawing = partial(dendrogram, linkage, labels, distance, compared, names)
+    drawing = partial(dendrogram, linkage, labels, distance, compared, names, truth=truth)
     return {"dendrogram.png": drawing}
 
 
@@ -151,16 +175,55 @@ def learning(history: History, metric: str, unit: str, title: str, axes: Any = N
         title: of the picture.
         axes: matplotlib axes to draw on; None for a new figure.
     """
-    rounds = [line["round"] for line in history]
-    # matplotlib leaves a gap where a round was not evaluated (None)
-    values = [line[metric] for line in history]
     picture, axes = figure_of(axes, 6.4, 3.8)
+    continued = kept(history)
+    _draw_given_up(axes, history, continued, metric)
+    rounds = [line["round"] for line in history]
+    if len(continued) < len(history):
+        rounds = list(range(1, len(continued) + 1))
+    # matplotlib leaves a gap where a round was not evaluated (None)
+    values = [line[metric] for line in continued]
     axes.plot(rounds, values, marker=".", label="mean over clients")
     _mark_rounds(axes, history)
     axes.set(title=printable(title), xlabel="round", ylabel=labelled(metric, unit))
     bounded(axes, metric)
     axes.legend(loc=legend_place(metric))
     return picture
+
+
+def kept(history: History) -> History:
+    """Return the rounds of the start that was continued, or all rounds without several starts.
+
+    Args:
+        history: a line for each round.
+    """
+    # IFCA may try several starts; the last line belongs to the one that it continues with
+    if not history or "start" not in history[-1]:
+        return history
+    continued = history[-1]["start"]
+    return [line for line in history if line.get("start") == continued]
+
+
+def _draw_given_up(axes: Any, history: History, continued: History, metric: str) -> None:
+    """Draw the rounds of starts that were given up, each from its own first round.
+
+    Args:
+        axes: matplotlib axes over rounds.
+        history: a line for each round.
+        continued: those of the start that was kept.
+        metric: the name of the clients' score.
+    """
+    starts: dict[int, list[Any]] = {}
+    for line in history:
+        if continued and line.get("start") != continued[-1].get("start"):
+            starts.setdefault(line["start"], []).append(line[metric])
+    label: str | None = f"other starts, given up ({len(starts)})"
+    for values in starts.values():
+        rounds = range(1, len(values) + 1)
+        axes.plot(
+            rounds, values, color="0.75", linewidth=0.8, marker=".", markersize=3, label=label
+        )
+        label = None  # the legend has one entry for all of these curves
 
 
 def labelled(metric: str, unit: str) -> str:
@@ -211,7 +274,7 @@ def separation(history: History) -> Any:
     Args:
         history: a line for each round, with its `split_tests`.
     """
-    picture, (gap_axes, norm_axes) = figure(6.4, 5.6, rows=2)
+    picture, (gap_axes, norm_axes) = figure(8.4, 5.6, rows=2)
     _draw_true_gaps(gap_axes, history)
     for cluster, split_tests in sorted(_tests_by_cluster(history).items()):
         _draw_gaps(gap_axes, cluster, split_tests)
@@ -221,7 +284,8 @@ def separation(history: History) -> Any:
         _mark_rounds(axes, history)
         handles, _ = axes.get_legend_handles_labels()
         if handles and len(axes.get_lines()) < MOST_LINES:
-            axes.legend(fontsize=6, loc="upper right", framealpha=0.6)
+            # beside the curves, which may be anywhere
+            axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     gap_axes.set(ylabel="separation gap")
     norm_axes.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
     return picture

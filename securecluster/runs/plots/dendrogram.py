@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from securecluster.runs.plots.figure import figure_of, long, tick_names
+from securecluster.runs.plots.figure import figure_of, long, mark_true_clusters, tick_names
 
 NAMED = 200  # leaves; with more, their names would not be readable
 UPRIGHT = 30  # leaves; with more, their names are turned so that they do not overlap
@@ -25,6 +25,7 @@ def dendrogram(
     compared: str = "clients' updates",
     names: Sequence[str] | None = None,
     axes: Any = None,
+    truth: Sequence[Any] | None = None,
 ) -> Any:
     """Return a figure of the merges, coloured by cluster, with the cut as a line.
 
@@ -36,6 +37,7 @@ def dendrogram(
         compared: the merged quantity, as the title names it.
         names: of the clients, (m,); None is their positions.
         axes: matplotlib axes to draw on; None for a new figure.
+        truth: each client's true cluster, (m,), which squares at the top show.
     """
     from scipy.cluster.hierarchy import dendrogram as scipy_dendrogram
 
@@ -53,11 +55,14 @@ def dendrogram(
     highest_merge = float(merges[:, 2].max())
     _mark_cut(axes, float(linkage.threshold), highest_merge)
     _name_leaves(axes, leaves, labels, names)
-    axes.set(
-        title=_title(leaves, labels, compared),
-        xlabel="client, coloured by cluster",
-        ylabel=distance,
-    )
+    label = "client, coloured by found cluster"
+    if truth is not None:
+        places = FIRST_LEAF + LEAF_SPACING * np.arange(len(leaves))
+        mark_true_clusters(axes, leaves, truth, places.tolist(), "top")
+        label = f"{label} (squares at the top: true clusters)"
+    # above the squares
+    axes.set_title(_title(leaves, labels, compared), pad=6 if truth is None else 14)
+    axes.set(xlabel=label, ylabel=distance)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.legend(loc="best", fontsize=8, framealpha=0.8)
     return picture

@@ -81,6 +81,31 @@ def long(texts: Sequence[str]) -> bool:
     return max(map(len, texts), default=0) > UPRIGHT_LETTERS
 
 
+def mark_true_clusters(
+    axes: Any, clients: Sequence[int], truth: Sequence[Any], places: Sequence[float], side: str
+) -> None:
+    """Draw a square for each client in the colour of its true cluster, beside an axis.
+
+    Args:
+        axes: matplotlib axes.
+        clients: in their order along the axis.
+        truth: true cluster of every client, (m,).
+        places: of the clients along the axis.
+        side: "right" of a vertical axis, or the "top" of a horizontal one.
+    """
+    from securecluster.runs.plots.looks import COLORS
+
+    groups = sorted(set(truth))
+    colors = [COLORS[groups.index(truth[client]) % len(COLORS)] for client in clients]
+    outside = [1.02] * len(colors)
+    size = min(18.0, 2400 / max(1, len(colors)) ** 1.3)
+    style = {"c": colors, "s": size, "marker": "s", "clip_on": False, "linewidths": 0, "zorder": 4}
+    if side == "right":
+        axes.scatter(outside, places, transform=axes.get_yaxis_transform(), **style)
+    else:
+        axes.scatter(places, outside, transform=axes.get_xaxis_transform(), **style)
+
+
 def _load_matplotlib() -> None:
     """Import matplotlib, whatever backend the environment names: these figures need none."""
     if "matplotlib" in sys.modules:

@@ -8,15 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.runs.plots.figure import figure, figure_of, long, tick_names
+from securecluster.runs.plots.figure import figure, figure_of, long, mark_true_clusters, tick_names
 
 NAMED = 40  # clients; with more, their names would not be readable
 UPRIGHT = 25  # clients; with more, their names are turned so that they do not overlap
 Matrix = NDArray[np.float64]
 
 
+TRUE = "squares at the right: true clusters"
+
+
 def similarity(
-    alpha: Matrix, labels: Sequence[int], names: Sequence[str] | None = None, axes: Any = None
+    alpha: Matrix,
+    labels: Sequence[int],
+    names: Sequence[str] | None = None,
+    axes: Any = None,
+    truth: Sequence[Any] | None = None,
 ) -> Any:
     """Return a figure of the cosines between updates.
 
@@ -25,13 +32,15 @@ def similarity(
         labels: each client's cluster, (m,).
         names: of the clients, (m,); None is their positions.
         axes: matplotlib axes to draw on; None for a new figure.
+        truth: each client's true cluster, (m,), which squares at the right show.
     """
     picture, axes = figure_of(axes, 5.4, 4.6)
     cosines = _off_diagonal(alpha)
     # the scale is symmetric, so that white is a cosine of 0
     largest = float(np.nanmax(np.abs(cosines)))
     limit = max(0.05, largest)
-    image = _draw_matrix(axes, cosines, labels, names=names, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    colours: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    image = _draw_matrix(axes, cosines, labels, names=names, truth=truth, **colours)
     axes.set(title="cosine of updates under one shared model")
     picture.colorbar(image, ax=axes, label="cosine")
     return picture
@@ -43,6 +52,7 @@ def relevance(
     ids: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     axes: Any = None,
+    truth: Sequence[Any] | None = None,
 ) -> Any:
     """Return a figure of the relevance of clients' data to each other.
 
@@ -54,16 +64,23 @@ def relevance(
         ids: the r clients of the matrix; None is all clients.
         names: of the clients, (m,); None is their positions.
         axes: matplotlib axes to draw on; None for a new figure.
+        truth: each client's true cluster, (m,), which squares at the right show.
     """
     picture, axes = figure_of(axes, 5.4, 4.6)
     values = _off_diagonal(between)
-    image = _draw_matrix(axes, values, labels, ids, names, cmap="viridis", vmin=0, vmax=1)
+    colours: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": 1}
+    image = _draw_matrix(axes, values, labels, ids, names, truth, **colours)
     axes.set(title="relevance of clients' data to each other")
     picture.colorbar(image, ax=axes, label="R")
     return picture
 
 
-def graph(record: Any, labels: Sequence[int], names: Sequence[str] | None = None) -> Any:
+def graph(
+    record: Any,
+    labels: Sequence[int],
+    names: Sequence[str] | None = None,
+    truth: Sequence[Any] | None = None,
+) -> Any:
     """Return a figure of the first graph of clients.
 
     The left half shows the edges of the minimum spanning tree and the threshold, the right half
@@ -75,12 +92,13 @@ def graph(record: Any, labels: Sequence[int], names: Sequence[str] | None = None
             (r, r); also `ids`, the clients' numbers, where not all clients are in the graph.
         labels: each client's cluster at the end, (m,).
         names: of the clients, (m,); None is their positions.
+        truth: each client's true cluster, (m,), which squares at the right show.
     """
     picture, (tree_axes, matrix_axes) = figure(9.6, 4.4, columns=2)
     _draw_edges(tree_axes, record.edges.numpy(), float(record.threshold))
     distance = _off_diagonal(record.distance.numpy())
     ids = getattr(record, "ids", None)
-    image = _draw_matrix(matrix_axes, distance, labels, ids, names, cmap="viridis")
+    image = _draw_matrix(matrix_axes, distance, labels, ids, names, truth, cmap="viridis")
     matrix_axes.set(title="all distances")
     picture.colorbar(image, ax=matrix_axes, label="distance")
     return picture
@@ -136,6 +154,7 @@ def _draw_matrix(
     labels: Sequence[int],
     ids: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
+    truth: Sequence[Any] | None = None,
     **colours: Any,
 ) -> Any:
     """Draw a matrix with the clients of a cluster side by side, and lines between clusters.
@@ -146,6 +165,7 @@ def _draw_matrix(
         labels: each client's cluster, (m,).
         ids: the r clients of the matrix; None is all clients.
         names: of the clients, (m,); None is their positions.
+        truth: each client's true cluster, (m,); None where it is not known.
         colours: colour options of `imshow`.
 
     Returns:
@@ -174,5 +194,10 @@ def _draw_matrix(
         rotation = 90
     axes.set_xticks(ticks, marks, fontsize=6, rotation=rotation, parse_math=False)
     axes.set_yticks(ticks, marks, fontsize=6, parse_math=False)
-    axes.set(xlabel="client, by found cluster", ylabel="client")
+    label = "client, by found cluster"
+    if truth is not None:
+        shown = [ids[position] for position in order]
+        mark_true_clusters(axes, shown, truth, range(len(shown)), "right")
+        label = f"{label} ({TRUE})"
+    axes.set(xlabel=label, ylabel="client")
     return image
