@@ -246,7 +246,7 @@ def bytes_of(content: Any) -> int:
         content: of the message.
     """
     counted = [*content.array_records.values(), *content.metric_records.values()]
-    count = sum(record.count_bytes() for record in counted)
+    count: int = sum(record.count_bytes() for record in counted)
     return count + sum(_config_bytes(record) for record in content.config_records.values())
 
 
