@@ -36,7 +36,6 @@ from securecluster.protections.registry import ADVISED
 from securecluster.runs.derived import CHOSEN
 from securecluster.runs.power_check import (
     CLUSTERS,
-    DROWNED,
     EIGENVECTORS,
     EXAMPLES,
     GRADIENTS,
@@ -62,7 +61,9 @@ FEWEST = 10  # rounds
 # by S at most, and its noise counts in full, so that fewer rounds help beyond what is borne; in
 # DP-SGD more steps make up for more noise until training is drowned. Both were found on the
 # development settings of `benchmarks.target`.
-ENOUGH: Mapping[str, float] = {UPDATE: -0.5, GRADIENTS: 1.0}
+ENOUGH: Mapping[str, float] = {UPDATE: -0.5, GRADIENTS: 0.6}
+# strain of training from which on a choice counts as bad
+LOST: Mapping[str, float] = {UPDATE: 1.0, GRADIENTS: 0.6}
 DIGITS = 2  # of strains that are compared
 # what a larger share for clusters may cost: noise of training over that before, which is reached
 # where clusters get about a third of the budget
@@ -159,6 +160,12 @@ class _Candidate:
         """Return the strain of training up to which no rounds are given up."""
         worst = self.check.worst(TRAINING)
         return 0.0 if worst is None else ENOUGH[worst.kind]
+
+    @property
+    def drowned(self) -> bool:
+        """Return whether nothing that is left to choose would help training."""
+        worst = self.check.worst(TRAINING)
+        return worst is not None and worst.strain >= LOST[worst.kind]
 
     def strain(self, use: str) -> float:
         """Return the place of a use between its limits, on a log scale: 0 and 1 at the limits."""
@@ -275,7 +282,7 @@ def _improved_with(
     if other is None:
         return None
     other = _improved(other, free)
-    drowns = other.check.verdict(TRAINING) == DROWNED != own.check.verdict(TRAINING)
+    drowns = other.drowned and not own.drowned
     return other if other.strain(CLUSTERS) < own.strain(CLUSTERS) and not drowns else None
 
 
