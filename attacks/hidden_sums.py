@@ -7,7 +7,8 @@ gets them from two runs, before and after a client leaves or joins. Without nois
 reveals:
 
 - from points: the client's point, exactly, since it is a function of the client's data alone; and,
-  with the public centres, its cluster, by the rule that the client itself follows
+  with the public centres, its cluster, by the rule that the client itself follows. With residuals,
+  points depend on an earlier sum, and the sum of their parts takes their place
 - from blocks of the first round: the client's weighted update, since the sum over all blocks holds
   the updates of all clients from θ_0, whatever cluster each is in; and its number of samples, from
   the difference of the weights. The update gives away what any single update does: label counts,
@@ -35,6 +36,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.runtime.endpoint import SUM
 
 POINT = "point"  # fields of sums
+PARTS = "parts"
 BLOCKS = "blocks"
 SOURCE = "Denning 1980, on trackers; on these sums not in a paper"
 NEEDS = "sums over two groups that differ in one client, such as those of a run before it left"
@@ -120,11 +122,14 @@ class TwoSums(Attack):
         Args:
             view: what the adversary observed.
         """
-        sums = list(_sums(view, self.field))
+        field = self.field
+        if field == POINT and any(_sums(view, PARTS)):
+            field = PARTS
+        sums = list(_sums(view, field))
         # A second run numbers its clients anew from 0: undo this before comparing members.
         candidates = [*sums]
         for client, second_view in self.second.items():
-            for observed in _sums(second_view, self.field):
+            for observed in _sums(second_view, field):
                 members = _numbers_before(observed.members, client)
                 candidates.append(replace(observed, members=members))
         by_client: dict[int, Difference] = {}
@@ -154,7 +159,7 @@ class RecoveredPoints(AgainstOthers):
             draw: source of the other clients.
         """
         # Points of all clients have a common part: only what goes beyond it is a success.
-        clients = list(_true_rows(truth, POINT))
+        clients = list(_true_points(truth))
         others = []
         for client in guess.values:
             possible = [other for other in clients if other != client]
@@ -170,7 +175,7 @@ class RecoveredPoints(AgainstOthers):
             truth: of the run, with taps.
             subjects: clients, one for each guess.
         """
-        points = _true_rows(truth, POINT)
+        points = _true_points(truth)
         cosines = [cosine(row, points[client].ravel()) for row, client in guess.beside(subjects)]
         return np.asarray(cosines)
 
@@ -231,7 +236,7 @@ class HiddenDifferencing(TwoSums):
     requires = (TAPS,)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
-        """Return recovered points (q,) by client.
+        """Return recovered points (q,) by client, or their parts, flat.
 
         Args:
             view: what the adversary observed.
@@ -239,7 +244,7 @@ class HiddenDifferencing(TwoSums):
         """
         points = {}
         for client, difference in self.differences(view).items():
-            points[client] = difference.values
+            points[client] = difference.values.ravel()
         return Guess("points", points)
 
 
@@ -274,11 +279,15 @@ class HiddenCluster(TwoSums):
         """
         public = _public_centres(view)
         assert public is not None
-        mean, basis, centres = public
+        mean, basis, centres, parts = public
         # The steps below are those by which a client assigns itself.
         guesses = {}
         for client, difference in self.differences(view).items():
-            point = noisy_centres.unit(difference.values[None])
+            row = difference.values[None]
+            if parts is None:
+                point = noisy_centres.unit(row)
+            else:
+                point = noisy_centres.residuals(row, parts)
             directions = noisy_centres.directions_from(point, mean)
             coordinates = noisy_centres.projections(directions, basis)
             (nearest,) = noisy_centres.nearest_centres(coordinates, centres)
@@ -462,15 +471,23 @@ def _whole_size(difference: Difference) -> int | None:
     return round(difference.weight)
 
 
-def _public_centres(view: View) -> tuple[Array, Array, Array] | None:
-    """Return the mean, the basis and the centres by which clients assign themselves."""
+def _public_centres(view: View) -> tuple[Array, Array, Array, Array | None] | None:
+    """Return the mean, basis, centres and mean parts by which clients assign themselves."""
     for message in view.messages("assign"):
         centres = getattr(message.content, "centres", None)
         if centres is not None:
             mean = as_array(message.content.mean.value)
             basis = as_array(message.content.basis.value)
-            return mean, basis, as_array(centres.value)
+            parts = None
+            if message.content.parts is not None:
+                parts = as_array(message.content.parts.value)
+            return mean, basis, as_array(centres.value), parts
     return None
+
+
+def _true_points(truth: Truth) -> dict[int, Array]:
+    """Return by client its point, or the parts of it where these are summed."""
+    return _true_rows(truth, PARTS) or _true_rows(truth, POINT)
 
 
 def _true_rows(truth: Truth, field: str) -> dict[int, Array]:

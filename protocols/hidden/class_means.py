@@ -50,22 +50,26 @@ class ClassMeans:
             inputs: (n, ...) samples.
             labels: (n,) their classes.
         """
+        return self.point_of_means(*self._means(inputs, labels))
+
+    def parts(self, inputs: torch.Tensor, labels: Sequence[int]) -> tuple[Array, Array]:
+        """Return what each class adds to a client's point, (c, q), and its weight, (c,).
+
+        Args:
+            inputs: (n, ...) samples.
+            labels: (n,) their classes.
+        """
+        return self.parts_of_means(*self._means(inputs, labels))
+
+    def _means(self, inputs: torch.Tensor, labels: Sequence[int]) -> tuple[Array, Array]:
+        """Return a client's smoothed class means, (c, f), and its counts, (c,)."""
         flat = inputs.flatten(1).cpu().double()
         numbers = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
         sums = torch.zeros(self.classes, flat.shape[1], dtype=torch.float64)
         sums.index_add_(0, numbers, flat)
         counts = torch.bincount(numbers, minlength=self.classes).double().numpy()
-        return self.point_of(sums.numpy(), counts)
-
-    def point_of(self, sums: Array, counts: Array) -> Array:
-        """Return the point of a client, (q,), from the sums of its samples by class.
-
-        Args:
-            sums: (c, D).
-            counts: (c,) numbers of samples.
-        """
         divisors = np.maximum(counts, 1.0)  # a class without samples has the sum 0
-        return self.point_of_means(self.smooth(sums / divisors[:, None]), counts)
+        return self.smooth(sums.numpy() / divisors[:, None]), counts
 
     def point_of_means(self, means: Array, counts: Array) -> Array:
         """Return the point of a client, (q,), from its smoothed class means.
@@ -74,13 +78,28 @@ class ClassMeans:
             means: (c, f) of `smooth`; zeros for a class without samples.
             counts: (c,) numbers of samples.
         """
-        weights = counts / (counts + PRIOR)
+        return np.asarray(self._centred(means, counts).ravel() @ self._sketch)
+
+    def parts_of_means(self, means: Array, counts: Array) -> tuple[Array, Array]:
+        """Return what each class adds to the point of a client, (c, q), and its weight, (c,).
+
+        Args:
+            means: (c, f) of `smooth`; zeros for a class without samples.
+            counts: (c,) numbers of samples.
+        """
+        centred = self._centred(means, counts)
+        by_class = self._sketch.reshape(*centred.shape, self.size)
+        parts = (centred[:, None] @ by_class)[:, 0]
+        return np.asarray(parts), _weights(counts)
+
+    def _centred(self, means: Array, counts: Array) -> Array:
+        """Return the weighted class means of a client without what they have in common, (c, f)."""
+        weights = _weights(counts)
         # What all of a client's classes have in common tells nothing about its labels, and with
         # few samples it varies more than anything else.
         total = max(weights.sum(), np.finfo(np.float64).tiny)
         centre = weights @ means / total
-        centred = weights[:, None] * (means - centre)
-        return np.asarray(centred.ravel() @ self._sketch)
+        return np.asarray(weights[:, None] * (means - centre))
 
     def smooth(self, means: Array) -> Array:
         """Return the lowest frequencies of images, (c, f); other samples as they are, (c, D).
@@ -106,6 +125,11 @@ class ClassMeans:
         """Return the public sketch, (c·f, q)."""
         generator = Randomness(self.seed).generator("hidden", "sketch")
         return generator.standard_normal((self.length, self.size))
+
+
+def _weights(counts: Array) -> Array:
+    """Return the weights of classes in a point, (c,), of their numbers of samples."""
+    return np.asarray(counts / (counts + PRIOR))
 
 
 def _waves(length: int) -> Array:

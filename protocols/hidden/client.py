@@ -43,10 +43,26 @@ class PointSum:
 
 
 @dataclass(frozen=True, eq=False)
+class PartSum:
+    """Client to server, in a sum: what each class adds to the point, and its weight in it."""
+
+    parts: Annotated[Rows, Real(("classes", "part"))]  # (b, c, 1 + q), of norm 1
+
+
+@dataclass(frozen=True, eq=False)
+class PublicParts:
+    """Server to client: what classes add to points on average, which clients subtract."""
+
+    parts: Annotated[Shared, Real(("classes", "signature"))]  # (c, q)
+
+
+@dataclass(frozen=True, eq=False)
 class PublicMean:
     """Server to client: the mean of all points."""
 
     mean: Annotated[Shared, Real(("signature",))]  # (q,)
+    # (c, q) as in `PublicParts`; None where nothing is subtracted
+    parts: Annotated[Shared | None, Real(("classes", "signature"))] = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +79,13 @@ class PublicCentres:
     mean: Annotated[Shared, Real(("signature",))]  # (q,)
     basis: Annotated[Shared, Real(("signature", "subspace"))]  # (q, r)
     centres: Annotated[Shared, Real((Upto("centres", "cells", minimum=1), "subspace"))]  # (c, r)
+    # (c, q) as in `PublicParts`; None where nothing is subtracted
+    parts: Annotated[Shared | None, Real(("classes", "signature"))] = None
 
     def digest(self) -> torch.Tensor:
         """Return the 32 bytes of a digest of all numbers, uint8."""
-        numbers = [part.value.flatten() for part in (self.mean, self.basis, self.centres)]
+        fields = (self.mean, self.basis, self.centres, self.parts)
+        numbers = [field.value.flatten() for field in fields if field is not None]
         return torch.tensor(list(digest(torch.cat(numbers))), dtype=torch.uint8)
 
 
@@ -146,6 +165,7 @@ class HiddenClient(TrainingClient):
         self._clusters = clusters
         self._weights = weights
         self._points: dict[int, Array] = {}  # by position
+        self._parts: dict[int, tuple[Array, Array]] = {}  # of points, by position
         # the last message of averages, and the same by blocks: chunks of a sum share it
         self._split: tuple[torch.Tensor | None, torch.Tensor] = (None, torch.zeros(0, 0))
 
@@ -160,10 +180,20 @@ class HiddenClient(TrainingClient):
         """Return each client's point, scaled to norm 1."""
         return PointSum(self._rows_of(self._unit_points(context)))
 
+    @answers(SUM, through=("parts",))
+    def send_parts(self, context: CallContext, query: Empty) -> PartSum:
+        """Return what each class adds to each client's point, and its weight, of norm 1."""
+        return PartSum(self._rows_of(self._part_rows(context)))
+
+    @answers(SUM, through=("point",), fixed=True)
+    def send_residual(self, context: CallContext, query: PublicParts) -> PointSum:
+        """Return each client's point without the mean parts of its classes, of norm 1."""
+        return PointSum(self._rows_of(self._unit_points(context, query.parts)))
+
     @answers(SUM, through=("moments",), fixed=True)
     def send_moments(self, context: CallContext, query: PublicMean) -> MomentSum:
         """Return v vᵀ of the direction v of each client's point from the mean."""
-        directions = self._directions(context, query.mean)
+        directions = self._directions(context, query)
         return MomentSum(self._rows_of(noisy_centres.second_moments(directions)))
 
     @answers(SUM, through=("cells",), fixed=True)
@@ -279,8 +309,23 @@ class HiddenClient(TrainingClient):
             if label == UNASSIGNED:
                 raise PolicyError(f"client {i} has not assigned itself yet: assign comes first")
 
-    def _unit_points(self, context: CallContext) -> Array:
-        """Return the clients' points (b, q) of norm 1, which follow from their data alone."""
+    def _part_rows(self, context: CallContext) -> Array:
+        """Return the parts of the clients' points (b, c, 1 + q), of norm 1."""
+        for k in context.positions:
+            if k not in self._parts:
+                labels = self.cohort.training_samples.targets([k]).tolist()
+                self._parts[k] = self._map.parts(self.cohort.inputs(k), labels)
+        parts, weights = zip(*(self._parts[k] for k in context.positions), strict=True)
+        return noisy_centres.part_rows(np.stack(parts), np.stack(weights))
+
+    def _unit_points(self, context: CallContext, parts: Shared | None = None) -> Array:
+        """Return the clients' points (b, q) of norm 1.
+
+        They follow from their data alone, but for public mean parts that are subtracted.
+        """
+        if parts is not None:
+            means = parts.value.double().cpu().numpy()
+            return noisy_centres.residuals(self._part_rows(context), means)
         for k in context.positions:
             if k not in self._points:
                 labels = self.cohort.training_samples.targets([k]).tolist()
@@ -289,15 +334,16 @@ class HiddenClient(TrainingClient):
         # norm 1 is the sensitivity of the sum, whatever the number of a client's samples
         return noisy_centres.unit(points)
 
-    def _directions(self, context: CallContext, mean: Shared) -> Array:
+    def _directions(self, context: CallContext, query: PublicMean | PublicCentres) -> Array:
         """Return the directions (b, q) of the clients' points from a public mean."""
-        centre = mean.value.double().cpu().numpy()
-        return noisy_centres.directions_from(self._unit_points(context), centre)
+        centre = query.mean.value.double().cpu().numpy()
+        points = self._unit_points(context, query.parts)
+        return noisy_centres.directions_from(points, centre)
 
     def _coordinates(self, context: CallContext, query: PublicCentres) -> Array:
         """Return the clients' coordinates (b, r) in the public directions."""
         basis = query.basis.value.double().cpu().numpy()
-        return noisy_centres.projections(self._directions(context, query.mean), basis)
+        return noisy_centres.projections(self._directions(context, query), basis)
 
     def _displacements(self, context: CallContext, query: PublicCentres, reach: float) -> Array:
         """Return the clients' rows about public centres, (b, c, 1 + r)."""

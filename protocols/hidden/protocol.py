@@ -12,7 +12,7 @@ by subtracting two sums. No other number depends on data: points have norm 1, so
 is to be chosen, and they are functions of the data and of a public sketch, without any training.
 
 Fields of a sum may have a clip norm and noise of their own (`row_noises`), added by whichever party
-adds that of updates. The four sums of clustering divide their share of the budget by 1/z², and
+adds that of updates. The sums of clustering divide their share of the budget by 1/z², and
 clipped blocks are divided by sizes that follow from a noisy sum. Small clusters are dissolved only
 without noise, where a block over one client is its update.
 """
@@ -60,6 +60,7 @@ from securecluster.protocols.hidden.client import (
     HiddenClient,
     PublicCentres,
     PublicMean,
+    PublicParts,
 )
 from securecluster.protocols.hidden.separation import separation_warning
 from securecluster.runtime.endpoint import MINIMUM
@@ -67,8 +68,9 @@ from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
 
-# fields of the four sums of clustering, in their order, with their shares of its budget
+# fields of the sums of clustering, in their order, with their shares of its budget
 CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))
+WITH_PARTS = dict(zip(("parts", *CLUSTERING), noisy_centres.SHARES_WITH_PARTS, strict=True))
 QUIET_NETWORK = "linear"  # what model auto is under noise
 # Numbers of a point per cluster. Fewer lose what rare classes tell, more add noise to the leading
 # directions. Chosen by trial.
@@ -91,10 +93,18 @@ class Centres:
     sizes: list[float] = field(default_factory=list)
     # how well the centres are told apart, from 0 to 1, see `noisy_centres.separation`
     separation: float = 1.0
+    parts: torch.Tensor = field(default_factory=empty)  # (c, q); empty if nothing is subtracted
+
+    @property
+    def subtracted(self) -> Shared | None:
+        """Return the mean parts of classes that clients subtract, if any."""
+        return Shared(self.parts) if self.parts.numel() else None
 
     def message(self) -> PublicCentres:
         """Return the message to clients."""
-        return PublicCentres(Shared(self.mean), Shared(self.basis), Shared(self.centres))
+        return PublicCentres(
+            Shared(self.mean), Shared(self.basis), Shared(self.centres), self.subtracted
+        )
 
 
 @dataclass
@@ -124,14 +134,14 @@ class HiddenState:
 
 @dataclass(kw_only=True)
 class ClusteringNoise(PrivacyOptions):
-    """Options of differential privacy, with the noise of the four sums of clustering."""
+    """Options of differential privacy, with the noise of the sums of clustering."""
 
     def row_noises(self, method: Any, config: Mapping[str, Any]) -> dict[str, RowNoise]:
-        """Return the noise of the four sums of clustering, whose rows have norm 1."""
+        """Return the noise of the sums of clustering, whose rows have norm 1."""
         if not (self.per_client and config["noise"]):
             return {}
         noise = float(config["noise"])
-        return {name: RowNoise(1.0, noise * method.privacy_factor(name)) for name in CLUSTERING}
+        return {name: RowNoise(1.0, noise * method.privacy_factor(name)) for name in method.shares}
 
 
 @dataclass(kw_only=True)
@@ -186,7 +196,7 @@ class SumsOfBlocks(SumsOverAll):
         """Add the rows of clustering, and the blocks with their weights."""
         fields = super().fields(method, config)
         noises = method.privacy.row_noises(method, config)
-        for name in CLUSTERING:
+        for name in method.shares:
             fields[name] = ROUNDING
             if name in noises and config["placement"] == LOCAL:
                 fields[name] += DEVIATIONS * noises[name].multiplier
@@ -257,8 +267,12 @@ class Hidden(ClusteringProtocol):
     signature_size: int | None = None
     """numbers of a client's point; None is five times the number of clusters"""
     cluster_share: Annotated[float, Number(0, 1, low_in=False)] = 0.2
-    """share of the run's privacy budget, as the sum of 1/z² over its releases, for the four sums
-    that find the clusters
+    """share of the run's privacy budget, as the sum of 1/z² over its releases, for the sums that
+    find the clusters
+    """
+    residuals: bool = False
+    """subtract from each client's point what its classes add to all clients' on average, by one
+    more sum: for clients whose labels are skewed, and ε of 2 or more
     """
     exact_weights: bool = False
     """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
@@ -290,16 +304,28 @@ class Hidden(ClusteringProtocol):
         return state
 
     def _find_centres(self, net: ServerChannel) -> Centres:
-        """Return centres from four sums over all clients."""
+        """Return centres from four sums over all clients, or five with residuals."""
+        public = Centres()
+        if self.residuals:
+            # Sum 0: what each class adds to points. Clients subtract its mean, so that those whose
+            # labels are skewed differ in nothing else by the classes that they lack.
+            parts = self._summed(net, HiddenClient.send_parts, Empty())
+            deviation = self._deviation(net.agreed, "parts", parts.counts[0])
+            public.parts = self._means_of(parts.rows.parts, deviation)
         # Sum 1: the mean of all points. It is subtracted before directions are compared, since
         # the part that all clients have in common does not separate clusters.
-        points = self._summed(net, HiddenClient.send_point, Empty())
-        mean = points.rows.point.table[0].cpu() / points.counts[0]
+        if self.residuals:
+            query = PublicParts(Shared(public.parts))
+            points = self._summed(net, HiddenClient.send_residual, query)
+        else:
+            points = self._summed(net, HiddenClient.send_point, Empty())
+        public.mean = points.rows.point.table[0].cpu() / points.counts[0]
         # Sum 2: second moments. k centres differ in k − 1 directions.
-        moments = self._summed(net, HiddenClient.send_moments, PublicMean(Shared(mean)))
+        centred = PublicMean(Shared(public.mean), public.subtracted)
+        moments = self._summed(net, HiddenClient.send_moments, centred)
         r = self._subspace
         basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
-        public = Centres(mean, torch.as_tensor(basis).to(mean))
+        public.basis = torch.as_tensor(basis).to(public.mean)
 
         # Sum 3: counts and displacements in the cells of a public code book. The server never sees
         # single points, so cells stand for them, and the noise falls on few numbers.
@@ -328,6 +354,11 @@ class Hidden(ClusteringProtocol):
         share = len(net.clients) / stepped.counts[0]
         public.sizes = (np.maximum(counts[large], self.minimum_size) * share).tolist()
         return public
+
+    def _means_of(self, parts: Rows, deviation: float) -> torch.Tensor:
+        """Return the mean parts of classes, (c, q), in the type of their sum."""
+        means = noisy_centres.mean_parts(_array(parts), deviation)
+        return torch.as_tensor(means).to(parts.table.cpu())
 
     def _cells(self, config: Mapping[str, Any]) -> int:
         """Return the number of cells of the code book, which follows from the noise.
@@ -471,6 +502,11 @@ class Hidden(ClusteringProtocol):
         return self.signature_size
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Return the fields of the sums of clustering, with their shares of its budget."""
+        return WITH_PARTS if self.residuals else CLUSTERING
+
+    @property
     def _subspace(self) -> int:
         """Return r, the dimensions in which k centres differ from their mean."""
         return self.k - 1
@@ -500,6 +536,8 @@ class Hidden(ClusteringProtocol):
             **super().frame_sizes(config),
             "signature": q,
             "moments": q * (q + 1) // 2,
+            "classes": int(config["classes"]),
+            "part": 1 + q,
             "subspace": r,
             "displacement": 1 + r,
             "cells": self._cells(config) if r > 1 else 2,
@@ -572,15 +610,15 @@ class Hidden(ClusteringProtocol):
             )
 
     def privacy_factor(self, name: str) -> float:
-        """Return the noise multiplier of one of the four sums of clustering over that of updates.
+        """Return the noise multiplier of one of the sums of clustering over that of updates.
 
-        The four have `cluster_share` of the run's budget, by shares of 1/z².
+        They have `cluster_share` of the run's budget, by shares of 1/z².
 
         Args:
             name: of the field.
         """
         others = (1 - self.cluster_share) / (self.cluster_share * self.rounds)
-        return math.sqrt(others / CLUSTERING[name])
+        return math.sqrt(others / self.shares[name])
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages of updates, of their blocks, and of the rows of clustering.
@@ -592,7 +630,7 @@ class Hidden(ClusteringProtocol):
         """
         pipeline = super().pipeline(config)
         noises = self.privacy.row_noises(self, config)
-        for name in CLUSTERING:
+        for name in self.shares:
             stages: tuple[Stage, ...] = ()
             if name in noises:
                 stages = self.privacy.row_stages(noises[name], config)
@@ -609,7 +647,14 @@ class Hidden(ClusteringProtocol):
     def disclosures(self) -> Disclosures:
         """Return what the server sees of all clients together, under every mask."""
         noisy = ", with noise" if self.privacy.noisy else ""
+        parts = []
+        if self.residuals:
+            parts = [
+                f"a sum over all clients{noisy} of what each class adds to their points and of its "
+                "weight there, which tells about how many clients have it"
+            ]
         server = [
+            *parts,
             f"sums over all clients{noisy}: of their points, of these points' second moments, and "
             "of how many clients are in each cell of a public code book and near each centre",
             f"the sum of updates of each of the {self.k} clusters{noisy}, over the clients of each "

@@ -77,6 +77,21 @@ def test_two_runs_tell_the_point_of_the_client_that_left() -> None:
         assert np.allclose(point, points[client].numpy(), atol=1e-5)
 
 
+def test_with_residuals_two_runs_tell_the_parts_of_the_point_and_the_cluster() -> None:
+    options = (*PLAIN, ("residuals", True))
+    fitted, taps, second = runs(options)
+    guess = hidden_sums.HiddenDifferencing(second).run(view_of(fitted), knowledge_of(fitted))
+    (parts,) = [tap.reply.parts.values for tap in taps if tap.method == "send_parts"]
+    for client, found in guess.values.items():
+        assert np.allclose(found, parts[client].flatten().numpy(), atol=1e-5)
+    clusters = hidden_sums.HiddenCluster(second).run(view_of(fitted), knowledge_of(fitted)).values
+    assert [clusters[client] for client in range(CLIENTS)] == list(fitted.labels_)
+    for name in ("point", "cluster"):
+        assert scored(ATTACKS[name], options).verdict == BETTER
+        noisy = scored(ATTACKS[name], (*NOISY, ("residuals", True)))
+        assert noisy.verdict == CHANCE and noisy.units == CLIENTS
+
+
 def test_two_runs_tell_the_counts_and_the_clusters() -> None:
     fitted, _, second = runs(PLAIN)
     view = view_of(fitted)

@@ -57,7 +57,7 @@ def test_noise_hides_clusters_only_where_it_is_large() -> None:
 def test_every_cell_is_a_setting_at_a_seed_that_no_constant_was_chosen_on() -> None:
     cells = hidden.cells("cpu", 10)
     assert len(cells) == len(hidden.SETTINGS) * len(hidden.EPSILONS) * 10
-    assert min(cell["seed"] for cell in cells) >= 40
+    assert min(cell["seed"] for cell in cells) >= 200
     for name, setting in hidden.SETTINGS.items():
         # no image is at two clients
         assert sum(setting.sizes) * setting.samples <= 60_000
@@ -89,7 +89,8 @@ def test_points_are_those_of_clients_that_hold_the_images(monkeypatch: pytest.Mo
     monkeypatch.setattr(hidden, "pool_of", lambda data: (np.stack([low] * 4), labels))
     setting = hidden.Setting("mnist", "swaps", (3, 3), samples=30, told=2)
     monkeypatch.setitem(hidden.SETTINGS, "small", setting)
-    points, truth = hidden.points_of("small", 7)
+    parts, truth = hidden.parts_of("small", 7)
+    points = hidden.points_of(parts)
     rows = hidden.rows_of(setting, labels, Randomness(7).generator("images"))
     sketch = ClassMeans(hidden.SHAPE, 10, 2 * hidden.POINT_SIZE, 7)
     swap = LabelSwap(clusters=2)

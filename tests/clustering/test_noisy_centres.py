@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster.clustering import noisy_centres as centres
@@ -42,6 +43,43 @@ def test_no_row_is_longer_than_one_whatever_the_point() -> None:
         norms = np.linalg.norm(rows.reshape(len(rows), -1), axis=1)
         assert norms.max() <= 1 + 1e-12
         assert norms.max() > 0.99  # the bound is reached
+
+
+def test_rows_of_parts_have_norm_one_and_hold_the_point() -> None:
+    draw = np.random.default_rng(3)
+    parts, weights = draw.standard_normal((20, 4, 6)), draw.random((20, 4))
+    rows = centres.part_rows(parts, weights)
+    np.testing.assert_allclose(np.linalg.norm(rows.reshape(20, -1), axis=1), 1.0)
+    plain = centres.residuals(rows, np.zeros((4, 6)))
+    np.testing.assert_allclose(plain, centres.unit(parts.sum(1)), atol=1e-12)
+    wild = np.stack([np.full((4, 6), np.nan), np.zeros((4, 6)), np.full((4, 6), 1e300)])
+    norms = np.linalg.norm(centres.part_rows(wild, np.ones((3, 4))).reshape(3, -1), axis=1)
+    np.testing.assert_allclose(norms, [math.sqrt(0.5), math.sqrt(0.5), 1.0])
+
+
+def test_residuals_do_not_follow_which_classes_an_owner_lacks() -> None:
+    draw = np.random.default_rng(4)
+    classes = 2 * draw.standard_normal((4, 6))
+    weights = draw.random((200, 4)) * (draw.random((200, 4)) > 0.4)
+    weights[~weights.any(1)] = 1.0
+    truth = np.arange(200) % 2
+    own = (2 * truth - 1)[:, None, None] * np.eye(1, 6)[None]  # what two kinds of owners differ in
+    rows = centres.part_rows(weights[:, :, None] * (classes[None] + own), weights)
+    plain = centres.residuals(rows, np.zeros((4, 6)))
+    left = centres.residuals(rows, centres.mean_parts(rows.sum(0), 0.0))
+    found = []
+    for points in (plain, left):
+        labels = KMeans(2, n_init=10, random_state=0).fit_predict(points)
+        found.append(adjusted_rand_score(truth, labels))
+    assert found[0] < 0.1 and found[1] == 1.0
+
+
+def test_a_class_whose_weight_may_be_noise_is_subtracted_in_part() -> None:
+    total = np.array([[40.0, 20.0], [2.0, 20.0], [-1.0, 20.0]])
+    least = centres.PART_DEVIATIONS * 5.0
+    found = centres.mean_parts(total, 5.0)
+    np.testing.assert_allclose(found[:, 0], [0.5, 20 / least, 20 / least])
+    np.testing.assert_allclose(centres.mean_parts(total[:2], 0.0)[:, 0], [0.5, 10.0])
 
 
 def test_counts_and_mean_displacements_are_read_from_the_sum() -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from cases import DOUBLE, FULL, serve, serve_nodes, two_clusters
 
-from benchmarks.hidden import assigned
+from benchmarks.hidden import assigned, of_residuals
 from securecluster import Federation
 from securecluster.app.cli import main
-from securecluster.clustering.noisy_centres import SHARES, unit
+from securecluster.clustering.noisy_centres import SHARES, SHARES_WITH_PARTS, unit
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Picks, Rows, Shared
@@ -32,6 +32,7 @@ from securecluster.runtime.call_context import CallContext
 CENTRAL: dict[str, Any] = {"clip": 1.0, "placement": "central", "aggregation": "plain"}
 SPREAD: dict[str, Any] = {"clip": 1.0, "placement": "distributed", "aggregation": "secagg"}
 SUMS = ("send_point", "send_moments", "send_cell", "send_step")
+WITH_PARTS = ("send_parts", "send_residual", *SUMS[1:])
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,29 @@ def test_clients_take_the_clusters_that_the_same_sums_give_in_one_place() -> Non
     truth = np.array(federation.truth)
     right = (np.array(client.labels) == truth).mean()
     assert max(right, 1 - right) == 1.0
+
+
+def test_residuals_give_the_clusters_that_the_same_sums_give_in_one_place() -> None:
+    served = serve(make(rounds=1, residuals=True), two_clusters(20, 60, seed=1))
+    client = served.endpoint.client
+    context = CallContext(tuple(range(20)), tuple(range(20)), 1, 1)
+    rows = client._part_rows(context)
+    np.testing.assert_allclose(np.linalg.norm(rows.reshape(20, -1), axis=1), 1.0)
+    labels, _ = of_residuals(rows, 2, 0.0, Randomness(0).generator())
+    match = np.array(client.labels) == np.array(labels)
+    assert match.all() or not match.any()
+    assert served.state.centres.parts.shape == (10, 10)
+    methods = [entry.method for entry in served.transcript.entries if entry.method in WITH_PARTS]
+    assert methods == list(WITH_PARTS)
+
+
+def test_secure_sums_of_residuals_give_the_clusters_of_plain_ones(federation: Federation) -> None:
+    plain = make(residuals=True).fit(federation, DOUBLE)
+    secure = make(residuals=True, aggregation="secagg").fit(federation, DOUBLE)
+    assert list(plain.labels_) == list(secure.labels_)
+    torch.testing.assert_close(
+        plain.state_.centres.parts, secure.state_.centres.parts, rtol=0, atol=1e-6
+    )
 
 
 def test_the_server_knows_no_label(federation: Federation) -> None:
@@ -148,12 +172,14 @@ def test_clipped_sums_are_divided_by_what_clustering_found(federation: Federatio
 # --- the price ---
 
 
+@pytest.mark.parametrize("residuals", [False, True])
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_clustering_costs_its_share_and_all_is_in_the_ledger(
-    share: float, federation: Federation
+    share: float, residuals: bool, federation: Federation
 ) -> None:
     z = 3.0
-    fitted = make(**CENTRAL, noise=z, cluster_share=share).fit(federation)
+    made = make(**CENTRAL, noise=z, cluster_share=share, residuals=residuals)
+    fitted = made.fit(federation)
     budget = {"clustering": 0.0, "training": 0.0}
     for event in fitted.ledger_.events:
         kind = "training" if event.method == "contribute_block" else "clustering"
@@ -163,7 +189,9 @@ def test_clustering_costs_its_share_and_all_is_in_the_ledger(
     total = sum(budget.values())
     assert budget["clustering"] == pytest.approx(share * total)
     by_field = {e.method: e.noise_multiplier**-2 for e in fitted.ledger_.events}
-    for name, part in zip(SUMS, SHARES, strict=True):
+    assert sum(SHARES) == pytest.approx(1) and sum(SHARES_WITH_PARTS) == pytest.approx(1)
+    methods, shares = (WITH_PARTS, SHARES_WITH_PARTS) if residuals else (SUMS, SHARES)
+    for name, part in zip(methods, shares, strict=True):
         assert by_field[name] == pytest.approx(part * share * total)
     exact = gaussian_epsilon(math.sqrt(total), 1e-5)
     assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(exact, rel=1e-6)
@@ -178,14 +206,18 @@ def test_the_target_is_what_the_whole_run_costs(way: Any, federation: Federation
 
 @pytest.mark.parametrize("way", [CENTRAL, SPREAD])
 def test_the_noise_of_each_sum_is_that_of_its_price(way: Any, federation: Federation) -> None:
-    fitted = make(**way, noise=50.0, rounds=1, signature_size=40).fit(federation, FULL)
+    made = make(**way, noise=50.0, rounds=1, signature_size=40, residuals=True)
+    fitted = made.fit(federation, FULL)
     priced = {e.method: e.noise_multiplier for e in fitted.ledger_.events}
-    moments = next(o for o in fitted.verb_outcomes() if o.method == "send_moments")
-    noise = moments.content.moments.table[0].double()
-    # The sum itself has a norm of at most 6; there are 820 numbers of noise. Shares are planned for
-    # 4 survivors of 6, and all 6 survive.
+    outcomes = {o.method: o.content for o in fitted.verb_outcomes()}
+    # Each sum has a norm of at most 6, and 820 or 410 numbers of noise. Shares are planned for 4
+    # survivors of 6, and all 6 survive.
     spare = math.sqrt(6 / 4) if way is SPREAD else 1.0
-    assert float(noise.std()) == pytest.approx(priced["send_moments"] * spare, rel=0.1)
+    moments = outcomes["send_moments"].moments.table[0].double()
+    assert float(moments.std()) == pytest.approx(priced["send_moments"] * spare, rel=0.1)
+    parts = outcomes["send_parts"].parts.table[0].double()
+    assert parts.shape == (10, 41)
+    assert float(parts.std()) == pytest.approx(priced["send_parts"] * spare, rel=0.1)
 
 
 def test_shares_of_noise_are_of_rows_of_norm_one(federation: Federation) -> None:
@@ -242,6 +274,16 @@ def test_a_restarted_client_remembers_its_centres(asked: Any) -> None:
     with pytest.raises(PolicyError, match="assigned itself before"):
         client.assign(context, other)
     client.assign(context, centres)
+
+
+def test_a_client_with_residuals_refuses_other_mean_parts(federation: Federation) -> None:
+    served = serve(make(residuals=True), federation)
+    centres = served.state.centres.message()
+    context = CallContext(tuple(range(6)), tuple(range(6)), 1, 99)
+    assert centres.parts is not None
+    other = dataclasses.replace(centres, parts=Shared(centres.parts.value + 1e-9))
+    with pytest.raises(PolicyError, match="assigned itself before"):
+        served.endpoint.client.assign(context, other)
 
 
 def test_a_client_refuses_more_centres_than_clusters(asked: Any) -> None:
