@@ -143,6 +143,7 @@ class HiddenClient(TrainingClient):
         point: the public map from samples to a point.
         clusters: k, the number of blocks.
         weights: True to weight updates by |D_i|, and to send it to the sum of a cluster's.
+        residuals: True to subtract the mean parts of classes from points.
     """
 
     by_client: ClassVar[tuple[str, ...]] = ("labels",)
@@ -159,11 +160,13 @@ class HiddenClient(TrainingClient):
         point: ClassMeans,
         clusters: int,
         weights: bool,
+        residuals: bool = False,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted=False)
         self._map = point
         self._clusters = clusters
         self._weights = weights
+        self._residuals = residuals
         self._points: dict[int, Array] = {}  # by position
         self._parts: dict[int, tuple[Array, Array]] = {}  # of points, by position
         # the last message of averages, and the same by blocks: chunks of a sum share it
@@ -182,7 +185,15 @@ class HiddenClient(TrainingClient):
 
     @answers(SUM, through=("parts",))
     def send_parts(self, context: CallContext, query: Empty) -> PartSum:
-        """Return what each class adds to each client's point, and its weight, of norm 1."""
+        """Return what each class adds to each client's point, and its weight, of norm 1.
+
+        Raises:
+            PolicyError: the run is without residuals, and has no noise for such a sum.
+        """
+        if not self._residuals:
+            raise PolicyError(
+                "parts of points are summed in runs with residuals only: the request is refused"
+            )
         return PartSum(self._rows_of(self._part_rows(context)))
 
     @answers(SUM, through=("point",), fixed=True)

@@ -564,6 +564,7 @@ class Hidden(ClusteringProtocol):
             point,
             int(self.k),
             self.sums.weights_updates(self),
+            self.residuals,
         )
 
     def shared_facts(self, facts: Facts) -> dict[str, Any]:

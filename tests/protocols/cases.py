@@ -148,6 +148,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "nsim apart": (NSIM, {"eps": 0.0}),  # leaves every client alone
     "nsim independent": (NSIM, {"init": "independent"}),
     "hidden": (Hidden, {}),
+    "hidden residuals": (Hidden, {"residuals": True}),
     "hidden momentum": (Hidden, {"momentum": 0.5, "keep_momentum": True}),
     "ifca": (IFCA, {}),
     "clove": (CLoVE, {"stable_rounds": 2}),

@@ -20,7 +20,7 @@ from securecluster.app.cli import main
 from securecluster.clustering.noisy_centres import SHARES, SHARES_WITH_PARTS, unit
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.messages import Picks, Rows, Shared
+from securecluster.messaging.messages import Empty, Picks, Rows, Shared
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
 from securecluster.protocols.conformance import check_resume, example
@@ -286,6 +286,12 @@ def test_a_client_with_residuals_refuses_other_mean_parts(federation: Federation
         served.endpoint.client.assign(context, other)
 
 
+def test_a_client_without_residuals_sends_no_parts(asked: Any) -> None:
+    client, _, context = asked
+    with pytest.raises(PolicyError, match="with residuals only"):
+        client.send_parts(context, Empty())
+
+
 def test_a_client_refuses_more_centres_than_clusters(asked: Any) -> None:
     client, centres, context = asked
     many = dataclasses.replace(centres, centres=Shared(torch.zeros(3, 1)))
@@ -306,10 +312,12 @@ def test_a_client_without_a_cluster_sends_no_update(federation: Federation) -> N
 # --- whole runs ---
 
 
+@pytest.mark.parametrize("residuals", [False, True])
 def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
-    federation: Federation, tmp_path: Path
+    residuals: bool, federation: Federation, tmp_path: Path
 ) -> None:
-    run = example(partial(make, mask="permutation", **CENTRAL, noise=0.5), federation)
+    made = partial(make, mask="permutation", **CENTRAL, noise=0.5, residuals=residuals)
+    run = example(made, federation)
     check_resume(run, tmp_path / "run")
 
 
@@ -320,8 +328,11 @@ def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
     assert main(["replay", str(tmp_path)]) == 0
 
 
-def test_nodes_assign_themselves_as_clients_in_one_batch_do(federation: Federation) -> None:
-    made = make(mask="permutation")
+@pytest.mark.parametrize("residuals", [False, True])
+def test_nodes_assign_themselves_as_clients_in_one_batch_do(
+    residuals: bool, federation: Federation
+) -> None:
+    made = make(mask="permutation", residuals=residuals)
     state, nodes = serve_nodes(made, federation)
     apart = torch.cat([made.observer.final_models(node.client, state).values for node in nodes])
     together = made.fit(federation, DOUBLE)
