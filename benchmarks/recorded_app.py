@@ -103,7 +103,7 @@ def train(message: Message, context: Context) -> Message:
     return Message(reply, reply_to=message)
 
 
-class NumPyTrainer(NumPyClient):
+class NumPyTrainer(NumPyClient):  # type: ignore[misc]
     """Client that trains as the other app does, for the workflow of SecAgg+.
 
     Args:
@@ -175,7 +175,7 @@ def simulated(folder: Path | None, protection: str) -> tuple[float, float]:
     """
     server = ServerApp()
 
-    @server.main()
+    @server.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         if folder is not None:
             grid = recorded(grid, folder / "server", facts(protection), "quickstart")
@@ -193,8 +193,8 @@ def simulated(folder: Path | None, protection: str) -> tuple[float, float]:
     os.environ[CLIENTS_FOLDER] = "" if folder is None else str(folder / "clients")
     os.environ[PROTECTION] = protection
     start = time.process_time()
-    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
-    run_simulation(server, client_app(), CLIENTS, backend_config=backend)  # type: ignore[arg-type]
+    backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
+    run_simulation(server, client_app(), CLIENTS, backend_config=backend)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return time.process_time() - start, memory
 

@@ -352,7 +352,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         facts = data.facts
         settled: ClusteringProtocol = self.privacy.settled(self, facts)
         if settled is not self:
-            return settled.config(facts, dtype)
+            complete: dict[str, Any] = settled.config(facts, dtype)
+            return complete
         dimension = initial_model(self, facts).dimension
         config = numbers(
             {
