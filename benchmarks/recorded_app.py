@@ -193,7 +193,10 @@ def simulated(folder: Path | None, protection: str) -> tuple[float, float]:
     os.environ[CLIENTS_FOLDER] = "" if folder is None else str(folder / "clients")
     os.environ[PROTECTION] = protection
     start = time.process_time()
-    backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
+    backend: Any = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": 1},
+    }
     run_simulation(server, client_app(), CLIENTS, backend_config=backend)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return time.process_time() - start, memory
