@@ -7,6 +7,7 @@ The estimator follows scikit-learn's conventions. The two sides of a run are bui
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
@@ -32,10 +33,13 @@ from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.protocols.common.target_defaults import GIVEN, given_options
 from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.runs.carry_out import carry_out, fit_in
 from securecluster.runs.config import check_kind, known, numbers
 from securecluster.runs.derived import (
+    CHOSEN,
+    as_agreed,
     initial_model,
     module_doubts,
     params_as_json,
@@ -97,7 +101,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 raise UsageError(
                     f"{cls.__name__} declares {names[0]} and lacks @protocol: decorate the class"
                 )
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        vars(made)[GIVEN] = frozenset(values)
+        return made
 
     rounds: Annotated[int, AtLeast(1)] = 40
     """communication rounds in all"""
@@ -190,7 +196,13 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                     f"{', '.join(self.get_params())}"
                 )
             setattr(self, name, value)
+        vars(self)[GIVEN] = vars(self)[GIVEN] | frozenset(params)
         return self
+
+    def __sklearn_clone__(self) -> Self:
+        """Return a protocol with the same hyper-parameters, of which as many are given."""
+        given = {name: copy.deepcopy(getattr(self, name)) for name in given_options(self)}
+        return type(self)(**given)
 
     def fit(
         self,
@@ -231,7 +243,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         settings = settings or Settings()
         self.check(len(federation))
         check_settings(settings, federation)
-        for doubt in (*module_doubts(self, federation), *power_doubts(self, federation)):
+        method = self.privacy.settled(self, federation.facts)
+        for doubt in (*module_doubts(method, federation), *power_doubts(method, federation)):
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         if force and folder is None:
             raise UsageError("force replaces the run in a folder: give folder, or leave force out")
@@ -240,7 +253,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "a run whose clients are changed for an experiment is kept in no folder, which "
                 "would not say so: leave out folder"
             )
-        with bar(type(self).__name__, self.total_rounds, progress) as advance:
+        with bar(type(self).__name__, method.total_rounds, progress) as advance:
 
             def told(line: Line) -> None:
                 advance(line["round"])
@@ -248,9 +261,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
 
             # A run in memory leaves no file, not even of keys.
             if folder is None:
-                self.result_ = carry_out(self, federation, settings, None, told)
+                self.result_ = carry_out(method, federation, settings, None, told)
             else:
-                self.result_ = fit_in(Path(folder), self, federation, settings, told, force)
+                self.result_ = fit_in(Path(folder), method, federation, settings, told, force)
         if self.result_.warning_ is not None:
             warnings.warn(self.result_.warning_, SecureClusterWarning, stacklevel=2)
         return self
@@ -297,7 +310,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         secrets = None
         if "result_" in vars(self):
             secrets = self.result_.kept_.secrets()
-        return pack(replayed(self, transcript, config, threads, device, secrets=secrets)[0])
+        method = as_agreed(self, config)
+        return pack(replayed(method, transcript, config, threads, device, secrets=secrets)[0])
 
     # Type checkers see the members of a result by `_Result`.
     if not TYPE_CHECKING:
@@ -336,6 +350,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 numbers of samples where they are needed.
         """
         facts = data.facts
+        settled = self.privacy.settled(self, facts)
+        if settled is not self:
+            return settled.config(facts, dtype)
         dimension = initial_model(self, facts).dimension
         config = numbers(
             {
@@ -348,6 +365,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 **resolved_defaults(self, facts),
                 **known(facts),
                 **self.shared_facts(facts),
+                **{name: vars(self)[name] for name in (CHOSEN,) if name in vars(self)},
             }
         )
         for options in option_groups(self):

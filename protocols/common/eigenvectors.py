@@ -313,7 +313,7 @@ class GramOptions(OptionGroup):
     def resolved(
         self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the noise multiplier; with a `target_epsilon` that of all other noise.
+        """Return the noise multiplier; with a `target_epsilon` it follows from that of other noise.
 
         Args:
             method: whose options they are.
@@ -322,7 +322,7 @@ class GramOptions(OptionGroup):
         """
         noise = float(self.gram_noise)
         if method.privacy.target_epsilon is not None:
-            noise = float(known["noise"])
+            noise = float(known["noise"]) * float(method.privacy.cluster_noise)
         return {"gram_noise": noise}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from securecluster.core.validation import NoiseMultiplier, Number, OneOf
 from securecluster.data.facts import Facts
@@ -24,12 +24,14 @@ from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_r
 from securecluster.privacy.pipeline import Stage
 from securecluster.protections.registry import survivors_of
 from securecluster.protocols.common.option_group import OptionGroup
-from securecluster.runs.derived import training_sizes
+from securecluster.runs.derived import CHOSEN, training_sizes, with_chosen
 from securecluster.runs.dry_run import run_releases
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks
+
+M = TypeVar("M", bound="ProtocolHooks")
 
 LOCAL = "local"
 DISTRIBUTED = "distributed"
@@ -81,6 +83,10 @@ class PrivacyOptions(OptionGroup):
     """noise multiplier of losses that are released, over that of training; below 1, losses get a
     larger share of ε
     """
+    cluster_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    """with target_epsilon, noise multiplier of signatures and of Gram matrices, over that of
+    training; below 1, what clusters follow from gets a larger share of ε
+    """
     target_epsilon: Annotated[float | None, Number(0, low_in=False)] = None
     """before the run starts, find the smallest noise with which the whole run costs at most this ε
     for a blanked dp_unit; for a replaced one it costs more, which the report states
@@ -113,7 +119,7 @@ class PrivacyOptions(OptionGroup):
             raise UsageError(
                 "--noise and --target-epsilon both say how much noise there is: give one of them"
             )
-        if self.noisy and self.clip is None:
+        if self.noise and self.clip is None:
             raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")
         if self.per_client and average == "weighted":
             raise UsageError(
@@ -134,12 +140,17 @@ class PrivacyOptions(OptionGroup):
     @property
     def per_example(self) -> bool:
         """Return whether local training is DP-SGD."""
-        return self.dp_unit == "example" and self.clip is not None
+        return self.dp_unit == "example" and self._clipped
 
     @property
     def per_client(self) -> bool:
         """Return whether updates are clipped before they leave."""
-        return self.dp_unit == "client" and self.clip is not None
+        return self.dp_unit == "client" and self._clipped
+
+    @property
+    def _clipped(self) -> bool:
+        """Return whether there is a clip norm, which a target has by default."""
+        return self.clip is not None or self.target_epsilon is not None
 
     def placed(self, method: ProtocolHooks) -> str:
         """Return who adds the noise of updates: local, central or distributed.
@@ -155,6 +166,22 @@ class PrivacyOptions(OptionGroup):
         if self.noisy and self.per_client and method.sums.refusal_of_shares(method) is None:
             return DISTRIBUTED
         return LOCAL
+
+    def settled(self, method: M, facts: Facts) -> M:
+        """Return the method with all options, of which a target ε chooses those not given.
+
+        Args:
+            method: whose options they are.
+            facts: of the clients and their data.
+
+        Returns:
+            The method itself where nothing is chosen.
+        """
+        from securecluster.protocols.common.target_defaults import chosen_for
+
+        if self.target_epsilon is None or self.stand_ins or CHOSEN in vars(method):
+            return method
+        return with_chosen(method, chosen_for(method, facts))
 
     def adds_noise(self, config: Mapping[str, Any]) -> bool:
         """Return whether updates, or the local training that they result from, have noise.
@@ -276,6 +303,18 @@ class PrivacyOptions(OptionGroup):
         if self.per_example and self.noisy:
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
         return resolved
+
+    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the configuration, without a ratio of noise that changes nothing.
+
+        Args:
+            method: whose options they are.
+            facts: of the clients and their data.
+            config: the configuration, with defaults resolved.
+        """
+        if self.cluster_noise == 1.0:
+            del config["cluster_noise"]
+        return config
 
     def smallest_noise(self, method: ProtocolHooks, facts: Facts, sizes: Sequence[int]) -> float:
         """Return the smallest noise multiplier with which every client stays within the target.

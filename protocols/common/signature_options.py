@@ -122,14 +122,14 @@ class GradientSignatureOptions(OptionGroup):
         return bool(config.get("signature_noise"))
 
     def _multiplier(self, method: ProtocolHooks, noise: float) -> float:
-        """Return z of signatures; with a `target_epsilon` it is that of all other noise.
+        """Return z of signatures; with a `target_epsilon` it follows from that of other noise.
 
         Args:
             method: whose options they are.
             noise: Z.
         """
         if method.privacy.target_epsilon is not None:
-            return float(noise)
+            return float(noise) * float(method.privacy.cluster_noise)
         return float(self.signature_noise)
 
     def resolved(

@@ -24,7 +24,7 @@ from securecluster.core import progress
 from securecluster.core.noted_warnings import noted
 from securecluster.data.simulation import DEFAULT_CLIENTS
 from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
-from securecluster.runs.derived import initial_model, state_class
+from securecluster.runs.derived import CHOSEN, chosen_sentence, initial_model, state_class
 from securecluster.runs.number_format import printable
 
 if TYPE_CHECKING:
@@ -163,8 +163,9 @@ def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
     settings = resolved(replace(options.settings, transcript=transcript))
     _check_name("model", protocol.model, (AUTO, *names()))
     check_settings(settings, federation)
-    protocol.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
-    return RunPlan(protocol, options.simulation.located(), settings)
+    settled = protocol.privacy.settled(protocol, federation.facts)
+    settled.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
+    return RunPlan(settled, options.simulation.located(), settings)
 
 
 def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
@@ -286,7 +287,7 @@ def watched_run(
 
 
 def _show_power(plan: RunPlan, federation: Federation, console: Any) -> None:
-    """Print what noise leaves of a private run, before its first client is asked.
+    """Print what a target chose, and what noise leaves of a private run, before a client is asked.
 
     Args:
         plan: of the run.
@@ -300,6 +301,8 @@ def _show_power(plan: RunPlan, federation: Federation, console: Any) -> None:
     if check is None:
         return
     with output():
+        if CHOSEN in config:
+            console.print(chosen_sentence(config[CHOSEN]), markup=False)
         for sentence in check.sentences:
             console.print(f"power check: {as_typed(sentence)}", markup=False)
 

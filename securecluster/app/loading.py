@@ -18,6 +18,7 @@ from securecluster.models.architectures import names as architectures
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runs import run_folder
 from securecluster.runs.contents import RunConfig
+from securecluster.runs.derived import as_agreed
 from securecluster.runs.fitted import recorded_transcript
 from securecluster.runs.recording import Recording, is_recording
 from securecluster.runs.run_folder import CONFIG, RunPlan, check_options
@@ -192,6 +193,7 @@ def plan_of(folder: Path) -> tuple[RunPlan, RunConfig]:
     settings = Settings(**config["settings"])
     try:
         check_values(settings)
+        protocol = as_agreed(protocol, config["network"])
         protocol.check(len(config["clients"]))
         if protocol.model not in (AUTO, *architectures()):
             raise unknown("model", protocol.model, (AUTO, *architectures()))

@@ -10,6 +10,7 @@ from securecluster.app import privacy_report, terminal
 from securecluster.core.progress import duration
 from securecluster.data.feature_columns import listed
 from securecluster.runs.contents import Result, Sent, scores_of
+from securecluster.runs.derived import chosen_sentence
 from securecluster.runs.number_format import METRICS, number, shown
 
 MOST_CLUSTERS = 12  # rows of the closing table, and sizes or clients in a line
@@ -138,6 +139,8 @@ def show(content: Result, folder: Path) -> None:
     _show_classes(console, content)
     console.print(terminal.table(*bytes_table(content["bytes"]), "bytes on the wire", numbers=True))
     privacy_report.show(console, content["privacy"])
+    if "chosen" in content:
+        console.print(chosen_sentence(content["chosen"]))
     for sentence in content.get("power", {"sentences": []})["sentences"]:
         console.print(f"power check: {sentence}")
     _show_dropped(console, content["dropped"])

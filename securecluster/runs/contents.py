@@ -230,6 +230,7 @@ class Result(TypedDict):
     fallback: NotRequired[Fallback]
     bytes: Sent
     privacy: Privacy
+    chosen: NotRequired[dict[str, Any]]
     power: NotRequired[PowerEntry]
     seconds: float
 

@@ -40,7 +40,7 @@ from securecluster.protections.protection import (
 )
 from securecluster.protections.registry import survivors_of
 from securecluster.protections.sum_ranges import SumRanges
-from securecluster.runs.derived import call_types, model_of
+from securecluster.runs.derived import as_agreed, call_types, model_of
 from securecluster.runs.method import Method
 from securecluster.runtime.aggregators import Aggregator
 from securecluster.runtime.authority import Authority
@@ -75,7 +75,7 @@ class Deployment:
     """
 
     def __init__(self, method: Method, config: Mapping[str, Any]) -> None:
-        self.method = method
+        self.method = as_agreed(method, config)
         self.config = config
 
     @cached_property

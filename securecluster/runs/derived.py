@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from numbers import Number
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Method)
 
+# options that were chosen for a target ε: the name in a configuration, and of a method's attribute
+CHOSEN = "chosen"
+
 
 def server_copy(method: M) -> M:
     """Return a new object with the same hyper-parameters, on which the server's half runs.
@@ -37,6 +41,49 @@ def server_copy(method: M) -> M:
         method: the user's object.
     """
     return type(method)(**method.get_params())
+
+
+def as_agreed(method: M, config: Mapping[str, Any]) -> M:
+    """Return a method with the options that were chosen for its target ε.
+
+    Args:
+        method: with the options that its user gave.
+        config: what clients and server agreed on.
+
+    Raises:
+        UsageError: a chosen option that the method does not have.
+    """
+    return with_chosen(method, config.get(CHOSEN, {}))
+
+
+def with_chosen(method: M, chosen: Mapping[str, Any]) -> M:
+    """Return a copy of a method with options that were chosen for its target ε.
+
+    Args:
+        method: with the options that its user gave, which is returned if nothing is chosen.
+        chosen: values by name.
+
+    Raises:
+        UsageError: the method has no such option.
+    """
+    if not chosen or CHOSEN in vars(method):
+        return method
+    made: Any = copy.copy(method)
+    vars(made).pop("result_", None)
+    made.set_params(**chosen)
+    vars(made)[CHOSEN] = dict(chosen)
+    settled: M = made
+    return settled
+
+
+def chosen_sentence(chosen: Mapping[str, Any]) -> str:
+    """Return in words what was chosen for a target ε.
+
+    Args:
+        chosen: values by name.
+    """
+    options = (f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+    return f"chosen for the target, since not given: {' '.join(options)}"
 
 
 def params_as_json(method: Method) -> dict[str, Any]:

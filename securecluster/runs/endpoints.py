@@ -20,7 +20,7 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import adds_noise, initial_model
+from securecluster.runs.derived import adds_noise, as_agreed, initial_model
 from securecluster.runs.dry_run import run_releases
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.method import Method
@@ -100,9 +100,11 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     given = joins if agreed is None else agreed
     if given is None:
         config: Mapping[str, Any] = method.config(federation, settings.dtype)
+        method = as_agreed(method, config)
         flat = initial_model(method, federation)
     else:
         config = given
+        method = as_agreed(method, config)
         # Newcomers draw from the run's streams, under numbers of their own.
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
         flat = Deployment(method, config).initial_model()

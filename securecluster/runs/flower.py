@@ -39,7 +39,7 @@ from securecluster.runs import run_folder
 from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, SCORE, answer
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types, needs_samples, opened_verbs
+from securecluster.runs.derived import as_agreed, call_types, needs_samples, opened_verbs
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
@@ -510,6 +510,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     facts = [own for _, own in sorted(told.items()) if own is not None]
     proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster)
     _agree(grid, nodes, proposal, patience)
+    method = as_agreed(method, proposal.config)
     authority = nodes.pop(AUTHORITY_NUMBER, None)
 
     def replies(name: str) -> type:
@@ -582,6 +583,7 @@ def join(
     patience = patience or Patience()
     content = run_folder.run_config(folder)
     config = content["network"]
+    method = as_agreed(method, config)
     clients = range(int(config["clients"]))
     needed = [*newcomers, *(clients if needs_samples(method) else ())]
     nodes, told = gathered(grid, needed, context.run_id, roster, patience, clients)

@@ -325,6 +325,17 @@ def power_of(method: Method, facts: Facts, config: Mapping[str, Any]) -> PowerCh
     return _KNOWN[key]
 
 
+def powers_of(method: Method, facts: Facts, config: Mapping[str, Any]) -> PowerCheck:
+    """Return what `power_of` does, without remedies, which need further runs of stand-ins.
+
+    Args:
+        method: with its hyper-parameters.
+        facts: of the clients and their data.
+        config: what clients and server agreed on.
+    """
+    return PowerCheck(tuple(_Measured(method, facts, config).powers()))
+
+
 def power_check(protocol: Any, federation: Any) -> PowerCheck | None:
     """Return what noise leaves of a private run, before it and without any data.
 
@@ -342,7 +353,8 @@ def power_check(protocol: Any, federation: Any) -> PowerCheck | None:
         UsageError: the protocol cannot run on this federation.
     """
     protocol.check(len(federation))
-    return power_of(protocol, federation.facts, protocol.config(federation, "float32"))
+    settled = protocol.privacy.settled(protocol, federation.facts)
+    return power_of(settled, federation.facts, settled.config(federation, "float32"))
 
 
 def power_doubts(protocol: Any, federation: Any) -> list[str]:

@@ -13,6 +13,7 @@ from securecluster.clustering.metrics import mean, share_at
 from securecluster.data import Federation
 from securecluster.models.objectives import Objective
 from securecluster.runs.contents import Result
+from securecluster.runs.derived import CHOSEN
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.labels import UNKNOWN_LABEL
 from securecluster.runs.privacy_section import section
@@ -114,8 +115,8 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
     }
     if learned.power is not None:
         content["power"] = learned.power
-    # names that the data came with, if any
-    for name in ("class_names", "feature_names"):
+    # what a target chose, and names that the data came with, if any
+    for name in (CHOSEN, "class_names", "feature_names"):
         if name in learned.config:
             content[name] = learned.config[name]
     if fitted.warning_ is not None:

@@ -26,7 +26,7 @@ from securecluster.privacy.masking.identities import Roster
 from securecluster.runs import run_folder
 from securecluster.runs.carry_out import complete, draw, resolved
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.derived import call_types, params_as_json, program_of
+from securecluster.runs.derived import as_agreed, call_types, params_as_json, program_of
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.joining import Joined, join_over
 from securecluster.runs.labels import UNKNOWN_LABEL
@@ -66,6 +66,9 @@ class ServerRun:
     roster: Roster | None = None
     settings: Settings = field(default_factory=partial(Settings, transcript="full"))
     scores: Callable[[], list[float]] = list
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", as_agreed(self.method, self.config))
 
     def carried_out(
         self,

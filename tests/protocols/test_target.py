@@ -38,6 +38,8 @@ OWN_NOISE = ("cfl signature", "flhc signature", "oneshot noise", "pacfl noise", 
 NOISY = (*OWN_NOISE, "signature blocks")
 NAMES = [name for name in cases.VARIANTS if name not in NOISY]
 SMALL: dict[str, Any] = {"epochs": 1, "model": "linear", "clip": 1.0, "target_epsilon": 8.0}
+# what a target chooses otherwise
+PLAIN = {"aggregation": "plain"}
 
 
 class Uncounted(FedAvg):
@@ -114,7 +116,7 @@ SUMS = {
 def test_a_run_stops_before_a_release_that_nobody_counted(
     way: str, small: Federation, tmp_path: Path
 ) -> None:
-    made = Uncounted(rounds=4, **SMALL, **EVERY_WAY[way])
+    made = Uncounted(rounds=4, **SMALL, **{**PLAIN, **EVERY_WAY[way]})
     if way == "example":
         made.set_params(epochs=2)
         sizes = ("", SUMS[way][1])
@@ -138,7 +140,7 @@ def test_a_run_stops_before_a_release_that_nobody_counted(
 
 def test_a_field_without_noise_is_refused_at_its_first_release(small: Federation) -> None:
     asked: list[str] = []
-    made = Exact(rounds=2, **SMALL)
+    made = Exact(rounds=2, **SMALL, **PLAIN)
     endpoint = build_client(made, small, Settings())
 
     def answer(call: Call) -> Any:
@@ -160,7 +162,7 @@ def test_a_field_without_noise_is_refused_at_its_first_release(small: Federation
 
 
 def test_a_node_refuses_by_a_code_and_keeps_the_sentence(small: Federation) -> None:
-    made = Uncounted(rounds=4, **SMALL, mask="none")
+    made = Uncounted(rounds=4, **SMALL, **PLAIN, mask="none")
     nodes = node_each(made, small, Settings())
     said: list[Exception] = []
     for node in nodes:

@@ -192,7 +192,7 @@ OPTION = re.compile(r"--([\w-]+) ([\w.,]+)[),]")
     [
         CFL(**{**CLIENT, "model": "mlp"}, noise=0.5),
         FedAvg(**{**CLIENT, "model": "mlp"}, noise=6.0),
-        FedAvg(**{**CLIENT, "rounds": 40}, target_epsilon=0.5),
+        FedAvg(**{**CLIENT, "rounds": 40}, target_epsilon=0.5, aggregation="plain"),
         FLHC(**EXAMPLE, noise=5.0, pre_rounds=1),
         OneShot(**EXAMPLE, noise=1.0, gram_noise=50.0, tasks=2),
     ],

@@ -1,0 +1,324 @@
+"""Compare defaults under a target ε with the best of a grid at the same ε.
+
+python -m benchmarks.target [--part held-out] [--seeds 2] [--minutes 15]
+
+A setting names a protocol, what it protects, its clients and an ε. `default` is the run with
+`target_epsilon` and nothing else said, whose other options `protocols.common.target_defaults`
+chooses from public quantities. The grid has the same ε and gives them: the network (the data's own
+or the linear one), 40 or 10 rounds (of whole clients also 5), and values of the protocol's own
+mechanism or of where the noise is added (`GRIDS`); the data's own network with one of these and 40
+rounds alone.
+
+The best of a grid is chosen by hindsight, and the more settings it has, the more luck is in its
+mean. So `gap` compares on each seed the default with the setting that is best on the other seeds.
+`chance` is the accuracy of guessing.
+
+`development` has the settings on which the rule was found. Those of `held-out`, which are of the
+sizes of `benchmarks.field` and `benchmarks.hidden` and twenty that were drawn at random (`drawn`),
+were run once, when the rule no longer changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.grid import parser_of, product, read_options, with_seeds
+from benchmarks.sheet import Cell, Row, Sheet
+from benchmarks.table import RESULTS, SEEDED, write
+from securecluster import Federation
+from securecluster.app.registry import protocol_class
+from securecluster.data.scenarios import scenario
+
+DEVELOPMENT, HELD_OUT = "development", "held-out"
+DEFAULT = "default"
+FIRST_SEED = {DEVELOPMENT: 0, HELD_OUT: 5200}
+CLASSES = 10
+MARGIN = 0.02
+ABOVE_CHANCE = 0.05
+DRAWN = 20
+DRAWN_SEED = 52
+EXAMPLE = {"dp_unit": "example"}
+CLIENT = {"dp_unit": "client"}
+SECURE = {"aggregation": "secagg"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run of which nothing is said but what has to be.
+
+    Attributes:
+        protocol: its name.
+        data: a data set.
+        shift: scenario, with four clusters.
+        clients: how many.
+        samples: of each.
+        epsilon: the target.
+        options: that are given.
+    """
+
+    protocol: str
+    data: str
+    shift: str
+    clients: int
+    samples: int
+    epsilon: float
+    options: Mapping[str, Any]
+
+
+FOUR = {"k": 4}
+# values of mechanisms, by protocol
+GRIDS: dict[str, list[dict[str, Any]]] = {
+    "signature": [{}, {"cluster_noise": 0.25}, {"cluster_noise": 0.0625}],
+    "cfl": [{}, {"signature": "gradient", "cluster_noise": 0.25}, {"sketch": 64}],
+    "flhc": [{}, {"signature": "gradient", "cluster_noise": 0.25}, {"sketch": 64}],
+    "hidden": [{}, {"cluster_share": 0.5}],
+    "ifca": [{"starts": 3}, {"starts": 1}],
+    "clove": [{}, {"loss_noise": 0.5}],
+    "rdpcfl": [{}, {"first_noise": 0.25}],
+    "oneshot": [{}, {"cluster_noise": 0.25}],
+}
+# of protocols without clusters, for whole clients
+PLACES: list[dict[str, Any]] = [{}, SECURE]
+NETWORKS_AND_ROUNDS = [("linear", 40), ("linear", 10), ("auto", 40)]
+FEWER = [("linear", 5)]  # for whole clients
+# protocols with what they are given, and the ends of the range of ε
+PROTOCOLS: Mapping[str, tuple[dict[str, Any], float, float]] = {
+    "fedavg": (CLIENT, 2.0, 32.0),
+    "finetune": (EXAMPLE, 0.5, 8.0),
+    "signature": ({**EXAMPLE, **FOUR}, 1.0, 16.0),
+    "hidden": ({**CLIENT, **FOUR}, 8.0, 128.0),
+    "cfl": (EXAMPLE, 4.0, 32.0),
+    "flhc": (EXAMPLE, 4.0, 32.0),
+    "ifca": ({**EXAMPLE, **FOUR}, 2.0, 32.0),
+    "rdpcfl": ({**EXAMPLE, **FOUR}, 2.0, 32.0),
+    "mrmtl": (EXAMPLE, 0.5, 8.0),
+    "oneshot": ({**EXAMPLE, "tasks": 4, "features": "dct"}, 1.0, 16.0),
+}
+SWAP, TURN = "label-swap", "rotation"
+DEVELOPED: dict[str, Setting] = {
+    "fedavg": Setting("fedavg", "digits", "iid", 20, 60, 4.0, CLIENT),
+    "signature": Setting("signature", "digits", SWAP, 16, 80, 4.0, {**EXAMPLE, **FOUR}),
+    "signature few": Setting("signature", "digits", SWAP, 16, 80, 16.0, {**EXAMPLE, **FOUR}),
+    "flhc": Setting("flhc", "digits", SWAP, 16, 80, 8.0, EXAMPLE),
+    "cfl": Setting("cfl", "digits", SWAP, 16, 80, 8.0, EXAMPLE),
+    "hidden": Setting("hidden", "digits", SWAP, 24, 50, 32.0, {**CLIENT, **FOUR}),
+    "oneshot": Setting(
+        "oneshot", "digits", TURN, 16, 80, 4.0, {**EXAMPLE, "tasks": 4, "features": "dct"}
+    ),
+}
+# secure sums over so many clients take minutes, and have the noise of a trusted server
+TRUSTED = {"aggregation": "plain", "placement": "central"}
+OF_OTHERS: dict[str, Setting] = {
+    "field signature": Setting("signature", "mnist", SWAP, 21, 300, 4.0, {**EXAMPLE, **FOUR}),
+    "field fedavg": Setting("fedavg", "mnist", TURN, 21, 300, 4.0, EXAMPLE),
+    "hidden": Setting("hidden", "mnist", SWAP, 200, 100, 8.0, {**CLIENT, **FOUR, **TRUSTED}),
+}
+
+
+def drawn() -> dict[str, Setting]:
+    """Return settings that are drawn at random, each protocol equally often."""
+    draw = np.random.default_rng(DRAWN_SEED)
+    names = list(PROTOCOLS)
+    settings = {}
+    for number in range(DRAWN):
+        name = names[number % len(names)]
+        options, low, high = PROTOCOLS[name]
+        power = draw.integers(int(math.log2(low)), int(math.log2(high)), endpoint=True)
+        data = str(draw.choice(["digits", "mnist", "fashion_mnist"]))
+        settings[f"{name} {1 + number // len(names)}"] = Setting(
+            name,
+            data,
+            str(draw.choice([SWAP, TURN])),
+            int(draw.choice([12, 16, 20])),
+            int(draw.choice([40, 60])) * (1 if data == "digits" else 2),
+            2.0 ** int(power),
+            options,
+        )
+    return settings
+
+
+def settings_of(part: str) -> dict[str, Setting]:
+    """Return the settings of a part by name.
+
+    Args:
+        part: "development" or "held-out".
+    """
+    return DEVELOPED if part == DEVELOPMENT else {**OF_OTHERS, **drawn()}
+
+
+def grid_of(setting: Setting) -> list[dict[str, Any]]:
+    """Return the options of a setting's grid.
+
+    Args:
+        setting: of the runs.
+    """
+    own = GRIDS.get(setting.protocol, [{}])
+    if setting.protocol not in GRIDS and setting.options == CLIENT:
+        own = PLACES
+    grid = []
+    trained = NETWORKS_AND_ROUNDS + (FEWER if setting.options.get("dp_unit") == "client" else [])
+    for (network, rounds), mechanism in itertools.product(trained, own):
+        # before its clusters FL+HC trains for ten rounds
+        if setting.protocol == "flhc" and rounds <= 10:
+            continue
+        if network == "linear" or mechanism == own[min(1, len(own) - 1)]:
+            grid.append({"model": network, "rounds": rounds, **mechanism})
+    return grid
+
+
+def cells(part: str, seeds: int) -> list[Cell]:
+    """Return setting by options by seed.
+
+    Args:
+        part: "development" or "held-out".
+        seeds: how many.
+    """
+    grid: list[Cell] = []
+    for name, setting in settings_of(part).items():
+        texts = [DEFAULT, *(json.dumps(options) for options in grid_of(setting))]
+        grid += product(part=[part], setting=[name], options=texts)
+    first = FIRST_SEED[part]
+    return with_seeds(grid, range(first, first + seeds))
+
+
+@lru_cache(maxsize=4)
+def clients_of(part: str, name: str, seed: int) -> Federation:
+    """Return the clients of a setting.
+
+    Args:
+        part: of the setting.
+        name: of the setting.
+        seed: of the federation.
+    """
+    setting = settings_of(part)[name]
+    clusters = None if setting.shift == "iid" else 4
+    return Federation.simulate(
+        setting.data,
+        scenario=scenario(setting.shift, clusters),
+        clients=setting.clients,
+        samples=setting.samples,
+        seed=seed,
+    )
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run a setting with some options.
+
+    Args:
+        cell: one of `cells`.
+
+    Returns:
+        Mean accuracy, ARI, and what was chosen.
+    """
+    setting = settings_of(cell["part"])[cell["setting"]]
+    federation = clients_of(cell["part"], cell["setting"], cell["seed"])
+    options = dict(setting.options)
+    if cell["options"] != DEFAULT:
+        options = {"clip": 1.0, **options, **json.loads(cell["options"])}
+        # what is not said in a grid has the value of runs without a target
+        kind = protocol_class(setting.protocol)
+        options = {**kind().get_params(), **options}
+    method = protocol_class(setting.protocol)(**options | {"target_epsilon": setting.epsilon})
+    fitted = method.fit(federation, SEEDED)
+    return {
+        "accuracy": float(np.nanmean(fitted.scores_)),
+        "ari": None if fitted.agreement_ is None else fitted.agreement_["ari"],
+        "chosen": json.dumps(fitted.kept_.learned.config.get("chosen", {})),
+        "noise": float(fitted.kept_.learned.config["noise"]),
+    }
+
+
+def judged(part: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return for each setting the default beside the best of the grid.
+
+    Args:
+        part: of the settings.
+        rows: of the sheet.
+    """
+    found = []
+    for name, setting in settings_of(part).items():
+        scores: dict[str, dict[str, float]] = {}
+        chosen = ""
+        for row in rows:
+            if (row["part"], row["setting"], row["status"]) == (part, name, "done"):
+                scores.setdefault(row["options"], {})[row["seed"]] = float(row["accuracy"])
+                chosen = row["chosen"] if row["options"] == DEFAULT else chosen
+        own = scores.pop(DEFAULT, {})
+        whole = {key: of for key, of in scores.items() if of.keys() >= own.keys()}
+        if not own or not whole:
+            continue
+        best = max(whole, key=lambda key: fmean(whole[key][seed] for seed in own))
+        best_mean = fmean(whole[best][seed] for seed in own)
+        fair = fmean(_fairly_best(whole, own, seed) for seed in own)
+        mean = fmean(own.values())
+        found.append(
+            {
+                "part": part,
+                "setting": name,
+                "protocol": setting.protocol,
+                "data": setting.data,
+                "clients": setting.clients,
+                "epsilon": setting.epsilon,
+                "chosen": _in_words(chosen),
+                "accuracy": f"{mean:.3f}",
+                "best": f"{best_mean:.3f}",
+                "best_options": _in_words(best),
+                "gap": f"{fair - mean:.3f}",
+                "within": fair - mean <= MARGIN,
+                "lost": mean < 1 / CLASSES + ABOVE_CHANCE <= fair,
+                "seeds": len(own),
+            }
+        )
+    return found
+
+
+def _fairly_best(
+    scores: Mapping[str, Mapping[str, float]], seeds: Mapping[str, float], seed: str
+) -> float:
+    """Return the accuracy on a seed of the options that are best on the others.
+
+    Args:
+        scores: by options and seed.
+        seeds: all of them.
+        seed: one of them.
+    """
+    others = [other for other in seeds if other != seed] or [seed]
+    best = max(scores, key=lambda key: fmean(scores[key][other] for other in others))
+    return scores[best][seed]
+
+
+def _in_words(options: str) -> str:
+    """Return options as on the command line, without the clip norm."""
+    values = json.loads(options)
+    values.pop("clip", None)
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Run what is missing, and print how the defaults compare."""
+    parser = parser_of(__doc__, seeds=2, minutes=15.0)
+    parser.add_argument("--part", choices=[DEVELOPMENT, HELD_OUT], default=HELD_OUT)
+    chosen = read_options(parser, argv)
+    sheet = Sheet("target_runs", RESULTS)
+    rows = sheet.fill(cells(chosen.part, chosen.seeds), measure, chosen.minutes)
+    lines = [line for part in (DEVELOPMENT, HELD_OUT) for line in judged(part, rows)]
+    for part in (DEVELOPMENT, HELD_OUT):
+        some = [line for line in lines if line["part"] == part]
+        within = sum(line["within"] for line in some)
+        lost = sum(line["lost"] for line in some)
+        print(f"{part}: {within} of {len(some)} within {MARGIN}, {lost} at chance")
+    return write("target", lines)
+
+
+if __name__ == "__main__":
+    print(main())
