@@ -76,6 +76,8 @@ class Setting:
 
 
 FOUR = {"k": 4}
+# steps over all samples, as in `benchmarks.field`: a few hundred by mini-batches take minutes
+WHOLE = {"epochs": 1, "batch_size": 1000, "lr": 1.0}
 # values of mechanisms, by protocol
 GRIDS: dict[str, list[dict[str, Any]]] = {
     "signature": [{}, {"cluster_noise": 0.25}, {"cluster_noise": 0.0625}],
@@ -119,8 +121,10 @@ DEVELOPED: dict[str, Setting] = {
 # secure sums over so many clients take minutes, and have the noise of a trusted server
 TRUSTED = {"aggregation": "plain", "placement": "central"}
 OF_OTHERS: dict[str, Setting] = {
-    "field signature": Setting("signature", "mnist", SWAP, 21, 300, 4.0, {**EXAMPLE, **FOUR}),
-    "field fedavg": Setting("fedavg", "mnist", TURN, 21, 300, 4.0, EXAMPLE),
+    "field signature": Setting(
+        "signature", "mnist", SWAP, 21, 300, 4.0, {**EXAMPLE, **FOUR, **WHOLE}
+    ),
+    "field fedavg": Setting("fedavg", "mnist", TURN, 21, 300, 4.0, {**EXAMPLE, **WHOLE}),
     "hidden": Setting("hidden", "mnist", SWAP, 200, 100, 8.0, {**CLIENT, **FOUR, **TRUSTED}),
 }
 
@@ -135,6 +139,8 @@ def drawn() -> dict[str, Setting]:
         options, low, high = PROTOCOLS[name]
         power = draw.integers(int(math.log2(low)), int(math.log2(high)), endpoint=True)
         data = str(draw.choice(["digits", "mnist", "fashion_mnist"]))
+        if data != "digits" and options["dp_unit"] == "example":
+            options = {**options, **WHOLE}
         settings[f"{name} {1 + number // len(names)}"] = Setting(
             name,
             data,
@@ -163,10 +169,10 @@ def grid_of(setting: Setting) -> list[dict[str, Any]]:
         setting: of the runs.
     """
     own = GRIDS.get(setting.protocol, [{}])
-    if setting.protocol not in GRIDS and setting.options == CLIENT:
+    if setting.protocol not in GRIDS and setting.options["dp_unit"] == "client":
         own = PLACES
     grid = []
-    trained = NETWORKS_AND_ROUNDS + (FEWER if setting.options.get("dp_unit") == "client" else [])
+    trained = NETWORKS_AND_ROUNDS + (FEWER if setting.options["dp_unit"] == "client" else [])
     for (network, rounds), mechanism in itertools.product(trained, own):
         # before its clusters FL+HC trains for ten rounds
         if setting.protocol == "flhc" and rounds <= 10:

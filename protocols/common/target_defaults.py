@@ -14,8 +14,8 @@ numbers of samples. All of these are public in such a run (`runs.config.known`,
    the linear network; one start; fewer rounds, by halves, down to `FEWEST`; less noise in what
    clusters follow from, by halves, as long as that of training grows by no more than `DEARER`.
 4. Where clusters still do not carry, the first mechanism of `MECHANISMS` that the method has and
-   that brings them closer, with the changes of 2 and 3 anew: a signature, which is sent once, or
-   else sketches of updates.
+   that brings them closer, with the changes of 2 and 3 anew, and does not drown training: a
+   signature, which is sent once, or else sketches of updates.
 
 Participation stays at 1, its default: no amplification by sampling clients is claimed, and a mean
 over fewer clients has more noise. Never chosen are options that say what is protected, and from
@@ -36,6 +36,7 @@ from securecluster.protections.registry import ADVISED
 from securecluster.runs.derived import CHOSEN
 from securecluster.runs.power_check import (
     CLUSTERS,
+    DROWNED,
     EIGENVECTORS,
     EXAMPLES,
     GRADIENTS,
@@ -272,7 +273,8 @@ def _improved_with(
     if other is None:
         return None
     other = _improved(other, free)
-    return other if other.strain(CLUSTERS) < own.strain(CLUSTERS) else None
+    drowns = other.check.verdict(TRAINING) == DROWNED != own.check.verdict(TRAINING)
+    return other if other.strain(CLUSTERS) < own.strain(CLUSTERS) and not drowns else None
 
 
 def _started(
