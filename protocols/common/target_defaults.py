@@ -13,9 +13,9 @@ numbers of samples. All of these are public in such a run (`runs.config.known`,
 3. As long as the power check (`runs.power_check`) does not say that training and clusters carry:
    the linear network; one start; fewer rounds, by halves, down to `FEWEST`; less noise in what
    clusters follow from, by halves, as long as that of training grows by no more than `DEARER`.
-4. Where clusters still do not carry, the first mechanism of `MECHANISMS` that the method has and
-   that brings them closer, with the changes of 2 and 3 anew, and does not drown training: a
-   signature, which is sent once, or else sketches of updates.
+4. Where clusters still do not carry, for methods that cluster by updates as they are or shortened
+   (`cfl`, `flhc`): the first mechanism of `MECHANISMS` that brings them closer, with the changes of
+   2 and 3 anew, and does not drown training: a signature, which is sent once, or else sketches.
 
 Participation stays at 1, its default: no amplification by sampling clients is claimed, and a mean
 over fewer clients has more noise. Never chosen are options that say what is protected, and from
@@ -112,8 +112,10 @@ def chosen_for(method: ProtocolHooks, facts: Facts) -> dict[str, Any]:
     candidate = _Candidate.of(method, facts, start)
     if candidate is not None:
         candidate = _improved(candidate, free)
+        # what other methods cluster by is what they are, and no choice
+        by_updates = free >= {"signature", "sketch", "compress"}
         for mechanism in MECHANISMS:
-            if candidate.strain(CLUSTERS) > 0 and set(mechanism) <= free:
+            if candidate.strain(CLUSTERS) > 0 and by_updates:
                 other = _improved_with(mechanism, candidate, free)
                 if other is not None:
                     candidate = other
