@@ -240,7 +240,10 @@ class Cell(sweep_runner.Cell):
             "spent": sweep_costs.as_json(ledger.dearest(protocol.delta)),
         }
         if self.by == EPSILON:
+            # a target chooses what is not given
+            settled = protocol.result_.method
             measured["noise"] = float(config["noise"])
+            measured |= {"mechanism": mechanism(settled), "clip": settled.privacy.clip}
         return measured
 
 

@@ -413,6 +413,7 @@ def test_epsilon_is_a_target_for_the_whole_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["fedavg", "fedavg:placement=central", *SMALL, "--clip", "1", "--seeds", "1"]
+    arguments += ["--aggregation", "plain"]
     out = tmp_path / "r"
     assert main(["sweep", *arguments, "--epsilon", "inf", "8", "--out", str(out)]) == 0
     lines = _table(out / "runs.csv")
@@ -432,7 +433,7 @@ def test_epsilon_is_a_target_for_the_whole_run(
 def test_what_takes_no_such_noise_is_recorded_with_the_reason(tmp_path: Path) -> None:
     arguments = ["oneshot", "oneshot:gram-mechanism=naive", *SMALL, "--tasks", "2", "--clip", "1"]
     out = tmp_path / "r"
-    levels = ["--epsilon", "8", "--seeds", "1", "--dp-unit", "client"]
+    levels = ["--epsilon", "8", "--seeds", "1", "--dp-unit", "client", "--aggregation", "plain"]
     assert main(["sweep", *arguments, *levels, "--quiet", "--out", str(out)]) == 0
     done, refused = _table(out / "runs.csv")
     assert (done["status"], done["mechanism"]) == ("done", "local+gram")

@@ -251,8 +251,9 @@ def test_an_owner_s_epsilon_ends_the_run_at_its_node(
 def test_a_target_holds_over_restarts_of_the_node(
     federation: Federation, enrolled: Enrolled, tmp_path: Path
 ) -> None:
-    made = FedAvg(**SMALL, clip=1.0, target_epsilon=4.0)
-    greedy = FedAvg(**{**SMALL, "rounds": 6}, clip=1.0, target_epsilon=4.0)
+    params = {**SMALL, "clip": 1.0, "target_epsilon": 4.0, "aggregation": "plain"}
+    made = FedAvg(**params)
+    greedy = FedAvg(**{**params, "rounds": 6})
     nodes = nodes_of(made, federation, enrolled, tmp_path)
     proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
     for node in nodes:

@@ -13,14 +13,15 @@ from securecluster import Federation, LabelSwap, Settings, load
 from securecluster.app.cli import main
 from securecluster.core.serialization import pack
 from securecluster.data.facts import agree
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.errors import PolicyError, RunFolderError, UsageError
 from securecluster.protocols import CFL, IFCA, FedAvg
+from securecluster.protocols.common.target_defaults import chosen_for
 from securecluster.runs import run_folder
 from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types
+from securecluster.runs.derived import as_agreed, call_types
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
-from securecluster.runs.proposal import Proposal
+from securecluster.runs.proposal import Proposal, accepted
 from securecluster.runs.server_run import ServerRun
 from securecluster.runtime.transport import Framed
 
@@ -56,6 +57,7 @@ def server_of(made: Any, nodes: list[Node], **options: Any) -> ServerRun:
     proposal = Proposal.of(made, facts, "float32", None)
     for node in nodes:
         node.agree(proposal.packed())
+    made = as_agreed(made, proposal.config)
     doors: dict[int, Callable[[bytes], bytes]] = {node.number: node.answer for node in nodes}
     check = Deployment(made, proposal.config).reply_check()
     transport = Framed(doors, lambda name: call_types(made, name)[1], strict=False, check=check)
@@ -100,6 +102,32 @@ def test_its_folder_is_read_as_any_run_s_and_has_nothing_of_clients(
             ask()
     with pytest.raises(UsageError, match="a server's result"):
         loaded.join(federation)
+
+
+def test_nodes_derive_what_a_target_chooses_by_themselves(
+    federation: Federation, tmp_path: Path
+) -> None:
+    made = FedAvg(target_epsilon=50.0, epochs=1)
+    nodes = nodes_of(made, federation, tmp_path)
+    fitted = server_of(made, nodes).carried_out(tmp_path / "server")
+    chosen = chosen_for(made, federation.facts)
+    assert chosen.keys() == {"clip", "aggregation", "model", "rounds"}
+    assert len(fitted.history_) == chosen["rounds"]
+    content = run_folder.result_of(tmp_path / "server")
+    assert content["chosen"] == chosen
+    assert fitted.ledger_.price().epsilon <= 50.0
+    assert main(["replay", str(tmp_path / "server")]) == 0
+    # a server that was given another number of rounds has none of its own choosing
+    given = FedAvg(target_epsilon=50.0, epochs=1, rounds=30)
+    other = Proposal.of(given, federation.facts, "float32", None)
+    with pytest.raises(PolicyError, match="rounds"):
+        accepted(other, nodes[0].method, *_own(nodes[0], federation))
+
+
+def _own(node: Node, federation: Federation) -> tuple[Any, ...]:
+    """Return what else a node needs to accept a proposal."""
+    facts = federation.select([node.number]).facts_of(0, samples=True, classes=True)
+    return facts, node.number, node.policy, None
 
 
 def test_what_the_server_does_not_know_is_unknown_in_its_result(
