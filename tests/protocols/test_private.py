@@ -277,7 +277,6 @@ def test_central_noise_on_a_mean_is_smaller_by_the_root_of_the_clients(small: Fe
     ("params", "sentence"),
     [
         ({"noise": 1.0}, "without a clip"),
-        ({"target_epsilon": 1.0}, "without a clip"),
         ({"clip": 1.0, "noise": 1.0, "target_epsilon": 1.0}, "give one of them"),
         ({"clip": 0.0}, "clip = 0.0"),
         ({"clip": math.nan}, "clip = nan"),
