@@ -38,9 +38,9 @@ ChangeUpdate = Callable[[int, torch.Tensor, int], torch.Tensor]
 ChangeTogether = Callable[[tuple[int, ...], torch.Tensor, int], torch.Tensor]
 # hyper-parameters of protection, which an unprotected twin has at their defaults
 PROTECTION = (
-    "clip", "noise", "placement", "dp_unit", "loss_clip", "loss_noise", "cluster_noise",
-    "target_epsilon", "signature_noise", "sum_bound", "cohort_size", "gram_noise",
-    "gram_mechanism", "relevance", "relevance_release", "exact_weights",
+    "clip", "noise", "placement", "dp_unit", "loss_clip", "loss_noise", "target_epsilon",
+    "signature_noise", "sum_bound", "cohort_size", "gram_noise", "gram_mechanism", "relevance",
+    "relevance_release", "exact_weights", "cluster_noise",
 )  # fmt: skip
 # those whose defaults protect
 OPEN = {"mask": "none", "layer_mask": "none", "sealed": False, "aggregation": "plain"}

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks.grid import parser_of, product, read_options, with_seeds
 from benchmarks.sheet import Cell, Row, Sheet
-from benchmarks.table import RESULTS, SEEDED, write
+from benchmarks.table import RESULTS, SEEDED, read, write
 from securecluster import Federation
 from securecluster.app.registry import protocol_class
 from securecluster.data.scenarios import scenario
@@ -253,14 +253,15 @@ def judged(part: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     found = []
     for name, setting in settings_of(part).items():
-        scores: dict[str, dict[str, float]] = {}
+        whole: dict[str, dict[str, float]] = {}
         chosen = ""
         for row in rows:
             if (row["part"], row["setting"], row["status"]) == (part, name, "done"):
-                scores.setdefault(row["options"], {})[row["seed"]] = float(row["accuracy"])
+                whole.setdefault(row["options"], {})[row["seed"]] = float(row["accuracy"])
                 chosen = row["chosen"] if row["options"] == DEFAULT else chosen
-        own = scores.pop(DEFAULT, {})
-        whole = {key: of for key, of in scores.items() if of.keys() >= own.keys()}
+        # seeds of which every run is done
+        seeds = set.intersection(*map(set, whole.values())) if whole else set()
+        own = {seed: score for seed, score in whole.pop(DEFAULT, {}).items() if seed in seeds}
         if not own or not whole:
             continue
         best = max(whole, key=lambda key: fmean(whole[key][seed] for seed in own))
@@ -316,7 +317,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--part", choices=[DEVELOPMENT, HELD_OUT], default=HELD_OUT)
     chosen = read_options(parser, argv)
     sheet = Sheet("target_runs", RESULTS)
-    rows = sheet.fill(cells(chosen.part, chosen.seeds), measure, chosen.minutes)
+    sheet.fill(cells(chosen.part, chosen.seeds), measure, chosen.minutes)
+    rows = read(sheet.path)
     lines = [line for part in (DEVELOPMENT, HELD_OUT) for line in judged(part, rows)]
     for part in (DEVELOPMENT, HELD_OUT):
         some = [line for line in lines if line["part"] == part]
