@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from securecluster.core.validation import NoiseMultiplier, Number, OneOf
 from securecluster.data.facts import Facts
@@ -30,8 +30,6 @@ from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks
-
-M = TypeVar("M", bound="ProtocolHooks")
 
 LOCAL = "local"
 DISTRIBUTED = "distributed"
@@ -167,7 +165,7 @@ class PrivacyOptions(OptionGroup):
             return DISTRIBUTED
         return LOCAL
 
-    def settled(self, method: M, facts: Facts) -> M:
+    def settled(self, method: Any, facts: Facts) -> Any:
         """Return the method with all options, of which a target ε chooses those not given.
 
         Args:
