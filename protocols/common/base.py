@@ -350,7 +350,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 numbers of samples where they are needed.
         """
         facts = data.facts
-        settled = self.privacy.settled(self, facts)
+        settled: ClusteringProtocol = self.privacy.settled(self, facts)
         if settled is not self:
             return settled.config(facts, dtype)
         dimension = initial_model(self, facts).dimension
