@@ -59,8 +59,8 @@ DISTRIBUTED = "distributed"
 FEWEST = 10  # rounds
 # strain of training, by kinds of rows, up to which rounds are kept. A clipped update moves a model
 # by S at most, and its noise counts in full, so that fewer rounds help beyond what is borne; in
-# DP-SGD more steps make up for more noise until training is drowned. Both were found on the
-# development settings of `benchmarks.target`.
+# DP-SGD more steps make up for more noise until it is twice the longest update. Both were found on
+# the development settings of `benchmarks.target`.
 ENOUGH: Mapping[str, float] = {UPDATE: -0.5, GRADIENTS: 0.6}
 # strain of training from which on a choice counts as bad
 LOST: Mapping[str, float] = {UPDATE: 1.0, GRADIENTS: 0.6}
@@ -163,7 +163,7 @@ class _Candidate:
 
     @property
     def drowned(self) -> bool:
-        """Return whether nothing that is left to choose would help training."""
+        """Return whether the noise of training is too much for whatever else is chosen."""
         worst = self.check.worst(TRAINING)
         return worst is not None and worst.strain >= LOST[worst.kind]
 
