@@ -20,6 +20,7 @@ from securecluster.runs import run_folder
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import as_agreed, call_types
 from securecluster.runs.node import Node
+from securecluster.runs.plots import curves
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
 from securecluster.runs.server_run import ServerRun
@@ -209,4 +210,7 @@ def test_scores_that_clients_tell_are_in_the_result_and_marked(
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "accuracy before clusters –, after 0.750" in out
     assert "accuracy that clients told of their own test samples" in out
+    fitted = load(folder)
+    # scores of the end alone have no curve
+    assert curves.draw(folder, content, fitted.history_, fitted.state_) == []
     assert not (folder / "clients.safetensors").exists()

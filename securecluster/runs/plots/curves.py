@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.runs.contents import Result, scores_of
+from securecluster.runs.contents import Result
 from securecluster.runs.number_format import printable
 from securecluster.runs.plots.dendrogram import dendrogram
 from securecluster.runs.plots.figure import Drawing, figure, figure_of, save_all
@@ -41,9 +41,9 @@ def draw(
         The paths of the pictures.
     """
     pictures: Drawings = {}
-    # no client's score: the metric has no curve
-    if scores_of(content)["after"] is not None:
-        metric = content["metric"]
+    metric = content["metric"]
+    # without clients' scores in each round the metric has no curve
+    if any(line.get(metric) is not None for line in history):
         pictures[f"{metric}.png"] = partial(learning, history, metric, content["unit"], "")
     pictures |= _matrices(state, content)
     pictures |= _histories(state, history, content)
