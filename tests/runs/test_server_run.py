@@ -193,6 +193,7 @@ def test_an_audit_needs_the_clients_data_and_works_with_it(
     assert results
 
 
+@pytest.mark.usefixtures("pictures")
 def test_scores_that_clients_tell_are_in_the_result_and_marked(
     federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
