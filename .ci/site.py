@@ -9,6 +9,7 @@ result.json. mkdocs calls `on_config`, `on_files` and `on_post_build`.
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints, is_typeddict
+from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 ROOT = Path(__file__).resolve().parent.parent
 # pages of the top folder, by place on the site
@@ -329,15 +330,14 @@ def method_page(own: Section) -> str:
     texts = dict(zip(parts[::2], parts[1::2], strict=True))
     options = options_table(kind, own=True)
     shared = "[options of every method](../reference/command-line.md#run)"
+    clusters = {"yes": "must be given", "no": "is found"}.get(fact.k, "may be given")
     facts = [
-        ["number of clusters", {"yes": "must be given", "no": "found"}.get(fact.k, "may be given")],
-        ["finds", fact.finds],
-        ["the server reads", fact.reads],
-        ["command", f"`securecluster run {own.name}`"],
-        ["Python", f"`securecluster.{kind.__name__}`"],
+        f"Finds {fact.finds}; the number of clusters {clusters}.",
+        f"The server reads {fact.reads}.",
+        f"`securecluster run {own.name}`, or `securecluster.{kind.__name__}` in Python.",
     ]
     pieces = [
-        f"# {own.title}\n\n{paper.strip()}\n\n{table(['', ''], facts)}",
+        f"# {own.title}\n\n{paper.strip()}\n\n{bullets(facts)}",
         f"## Idea\n\n{texts['Idea'].strip()}",
         f"## Options\n\n{texts['Options'].strip()}",
     ]
@@ -367,13 +367,13 @@ def disclosed(name: str) -> str:
     pieces = []
     views = method.disclosures().of_run(method)
     for reader, sentences in (
-        ("the server", views.server),
-        ("a local parameter server", views.lps),
-        ("other clients", views.clients),
+        ("the server learns", views.server),
+        ("a local parameter server learns", views.lps),
+        ("other clients learn", views.clients),
     ):
         if sentences:
             pieces.append(
-                f"Beyond the values of replies, {reader} sees, with the default options:\n\n"
+                f"Beyond the values of replies, {reader}, with the default options:\n\n"
                 + bullets(sentences)
             )
     rows = [[f"`{message}`", *cells] for message, cells in messages(method.client)]
@@ -449,11 +449,13 @@ def options_table(kind: Any, own: bool = False, defaults: Mapping[str, Any] | No
     shared: set[str] = set()
     if own:
         shared = {option.name for option in fields(protocol_class(None))}
-    rows = [
-        [f"`{option.label}`", f"`{option.default}`" if option.default else "", escaped(option.text)]
-        for option in command_line._options(command_line.Section("", kind, None, defaults or {}))
-        if option.field not in shared
-    ]
+    rows = []
+    for option in command_line._options(command_line.Section("", kind, None, defaults or {})):
+        if option.field not in shared:
+            flag, _, takes = option.label.replace(", ", ",").partition(" ")
+            label = "<br>".join([*(f"`{name}`" for name in flag.split(",")), takes])
+            default = f"`{option.default}`" if option.default else ""
+            rows.append([label, default, escaped(option.text)])
     return table(["option", "default", "meaning"], rows) if rows else ""
 
 
@@ -462,9 +464,10 @@ def command_line_page() -> str:
     from securecluster.app.options import with_common
     from securecluster.app.registry import protocol_class
 
+    usage, _, _ = printed("--help").partition("\n\nprotocols: ")
     pieces = [
         "# Command line",
-        f"```text\n{printed('--help')}```",
+        f"```text\n{usage}\n```",
         "## run",
         "Options of every method; [each method](../methods/index.md) has its own besides. In "
         "Python they are arguments of the same names, with `_` for `-`: those of the method and of "
@@ -475,7 +478,7 @@ def command_line_page() -> str:
     for section in with_common({}).values():
         title = section.title[0].upper() + section.title[1:]
         pieces += [f"### {title}", options_table(section.kind, defaults=section.defaults)]
-    commands = re.findall(r"^  ([a-z-]+)(?: ([a-z|]+\|[a-z|]+))?", printed("--help"), re.MULTILINE)
+    commands = re.findall(r"^  ([a-z-]+)(?: ([a-z|]+\|[a-z|]+))?", usage, re.MULTILINE)
     for command, parts in commands:
         if command == "run":
             continue
@@ -575,7 +578,7 @@ def directive(path: str, members: bool = True) -> str:
     """
     text = f"::: {path}"
     if not members:
-        text += "\n    options:\n      members: false\n      show_bases: false"
+        text += "\n    options:\n      members: false"
     return text
 
 
@@ -586,20 +589,19 @@ def result_page() -> str:
     declared = [value for value in vars(contents).values() if is_typeddict(value)]
     links = {kind.__name__: f"[{kind.__name__}](#{slug(kind.__name__)})" for kind in declared}
     pieces = [
-        "# result.json, config.json, history.jsonl, compare.json",
-        "The entries that commands read back, by their types; `null` is None. A protocol may add "
-        "entries. A [run folder](../runs.md) is checked against this when it is opened.",
+        "# result.json and the files beside it",
+        "The entries that commands read back, and their types; a [run folder](../runs.md) is "
+        "checked against them when it is opened. `None` is `null`. Protocols may add entries.",
     ]
-    first = ("Result", "Privacy", "Metrics", "Sent")
-    order = sorted(declared, key=lambda kind: (kind.__name__ not in first, declared.index(kind)))
-    for kind in order:
-        hints = get_type_hints(kind)
+    # what a reader comes for, and then what it consists of
+    for kind in sorted(declared, key=lambda kind: kind is not contents.Result):
         rows = []
-        for name, hint in hints.items():
-            text = escaped(_type_in_words(hint))
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            needed = get_origin(hint) is not NotRequired
+            text = escaped(_type_in_words(hint if needed else get_args(hint)[0]))
             for other, link in links.items():
                 text = re.sub(rf"\b{other}\b", link, text)
-            rows.append([f"`{name}`", text, "" if name in kind.__required_keys__ else "may lack"])
+            rows.append([f"`{name}`", text, "" if needed else "may be absent"])
         about = (kind.__doc__ or "").strip()
         if about.startswith("dict("):  # a class by call has no text of its own
             about = ""
@@ -634,4 +636,5 @@ def names(words: Iterable[str]) -> str:
 
 def escaped(text: str) -> str:
     """Return a plain text as a cell of a table."""
-    return re.sub(r"([\\|<>*_\[\]])", r"\\\1", text)
+    text = html.escape(text, quote=False).replace("|", "&#124;")
+    return re.sub(r"([\\*_\[\]])", r"\\\1", text)
