@@ -38,6 +38,8 @@ LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]+)?\)"
 REFERENCE = re.compile(r"^(\[[^]\n]+\]:) (?!https?:)([^\s#]+)(#\S+)?$", re.MULTILINE)
 FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 PART = re.compile(r"^\*\*([^*\n]+)\.\*\*\s+", re.MULTILINE)
+# search shows other pages first
+RARER = "---\nsearch:\n  boost: 0.3\n---\n\n"
 COLUMNS = "100"  # of help texts
 
 
@@ -123,6 +125,9 @@ def site() -> dict[str, str]:
             found[place] = with_file(moved(notebook(ROOT / path), path, place), path)
         elif path != METHODS:
             found[place] = moved((ROOT / path).read_text(encoding="utf-8"), path, place)
+    for place in found:
+        if place.startswith("evidence/") or place == "CHANGELOG.md":
+            found[place] = f"{RARER}{found[place]}"
     found[METHODS_INDEX] = moved(methods_page(), METHODS, METHODS_INDEX)
     for own in sections():
         found[own.place] = moved(method_page(own), METHODS, own.place)
@@ -584,6 +589,7 @@ def directive(path: str, members: bool = True) -> str:
 
 def result_page() -> str:
     """Return the page of the entries of result.json and of the files beside it."""
+    from securecluster.core import field_docs
     from securecluster.runs import contents
 
     declared = [value for value in vars(contents).values() if is_typeddict(value)]
@@ -591,21 +597,27 @@ def result_page() -> str:
     pieces = [
         "# result.json and the files beside it",
         "The entries that commands read back, and their types; a [run folder](../runs.md) is "
-        "checked against them when it is opened. `None` is `null`. Protocols may add entries.",
+        "checked against them when it is opened. `None` is `null`. Entries that are written and "
+        "not read, and those that single protocols add, are not listed.",
     ]
     # what a reader comes for, and then what it consists of
     for kind in sorted(declared, key=lambda kind: kind is not contents.Result):
         rows = []
+        texts = field_docs._own_descriptions(kind)
         for name, hint in get_type_hints(kind, include_extras=True).items():
             needed = get_origin(hint) is not NotRequired
             text = escaped(_type_in_words(hint if needed else get_args(hint)[0]))
             for other, link in links.items():
                 text = re.sub(rf"\b{other}\b", link, text)
-            rows.append([f"`{name}`", text, "" if needed else "may be absent"])
+            absent = "" if needed else "may be absent"
+            meaning = "; ".join(filter(None, [texts.get(name, ""), absent]))
+            rows.append([f"`{name}`", text, meaning])
         about = (kind.__doc__ or "").strip()
         if about.startswith("dict("):  # a class by call has no text of its own
             about = ""
-        pieces.append(f"## {kind.__name__}\n\n{about}\n\n{table(['entry', 'type', ''], rows)}")
+        pieces.append(
+            f"## {kind.__name__}\n\n{about}\n\n{table(['entry', 'type', 'meaning'], rows)}"
+        )
     return "\n\n".join(pieces) + "\n"
 
 
