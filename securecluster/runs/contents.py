@@ -282,9 +282,10 @@ class Result(TypedDict):
     """its name"""
     scenario: str
     """how clients' data differ, as `--scenario` names it"""
-    model: Any  # a name, or the description of a module
-    seed: int | None  # null where keys follow from it
-    """of data, models and public draws"""
+    model: Any
+    """its name, or the description of a module"""
+    seed: int | None
+    """of data, models and public draws; null where keys follow from it"""
     device: str
     """cpu or cuda"""
     version: str
