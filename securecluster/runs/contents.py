@@ -18,13 +18,21 @@ class RunConfig(TypedDict):
     """Content of a run's config.json; the options have classes of their own."""
 
     schema: int
+    """number of the format"""
     version: str
+    """of the package that wrote it"""
     protocol: dict[str, Any]
+    """its name and options"""
     simulation: dict[str, Any] | None
+    """data, scenario and clients; None of a federation made in Python"""
     settings: dict[str, Any]
+    """those of `Settings`"""
     data_digest: str
+    """of all clients' data, which `resume` and newcomers are checked by"""
     clients: list[str]
+    """names, in the order of their numbers"""
     network: dict[str, Any]
+    """what clients and server agreed on before the first round"""
 
 
 class ComparisonConfig(TypedDict):
@@ -46,68 +54,101 @@ class Scores(TypedDict):
     """Metric before the first clusters, at the end, and in each cluster at the end."""
 
     before: float | None
+    """of the last model that all clients shared"""
     after: float | None
+    """mean over clients at the end"""
     per_cluster: list[float | None]
+    """mean over each cluster's clients at the end"""
 
 
 class Metrics(TypedDict):
     """Agreement with the true clusters; the scores stand beside it under the metric's name."""
 
     ari: float | None
+    """adjusted Rand index"""
     nmi: float | None
+    """normalized mutual information"""
     purity: float | None
+    """share of clients whose true cluster is the most frequent one of their cluster"""
     exact: bool | None
+    """whether both have the same groups"""
     at_target: float | None
+    """share of clients whose score reaches `target`"""
 
 
 class Counts(TypedDict):
     """Bytes of one message."""
 
     up: int
+    """from clients"""
     down: int
+    """to clients"""
     servers: NotRequired[int]
+    """between servers"""
 
 
 class Sent(TypedDict):
     """Bytes on the wire."""
 
     up: int
+    """from clients"""
     down: int
+    """to clients"""
     servers: int
+    """between servers"""
     by_message: dict[str, Counts]
+    """the same, by the client method that a message calls"""
 
 
 class Mask(TypedDict):
     """Mask of a run."""
 
     kind: str
+    """as `--mask` names it"""
     padding_bytes: int
+    """that it adds to every row"""
 
 
 class Field(TypedDict):
     """Field of clients' replies, as its reader received it."""
 
     method: str
+    """the client method"""
     field: str
+    """of the method's reply"""
     verb: str
+    """how it is read: gather (one by one), sum or pairs"""
     reader: str
+    """server, lps (the client's local parameter server) or client (sealed for others)"""
     mechanism: str
+    """exact, gaussian, skellam, free or public"""
     derived: bool
+    """computed from earlier releases alone"""
     masked: bool
+    """a mask covers it"""
     central: bool
+    """the server that reads it adds its noise"""
     summed: bool
+    """its reader has sums over several clients only"""
     paired: NotRequired[bool]
+    """its reader has sums of pairs only"""
     encrypted: NotRequired[str]
+    """what a key authority releases of it: sums, matrix or labels; empty without one"""
 
 
 class PricedRelease(TypedDict):
     """Releases of one kind."""
 
     method: str
+    """the client method"""
     field: str
+    """of its reply"""
     mechanism: str
+    """as in `fields`"""
     noise_multiplier: float | None
+    """σ over the clip norm"""
     times: int
+    """of the client with the most"""
 
 
 class UnsharedModels(TypedDict):
@@ -121,41 +162,72 @@ class OverRounds(TypedDict):
     """What secure sums tell over all rounds."""
 
     sentence: str
+    """the same in words"""
     rank: int
+    """number of independent lists of clients"""
     solvable: int
+    """clients whose row is a combination of sums"""
 
 
 class Privacy(TypedDict):
     """Section `privacy` of result.json."""
 
     masks: list[Mask]
+    """in the order of the run"""
     server_view: list[str]
+    """what the server saw, in sentences"""
     lps_view: NotRequired[list[str]]
+    """what local parameter servers saw"""
     authority_view: NotRequired[list[str]]
+    """what the key authority saw"""
     client_view: NotRequired[list[str]]
+    """what clients saw of others"""
     query_view: NotRequired[list[str]]
+    """what requests brought to clients"""
     unseen: NotRequired[list[str]]
+    """what the server did not see"""
     over_rounds: NotRequired[OverRounds]
+    """what secure sums tell together"""
     unprotected: NotRequired[list[str]]
+    """what went without mask or noise"""
     fields: list[Field]
+    """all that clients sent"""
     unshared_models: NotRequired[UnsharedModels]
+    """clusters whose clients trained alone, under noise"""
     tuned_models: NotRequired[str]
+    """that clients tuned their models after the run"""
     reproducible_keys: bool
+    """keys and noise follow from the seed: nothing is protected"""
     epsilon: float | None
+    """of everything released, for the unit of privacy, blanked; null is ∞"""
     epsilon_rdp: float | None
+    """the same, bounded by Rényi divergences"""
     epsilon_replace: float | None
+    """where the unit is replaced by another, and not blanked"""
     delta: float | None
+    """of (ε, δ)"""
     accountant: str
+    """origin of `epsilon`: nothing released, exact release, exact Gaussian, PRV or RDP"""
     unit: str
+    """of privacy: client or example"""
     neighbouring: str
+    """the two worlds that ε is about"""
     placement: str
+    """who adds the noise"""
     releases: list[PricedRelease]
+    """from which ε is computed"""
     free: NotRequired[list[str]]
+    """releases that cost nothing, and why"""
     declared_public: NotRequired[list[str]]
+    """fields that the protocol says are of nobody's data"""
     exact: list[str]
+    """releases without noise, for which ε is ∞"""
     assumed: NotRequired[list[str]]
+    """what the guarantee takes for granted"""
     not_covered: list[str]
+    """what ε leaves out"""
     uncovered_files: NotRequired[list[str]]
+    """files that hold what ε does not cover"""
 
 
 class Fallback(TypedDict):
@@ -205,34 +277,63 @@ class Result(TypedDict):
     """Content of result.json."""
 
     protocol: str
+    """its name"""
     data: str
+    """its name"""
     scenario: str
-    model: Any  # a name, or the description of a module
-    seed: int | None  # null where keys follow from it
+    """how clients' data differ, as `--scenario` names it"""
+    model: Any
+    """its name, or the description of a module"""
+    seed: int | None
+    """of data, models and public draws; null where keys follow from it"""
     device: str
+    """cpu or cuda"""
     version: str
+    """of the package that wrote it"""
     clients: int
+    """their number"""
     names: list[str]
+    """of clients, in the order of all lists below"""
     class_names: NotRequired[list[Any]]
+    """labels as they came, where these were no class numbers"""
     feature_names: NotRequired[list[str]]
+    """columns, where the data had names"""
     clusters: int
+    """number of clusters found"""
     labels: list[int]
+    """each client's cluster, from 0"""
     truth: list[int] | list[str] | None
+    """each client's true cluster, where known"""
     dropped: dict[str, list[int]]
+    """rounds in which a client did not reply, by name"""
     refused: NotRequired[dict[str, dict[str, list[int]]]]
+    """rounds in which a client refused a request, by name and reason"""
     rounds: int
+    """those asked for; each method says which they are"""
     warning: NotRequired[str]
+    """where clusters or models are not to be trusted"""
     metrics: Metrics
+    """with the scores under the metric's name"""
     metric: str
+    """accuracy, perplexity or position_error"""
     unit: str
+    """of the metric"""
     target: float
+    """of `at_target`"""
     leaves: NotRequired[list[int]]
+    """of CFL: each cluster's leaf in the tree of splits"""
     fallback: NotRequired[Fallback]
+    """of CFL with `--fallback`"""
     bytes: Sent
+    """on the wire"""
     privacy: Privacy
+    """who saw what, and ε"""
     chosen: NotRequired[dict[str, Any]]
+    """options that a target ε chose, by name"""
     power: NotRequired[PowerEntry]
+    """what noise leaves, as told before the run"""
     seconds: float
+    """of the run"""
 
 
 class SplitTest(TypedDict):
