@@ -5,6 +5,7 @@ Only here, above all protocols, does a name in a file stand for a class.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,16 @@ def run_config(folder: Path) -> RunConfig:
         UsageError: the folder contains a sweep.
     """
     config = run_folder.run_config(folder)
+    options = protocol_type(folder, config)
+    # an option that came later has its default, by which the protocol is what it was before
+    later = {}
+    for option in dataclasses.fields(options):
+        if option.default is not dataclasses.MISSING:
+            later[option.name] = option.default
+    config["protocol"] = {**later, **config["protocol"]}
     params = dict(config["protocol"])
     params.pop("name", None)
-    check_options(folder / CONFIG, "protocol", params, protocol_type(folder, config))
+    check_options(folder / CONFIG, "protocol", params, options)
     return config
 
 
