@@ -198,11 +198,11 @@ def _known_models(start: Restart, used: Sequence[int]) -> dict[int, tuple[int, t
     There are none before the first average, which determines the number of parameters.
     """
     deltas = {}
-    for j in used:
-        posts = start.pending[j].posts
-        if posts:
+    # of all models: those in use at the end may be others than were trained
+    for j, pending in enumerate(start.pending):
+        if pending.posts:
             # the last row replaces the earlier ones: it is the delta since the start
-            deltas[j] = posts[-1].table[0]
+            deltas[j] = pending.posts[-1].table[0]
     if not deltas:
         return {}
     unmoved = torch.zeros_like(next(iter(deltas.values())))
