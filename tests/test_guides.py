@@ -419,6 +419,17 @@ def test_the_notebook_of_a_table_finds_the_hospitals_and_predicts_text(notebook:
 
 
 @pytest.mark.exhaustive
+def test_the_notebook_goes_from_a_project_of_flower_to_an_audited_run(notebook: Notebook) -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    names = notebook("flower")
+    assert names.ran.returncode == 0, names.ran.stdout[-3000:] + names.ran.stderr[-3000:]
+    assert names.verdicts["secure-sum-conformance"] == "at chance (secure sums held)"
+    assert names.verdicts["linkage"].startswith("not applicable")
+    twin = names.results.findings["unprotected"]
+    assert {finding.verdict for finding in twin} == {"better than chance"}
+
+
+@pytest.mark.exhaustive
 def test_the_notebook_records_and_attacks_an_app_of_flower(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
     code = [cell.source for cell in code_cells("audit-flower")]
