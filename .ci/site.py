@@ -34,7 +34,7 @@ TOP = {
 }
 METHODS = "docs/protocols.md"
 METHODS_INDEX = "methods/index.md"
-LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]+)?\)")
+LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|mailto:|data:)([^)#\s]*)(#[^)\s]+)?\)")
 REFERENCE = re.compile(r"^(\[[^]\n]+\]:) (?!https?:)([^\s#]+)(#\S+)?$", re.MULTILINE)
 FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 PART = re.compile(r"^\*\*([^*\n]+)\.\*\*\s+", re.MULTILINE)

@@ -15,11 +15,15 @@ python -m benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART �
 - positions: NSIM, which takes positions and no images. 20 persons of mobility, noise for whole
   clients on the layer that they send and on updates. It is left out where the data are not there.
 
+`--grid readme --seeds 20` (about ten minutes on one core) has those of `epsilon` that are not told
+the number of clusters, with enough seeds for intervals: the README's picture, methods.png.
+
 `--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
 networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
-which also have the pictures as PDF and SVG. `--picture` only draws noise.png anew: the parts,
-accuracy over bytes at equal ε, and the accuracy of honest clients over the share of malicious ones
-(`benchmarks.malicious_clients`, the behaviour that does most harm to each protocol).
+which also have the pictures as PDF and SVG. `--picture` only draws methods.png and noise.png anew.
+The latter has the parts, accuracy over bytes at equal ε, and the accuracy of honest clients over
+the share of malicious ones (`benchmarks.malicious_clients`, the behaviour that does most harm to
+each protocol).
 """
 
 from __future__ import annotations
@@ -125,18 +129,20 @@ EPSILON = Part(
     ("--epsilon", "1", "2", "4", "8", "inf"),
     ("--dp-unit", "example", "--clip", "1"),
 )
+# those of `epsilon` that are not told the number of clusters
+METHODS = Part(("signature", "srfca", "rdpcfl", "flhc", "cfl"), EPSILON.levels, EPSILON.options)
+SMALL = ("--model", "linear", "--rounds", "20", "--clients", "8", "--clusters", "2")
 GPU = ("--device", "cuda")
 GRIDS: dict[str, dict[str, dict[str, Part]]] = {
     "digits": {
         "digits": {
             "updates": UPDATES.on("--model", "mlp-32", "--rounds", "20"),
             "eigenvectors": EIGENVECTORS.on("--model", "mlp-32", "--rounds", "5"),
-            "epsilon": EPSILON.on(
-                *("--model", "linear", "--rounds", "20", "--clients", "8", "--clusters", "2")
-            ),
+            "epsilon": EPSILON.on(*SMALL),
         },
         "mobility": {"positions": POSITIONS},
     },
+    "readme": {"digits": {"methods": METHODS.on(*SMALL)}},
     "full": {
         data: {
             "updates": UPDATES.on("--data", data, *GPU),
@@ -213,6 +219,25 @@ def _has_positions() -> bool:
     """Return whether the data of mobility are there."""
     folder = locations.folder()
     return folder is not None and (folder / TRACES).is_file()
+
+
+def draw_methods() -> Path:
+    """Draw the README's picture: ARI over ε, large enough for a phone."""
+    import pandas
+
+    from securecluster import plot
+    from securecluster.runs.plots.figure import save
+
+    runs = pandas.read_csv(RESULTS / "noise_digits_methods_runs.csv", comment="#")
+    picture = plot.sweep(
+        runs,
+        size=(5.6, 4.6),
+        font=13,
+        title="signatures need the least ε",
+        xlabel="ε of a run for one image, at δ = 1e-5",
+        ylabel="clusters found (ARI)",
+    )
+    return save(RESULTS / "methods.png", picture)
 
 
 def draw_all() -> Path:
@@ -358,9 +383,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--picture", action="store_true", help="draw noise.png, and run nothing")
+    parser.add_argument("--picture", action="store_true", help="draw, and run nothing")
     chosen = parser.parse_args(argv)
     if chosen.picture:
+        print(draw_methods())
         print(draw_all())
         return
     for data, parts in GRIDS[chosen.grid].items():
@@ -372,6 +398,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 continue
             folder = chosen.out / f"noise-{data}-{name}"
             measure(f"{data}_{name}", part, chosen.seeds, chosen.jobs, folder)
+    if chosen.grid == "readme":
+        print(draw_methods())
     if chosen.grid == "digits" and not chosen.only:
         print(draw_all())
 

@@ -214,7 +214,7 @@ def test_lines_have_at_most_100_columns(name: str) -> None:
 
 def test_the_readme_is_short() -> None:
     text = DOCUMENTS["README.md"]
-    assert len(text.splitlines()) <= 180
+    assert len(text.splitlines()) <= 130
     assert len(text.split()) <= 1200
 
 

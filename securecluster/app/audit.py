@@ -49,6 +49,7 @@ from securecluster.core.progress import bar
 from securecluster.data import Federation
 from securecluster.errors import (
     NoOutputsError,
+    RunFolderError,
     SecureClusterError,
     SecureClusterWarning,
     UsageError,
@@ -421,7 +422,7 @@ def audited(
         raise UsageError("no attacks were given: name one, or leave the option out for all")
     chosen = [attack_named(name) for name in attack_names() if attacks is None]
     chosen += [attack_named(name) for name in attacks or ()]
-    _check_secret(run)
+    _check_secret(run, adversary)
     clock = Clock(budget)
     notes: list[str] = []
 
@@ -514,12 +515,28 @@ def finished(run: FinishedRun | ClusteringProtocol | Path | str) -> FinishedRun:
     return open_run(folder, "audit", own)
 
 
-def _check_secret(run: FinishedRun) -> None:
+def _check_secret(run: FinishedRun, adversary: Adversary) -> None:
     """Raise RunFolderError for a run whose secret was removed: it can be neither read nor repeated.
+
+    A server's folder has none, since each client has keys of its own.
 
     Args:
         run: the run.
+        adversary: whose view is attacked.
+
+    Raises:
+        RunFolderError: the secret was removed, or a server's folder has not all of the view.
     """
+    from securecluster.runs import run_folder
+
+    if run_folder.of_server(run.config):
+        if run.config["settings"]["transcript"] != "full" or AUTHORITY in adversary.parties:
+            raise RunFolderError(
+                f"{run.folder} does not hold all that {adversary.text} observed, and cannot be "
+                "repeated, since clients' keys are with the clients: give --as server, and let "
+                "the server keep a full transcript"
+            )
+        return
     if not Settings(**run.config["settings"]).keys_from_seed and not run_secret.read(run.folder):
         raise run_secret.missing(run.folder)
 
@@ -648,11 +665,16 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     Raises:
         OutOfTime: it does not fit into the time that is left.
     """
+    from securecluster.runs import run_folder
+
     run = target.run
     in_folder = column == RUN and _holds_the_view(target)
     if in_folder:
         restored = type(run.protocol)(**run.protocol.get_params())
         restored.result_ = restored.fitted_class.of_folder(restored, run.folder)
+        if run_folder.of_server(run.config):
+            target.say("Attacks on masks have no score: clients' keys are with the clients.")
+            return restored, []
         # only some attacks are compared with replies before protection
         if run.result["seconds"] > clock.left / 2:
             target.say("Attacks on masks have no score: repeating the run takes too long.")

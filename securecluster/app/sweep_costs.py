@@ -20,6 +20,7 @@ from securecluster.app.failures import Row
 from securecluster.core.serialization import typed
 from securecluster.privacy.dp.ledger import Expense, History, joint_price
 from securecluster.runs.number_format import enumerated
+from securecluster.training.config import FULL_GRADIENT
 
 # of the numbers of an expense
 SMALLEST = 1e-50
@@ -100,7 +101,8 @@ def _is_possible(expense: Expense) -> bool:
     if expense.samples is not None and not 0 <= expense.samples <= MOST:
         return False
     batch = 1 if expense.batch is None else expense.batch
-    return 1 <= expense.replace <= 2 and 1 <= batch <= MOST and 1 <= expense.epochs <= MOST
+    largest = FULL_GRADIENT.batch_size  # of a step over all samples, as in R-DPCFL's first round
+    return 1 <= expense.replace <= 2 and 1 <= batch <= largest and 1 <= expense.epochs <= MOST
 
 
 def totals(rows: Iterable[Row]) -> list[Total]:

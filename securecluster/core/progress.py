@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 # its records of level INFO are lines for the user
 logger = logging.getLogger("securecluster.progress")
 EVERY_S = 3.0  # seconds from one line to the next
+_inside: ContextVar[bool] = ContextVar("_inside", default=False)  # of the context of a bar
 
 
 def told_while_slow(work: str) -> Callable[[int, int], None]:
@@ -80,7 +82,8 @@ def bar(work: str, total: int, shown: bool | None) -> Iterator[Callable[[int], N
         work: what is done, in front of the bar.
         total: number of steps.
         shown: None shows it where somebody works with Python by hand: in a notebook, or at a prompt
-            in a terminal. Scripts, tests and pipes print nothing then.
+            in a terminal. Scripts, tests and pipes print nothing then, and neither does work that
+            is a step of other work with a bar, whether that one is shown or not.
 
     Yields:
         A function of the number of steps that are done.
@@ -88,14 +91,19 @@ def bar(work: str, total: int, shown: bool | None) -> Iterator[Callable[[int], N
     notebook = "ipykernel" in sys.modules
     if shown is None:
         # Python and IPython set this where they have a prompt
-        shown = hasattr(sys, "ps1") and (notebook or sys.stderr.isatty())
-    if not shown:
-        yield lambda done: None
-    elif notebook:
-        yield _in_notebook(work, total)
-    else:
-        with _in_terminal(work, total) as advance:
-            yield advance
+        by_hand = hasattr(sys, "ps1") and (notebook or sys.stderr.isatty())
+        shown = by_hand and not _inside.get()
+    before = _inside.set(True)
+    try:
+        if not shown:
+            yield lambda done: None
+        elif notebook:
+            yield _in_notebook(work, total)
+        else:
+            with _in_terminal(work, total) as advance:
+                yield advance
+    finally:
+        _inside.reset(before)
 
 
 @contextmanager

@@ -181,7 +181,6 @@ ELSEWHERE = {
     "nothing is hidden from it": "says what is not hidden",
     "leaves almost nothing hidden": "docs/evidence/nsim.md measures it",
     "#secure-sums-and-encrypted-relevance) hide them": "points to the section",
-    "hide what clients send": "names all mechanisms, which have claims of their own",
     "which `--aggregation secagg` hides": "the claims of secure sums",
     "anything that depends on a client's data": "no message has it",
     "which only the client's local parameter server reads": "who reads what, by transcript",

@@ -11,6 +11,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from securecluster import sweep
 from securecluster.app import sweep_costs
 from securecluster.app.cli import main
 from securecluster.app.plots import sweep as plots
@@ -100,6 +101,15 @@ def test_training_is_written_and_read_with_the_samples_of_its_client() -> None:
     assert sweep_costs.history_of(entries) == ledger.dearest(DELTA)
     (total,) = sweep_costs.totals([row(0, ledger)])
     assert total.epsilon == ledger.price(DELTA).epsilon
+
+
+def test_a_step_over_all_samples_is_written_and_read() -> None:
+    (run,) = sweep(
+        ["rdpcfl"], epsilon=[8], seeds=1, clients=4, clusters=2, samples=40, rounds=4,
+        model="linear", clip=1.0, dp_unit="example",
+    ).to_dict("records")  # fmt: skip
+    assert run["status"] == "done"
+    assert 0 < run["epsilon"] <= 8
 
 
 GAUSSIAN = Expense("gaussian", 2.0, 2.0, None, 1, None, False, (), 0.0)

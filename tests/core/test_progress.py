@@ -75,6 +75,26 @@ def test_a_prompt_in_a_terminal_and_who_asks_for_it_gets_a_bar(
     assert "3/3" in capsys.readouterr().err
 
 
+def test_steps_of_work_with_a_bar_have_none_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    # a terminal refuses a second bar at once
+    with progress.bar("sweep", 1, None) as advance:
+        shown_steps(None)
+        advance(1)
+    shown = capsys.readouterr().err
+    assert "sweep" in shown and "training" not in shown
+    with progress.bar("sweep", 1, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        shown_steps(None)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    shown_steps(None)
+    assert "training" in capsys.readouterr().err
+
+
 def test_a_notebook_gets_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs: list[dict[str, str]] = []
 

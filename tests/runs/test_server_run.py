@@ -193,6 +193,22 @@ def test_an_audit_needs_the_clients_data_and_works_with_it(
     assert results
 
 
+@pytest.mark.usefixtures("own_secrets")
+def test_an_audit_needs_no_keys_of_clients(federation: Federation, tmp_path: Path) -> None:
+    import securecluster
+
+    made = METHODS["cfl"]
+    folder = tmp_path / "server"
+    server_of(made, nodes_of(made, federation, tmp_path)).carried_out(folder)
+    assert not list(folder.rglob("secret.key"))
+    results = securecluster.audit(folder, federation, attacks=["linkage", "label-counts"])
+    assert [finding.failed for finding in results.findings["run"]] == [False, False]
+    assert results.findings["run"][0].score is not None
+    assert any("keys are with the clients" in note for note in results.notes)
+    with pytest.raises(RunFolderError, match="cannot be repeated"):
+        securecluster.audit(folder, federation, adversary="authority", attacks=["linkage"])
+
+
 @pytest.mark.usefixtures("pictures")
 def test_scores_that_clients_tell_are_in_the_result_and_marked(
     federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
