@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import parser_of, read_options
+from benchmarks.grid import as_told, parser_of, read_options
 from benchmarks.sheet import DONE, Cell, Row, Sheet, distinct, figure
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap, Pathological
@@ -171,7 +171,7 @@ def protocol_of(name: str, protection: str, scene: Scene, shape: tuple[int, ...]
     }
     if "pre_rounds" in params:
         params["pre_rounds"] = min(params["pre_rounds"], scene.rounds - 1)
-    return protocol_class(VARIANTS.get(name, name))(**params)
+    return as_told(protocol_class(VARIANTS.get(name, name)), params)
 
 
 def sigmoids(inputs: int) -> torch.nn.Module:

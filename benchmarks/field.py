@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import parser_of, product, read_options, with_seeds
+from benchmarks.grid import as_told, parser_of, product, read_options, with_seeds
 from benchmarks.sheet import Cell, Row, Sheet, figure, summarise
 from benchmarks.table import SEEDED, read, write
 from securecluster import Federation, Iid, LabelSwap, Rotation
@@ -401,7 +401,7 @@ def outcome(federation: Federation, method: str, options: Mapping[str, Any]) -> 
         Mean accuracy over clients, adjusted Rand index, the accuracy after tuning, ε of the run,
         releases of a client, and bytes of a client.
     """
-    protocol = METHODS[method].protocol(**options)
+    protocol = as_told(METHODS[method].protocol, options)
     fitted = protocol.fit(federation, SEEDED)
     assert fitted.ledger_.exact() == []
     clients = len(federation)

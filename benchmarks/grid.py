@@ -130,6 +130,18 @@ class Grid:
         return sheet.save(self.draw(rows), options.scale)
 
 
+def as_told(kind: Any, options: Mapping[str, Any]) -> Any:
+    """Return a protocol whose other options have their defaults, also under a target ε.
+
+    A target chooses options that nobody gave; a grid compares those that it names.
+
+    Args:
+        kind: the protocol's class.
+        options: of the grid.
+    """
+    return kind(**{**kind().get_params(), **options})
+
+
 def script_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser that prints a script's docstring as it is.
 

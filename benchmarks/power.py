@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import field
-from benchmarks.grid import parser_of, product, read_options, with_seeds
+from benchmarks.grid import as_told, parser_of, product, read_options, with_seeds
 from benchmarks.sheet import Cell, Row, Sheet, distinct
 from benchmarks.table import PAPERS, RESULTS, SEEDED, read, write
 from securecluster import Federation, LabelSwap, Rotation
@@ -184,7 +184,7 @@ def method_of(name: str, level: float) -> Any:
         options |= dict.fromkeys((setting.by, *setting.also), level)
     else:
         options.pop("placement", None)
-    return protocol_class(setting.protocol)(**options)
+    return as_told(protocol_class(setting.protocol), options)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def _of_variant(variant: str, row: Row, options: dict[str, Any]) -> Any:
     for mechanism, option in OWN_NOISE.items():
         if mechanism in row["mechanism"] and "noise" in options:
             options[option] = options["noise"]
-    return kind(**options)
+    return as_told(kind, options)
 
 
 def _value(text: str) -> int | float | str:
@@ -378,7 +378,7 @@ def field_runs() -> list[Runs]:
         quiet = levels.pop(max(field.EPSILONS), None)
         for target, rows in levels.items() if quiet else ():
             options = field.options_of(name, target, float(rate), int(own))
-            method = field.METHODS[name].protocol(**options)
+            method = as_told(field.METHODS[name].protocol, options)
             label = f"{name} {shift}"
             without = _scores(quiet or ())
             found.append(Runs("field", label, target, method, federation, _scores(rows), without))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import product
+from benchmarks.grid import as_told, product
 from benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, swapped_labels, truth_of
 from benchmarks.table import RESULTS, SEEDED, Journal
 from securecluster import Federation
@@ -88,7 +88,8 @@ def measured(cell: dict[str, Any], federation: Federation) -> dict[str, Any]:
     if math.isfinite(cell["epsilon"]):
         privacy |= {"clip": 1.0, "target_epsilon": cell["epsilon"]}
     params = {**TRAINING, **own, **privacy}
-    protocol = protocol_class(signature=cell["signature"], clusterer=cell["clusterer"], **params)
+    compared = {"signature": cell["signature"], "clusterer": cell["clusterer"]}
+    protocol = as_told(protocol_class, {**params, **compared})
     fitted = protocol.fit(federation, SEEDED)
     accuracy = float(np.nanmean(fitted.scores_))
     return {

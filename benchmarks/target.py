@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.grid import parser_of, product, read_options, with_seeds
+from benchmarks.grid import as_told, parser_of, product, read_options, with_seeds
 from benchmarks.sheet import Cell, Row, Sheet
 from benchmarks.table import RESULTS, SEEDED, read, write
 from securecluster import Federation
@@ -228,13 +228,12 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     setting = settings_of(cell["part"])[cell["setting"]]
     federation = clients_of(cell["part"], cell["setting"], cell["seed"])
-    options = dict(setting.options)
-    if cell["options"] != DEFAULT:
-        options = {"clip": 1.0, **options, **json.loads(cell["options"])}
-        # what is not said in a grid has the value of runs without a target
-        kind = protocol_class(setting.protocol)
-        options = {**kind().get_params(), **options}
-    method = protocol_class(setting.protocol)(**options | {"target_epsilon": setting.epsilon})
+    kind = protocol_class(setting.protocol)
+    options = {**setting.options, "target_epsilon": setting.epsilon}
+    if cell["options"] == DEFAULT:
+        method = kind(**options)
+    else:
+        method = as_told(kind, {"clip": 1.0, **options, **json.loads(cell["options"])})
     fitted = method.fit(federation, SEEDED)
     return {
         "accuracy": float(np.nanmean(fitted.scores_)),

@@ -294,7 +294,7 @@ def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
     [
         (CFL, {}),
         (CFL, {"sketch": 64}),
-        # with sketches the update that a fallback may ask for is counted, and this run asks for none
+        # with sketches the update that a fallback may ask for is counted, and here none is asked
         (CFL, {"fallback": 0.2, "sketch": None}),
         (FLHC, {}),
         (FLHC, {"sketch": 64}),
