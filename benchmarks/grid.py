@@ -19,6 +19,7 @@ from benchmarks.sheet import Cell, Row, Sheet, summarise
 from benchmarks.table import PAPERS
 from securecluster import Federation
 from securecluster.data import Scenario
+from securecluster.runs.derived import CHOSEN
 
 
 def product(**axes: Iterable[Any]) -> list[Cell]:
@@ -139,7 +140,9 @@ def as_told(kind: Any, options: Mapping[str, Any]) -> Any:
         kind: the protocol's class.
         options: of the grid.
     """
-    return kind(**{**kind().get_params(), **options})
+    made = kind(**{**kind().get_params(), **options})
+    vars(made)[CHOSEN] = {}  # so that nothing is looked for, either
+    return made
 
 
 def script_parser(description: str | None) -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.grid import script_parser
+from benchmarks.grid import as_told, script_parser
 from benchmarks.table import SEEDED, write
 from securecluster import Federation, LabelSwap
 from securecluster.core.lazy_torch import torch
@@ -47,7 +47,7 @@ from securecluster.training.data_access import DataAccess, Reads
 
 SAMPLES = 6  # of each client: digits has 1797, for up to 200 clients
 PRIVATE: Mapping[str, Any] = {"clip": 1.0, "target_epsilon": 4.0}
-CASES: Mapping[str, Callable[..., ClusteringProtocol]] = {
+CASES: Mapping[str, partial[Any]] = {
     "fedavg client noise": partial(FedAvg, **PRIVATE),
     "fedavg DP-SGD": partial(FedAvg, **PRIVATE, dp_unit="example"),
     "clove noisy losses": partial(CLoVE, **PRIVATE, k=2),
@@ -107,7 +107,10 @@ def protocol_of(case: str, rounds: int) -> ClusteringProtocol:
         case: one of `CASES`.
         rounds: of a run.
     """
-    return CASES[case](model="linear", rounds=rounds, epochs=1, batch_size=SAMPLES)
+    made = CASES[case]
+    training = {"model": "linear", "rounds": rounds, "epochs": 1, "batch_size": SAMPLES}
+    protocol: ClusteringProtocol = as_told(made.func, {**made.keywords, **training})
+    return protocol
 
 
 # --- bytes ---

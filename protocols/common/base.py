@@ -102,7 +102,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                     f"{cls.__name__} declares {names[0]} and lacks @protocol: decorate the class"
                 )
         made = super().__new__(cls)
-        vars(made)[GIVEN] = frozenset(values)
+        # sorted: sets of equal members may be pickled differently
+        vars(made)[GIVEN] = tuple(sorted(values))
         return made
 
     rounds: Annotated[int, AtLeast(1)] = 40
@@ -196,7 +197,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                     f"{', '.join(self.get_params())}"
                 )
             setattr(self, name, value)
-        vars(self)[GIVEN] = vars(self)[GIVEN] | frozenset(params)
+        vars(self)[GIVEN] = tuple(sorted({*vars(self)[GIVEN], *params}))
         return self
 
     def __sklearn_clone__(self) -> Self:
