@@ -58,15 +58,15 @@ SUMS = "sums"  # rows that are read in sums only
 
 LIMITS: dict[tuple[str, str], tuple[float, float]] = {
     (CLUSTERS, UPDATE): (1.7, 4.0),
-    (CLUSTERS, GRADIENTS): (0.25, 0.7),
+    (CLUSTERS, GRADIENTS): (0.25, 2.6),
     (CLUSTERS, SKETCH): (0.8, 2.0),
     (CLUSTERS, SIGNATURE): (0.04, 0.8),
     (CLUSTERS, EXAMPLES): (0.25, 1.75),
     (CLUSTERS, GRAM): (0.8, 3.0),
     (CLUSTERS, EIGENVECTORS): (0.005, 0.1),
-    (CLUSTERS, LOSSES): (0.06, 0.2),
+    (CLUSTERS, LOSSES): (0.05, 0.2),
     (CLUSTERS, CHOICE): (0.6, 2.0),
-    (CLUSTERS, MODELS): (0.65, 1.8),
+    (CLUSTERS, MODELS): (0.45, 2.0),
     (CLUSTERS, SUMS): (0.6, 2.5),
     (TRAINING, UPDATE): (3.3, 10.0),
     (TRAINING, GRADIENTS): (0.5, 5.0),
