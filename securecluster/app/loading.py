@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from securecluster import __version__
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.core import json_types
 from securecluster.data.simulation import Simulation
@@ -141,12 +142,13 @@ def run_config(folder: Path) -> RunConfig:
     """
     config = run_folder.run_config(folder)
     options = protocol_type(folder, config)
-    # an option that came later has its default, by which the protocol is what it was before
-    later = {}
-    for option in dataclasses.fields(options):
-        if option.default is not dataclasses.MISSING:
-            later[option.name] = option.default
-    config["protocol"] = {**later, **config["protocol"]}
+    if config["version"] != __version__:
+        # an option that came later has its default, by which the protocol is what it was before
+        later = {}
+        for option in dataclasses.fields(options):
+            if option.default is not dataclasses.MISSING:
+                later[option.name] = option.default
+        config["protocol"] = {**later, **config["protocol"]}
     params = dict(config["protocol"])
     params.pop("name", None)
     check_options(folder / CONFIG, "protocol", params, options)
