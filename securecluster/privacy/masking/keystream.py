@@ -22,6 +22,9 @@ D = TypeVar("D")
 
 # Numbers in the narrowest row that is gathered by itself, and in rows that are worth threads.
 WIDE_ROW = 1 << 13
+# Numbers that are worked on at a time, on a CPU and on a GPU.
+CACHED_NUMBERS = 1 << 18
+NUMBERS_ON_GPU = 1 << 26
 MANY_NUMBERS = 1 << 20
 
 # Purposes of a draw. Each has a stream of its own, so that no two of them share words.
@@ -188,13 +191,16 @@ class Keyed(ABC, Generic[D]):
     def _draw(self, seed: bytes, d: int, step: int) -> D: ...
 
 
-def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]:
+def blocks(rows: torch.Tensor, numbers: int | None = None) -> Sequence[torch.Tensor]:
     """Return views of whole rows, so that work on them needs no second matrix.
 
     Args:
         rows: contiguous rows (…, d).
-        numbers: approximate numbers in a view.
+        numbers: approximate numbers in a view; None for as many as caches hold, or as many as keep
+            a GPU busy.
     """
+    if numbers is None:
+        numbers = CACHED_NUMBERS if rows.device.type == "cpu" else NUMBERS_ON_GPU
     d = rows.shape[-1]
     table = rows.view(-1, d)
     row_count = max(1, numbers // d)
