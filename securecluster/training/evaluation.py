@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
 
@@ -130,7 +131,7 @@ class Samples:
         size_of = dict(zip(in_order, sizes, strict=True))
         of_models = [sum(size_of[entry] for entry in entries) for entries in by_model.values()]
         # one copy to a GPU, and one back, whatever the number of models
-        index = torch.as_tensor(np.concatenate(rows_by_entry)).to(self.x.device)
+        index = to_device(np.concatenate(rows_by_entry), self.x.device)
         values = []
         for row, rows in zip(by_model, torch.split(index, of_models), strict=True):
             values += self._scores(score, model, flat.table[row], rows)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
 from securecluster.data import Federation
@@ -338,7 +339,7 @@ class LocalTrainer:
                 start_rows = [task.start.index[entry] for entry in entries]
             models = task.start.table
             weights = worker.buffer[: len(entries)]  # (b, d)
-            index = torch.as_tensor(start_rows, device=self.device)
+            index = to_device(start_rows, self.device)
             torch.index_select(models, 0, index, out=weights)
             clients = [task.clients[entry] for entry in entries]
             means = None
@@ -395,9 +396,10 @@ class LocalTrainer:
         needed = start_rows[:1] if equal else start_rows
         weights.sub_(task.start.table.index_select(0, needed))
         if task.scale is not None:
-            factors = weights.new_tensor([task.scale[entry] for entry in entries])
+            scales = [task.scale[entry] for entry in entries]
+            factors = to_device(scales, self.device, self.dtype)
             weights.mul_(factors[:, None])
-        task.out.index_copy_(0, torch.tensor(entries, device=self.device), weights)
+        task.out.index_copy_(0, to_device(entries, self.device), weights)
 
     def _joint_for(self, task: _Task) -> joint_training.Member | None:
         """Return the training that other runs share with this one, or None.
@@ -682,7 +684,7 @@ class LocalTrainer:
             generator = self._randomness.generator("client", number, "dropout", step)
             keys.append(generator.integers(KEY_RANGE, size=steps))
         table = np.stack(keys, 1)
-        return torch.as_tensor(table).to(self.device)
+        return to_device(table, self.device)
 
     @property
     def training_samples(self) -> Samples:

@@ -320,6 +320,25 @@ def test_a_gpu_computes_float32_alike_every_time_and_settings_are_put_back() -> 
     assert (settings(), torch.get_deterministic_debug_mode()) == (before, mode)
 
 
+def test_numbers_go_to_a_gpu_from_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.tolist())
+        return tensor
+
+    def to(tensor: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+        assert non_blocking == (device.type == "cuda")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    for name in ("cpu", "cuda"):
+        found = devices.to_device([1, 2], torch.device(name), torch.float64)
+        assert found.dtype == torch.float64
+    assert pinned == [[1.0, 2.0]]
+
+
 def test_drawing_a_model_leaves_the_generators_of_devices_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

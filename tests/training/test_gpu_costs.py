@@ -130,7 +130,7 @@ RUNS: dict[str, tuple[Protocol, dict[str, Any], int, int, int, int]] = {
     # method, options, launches a round of two steps, waits a round beside those for noise, and
     # models that go to main memory: for each client, and once
     "plain": (protocols.FedAvg, {}, 71, 8, 0, 4),
-    "masked": (protocols.CFL, {"mask": "permutation"}, 104, 15, 1, 4),
+    "masked": (protocols.CFL, {"mask": "permutation"}, 107, 15, 1, 4),
     "noise": (protocols.CFL, {"mask": "none", "clip": 1.0, "noise": 1.0}, 190, 21, 5, 5),
     "DP-SGD": (protocols.FedAvg, {"clip": 1.0, "noise": 1.0, "dp_unit": "example"}, 146, 12, 2, 6),
     "secure sums": (protocols.FedAvg, {"aggregation": "secagg"}, 59, 7, 1, 5),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.grid_noise import ERROR, HALF, TAIL
 
@@ -112,8 +113,8 @@ def words_of(secrets: Sequence[bytes], device: torch.device) -> torch.Tensor:
         secrets: the k secrets.
         device: of the result.
     """
-    words = np.frombuffer(b"".join(secrets), dtype="<i4").reshape(-1, 8)
-    return torch.tensor(words, device=device)
+    words = np.frombuffer(bytearray().join(secrets), dtype="<i4").reshape(-1, 8)
+    return to_device(words, device)
 
 
 def keystream(keys: torch.Tensor, nonces: torch.Tensor, blocks: int) -> torch.Tensor:
@@ -195,7 +196,7 @@ class Kernels:
         """Return `keystream` of the same arguments."""
         words = keys.new_empty(len(keys), WORDS_IN_BLOCK * blocks)
         total = len(keys) * blocks
-        given = [keys.contiguous(), nonces.contiguous(), words, blocks, total]
+        given: list[Any] = [keys.contiguous(), nonces.contiguous(), words, blocks, total]
         self._launch(self._keystream, total, given)
         return words
 
@@ -209,7 +210,8 @@ class Kernels:
         words = torch.empty(shape, dtype=torch.int64, device=keys.device)
         blocks = -(-half // PAIRS_IN_BLOCK)
         total = len(keys) * blocks
-        given = [keys.contiguous(), nonces, scales.contiguous(), integers, unsure, words]
+        given: list[Any] = [keys.contiguous(), nonces, scales.contiguous()]
+        given += [integers, unsure, words]
         given += [*nonces.stride(), half, blocks, total, ERROR, TAIL]
         self._launch(self._gaussians, total, given)
         return integers, unsure, words
@@ -230,11 +232,10 @@ class Kernels:
         scales = torch.tensor([1e3, 3e5], dtype=torch.float64, device=device)
         stream = self.keystream(keys, nonces, 3)
         integers, unsure, words = self.gaussians(keys, nonces, scales, 1001)
-        here = [given.cpu() for given in (keys, nonces, scales)]
-        expected = by_operations(*here, 1001)
+        expected = by_operations(keys.cpu(), nonces.cpu(), scales.cpu(), 1001)
         sure = ~(unsure.cpu() | expected[1])
         return (
-            torch.equal(stream.cpu(), stream_by_operations(*here[:2], 3))
+            torch.equal(stream.cpu(), stream_by_operations(keys.cpu(), nonces.cpu(), 3))
             and torch.equal(words.cpu(), expected[2])
             and torch.equal(integers.cpu()[sure], expected[0][sure])
             and bool(sure.double().mean() > 0.99)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.device_cipher import WORDS_IN_BLOCK, gaussians, keystream, words_of
 from securecluster.privacy.dp.grid_noise import rounded
@@ -85,7 +86,7 @@ def add_noise(
     for first in range(0, len(rows), count):
         selected = slice(first, first + count)
         block = rows[selected]
-        spacings = torch.tensor(grid[selected], dtype=torch.float64, device=rows.device)[:, None]
+        spacings = to_device(grid[selected], rows.device, torch.float64)[:, None]
         scale = [s / g for s, g in zip(sigma[selected], grid[selected], strict=True)]
         # exact: spacings are powers of two, and a rounded number needs no more bits than before
         block.div_(spacings).round_()
@@ -114,7 +115,7 @@ def _integers(
     """
     # A pair of words gives two Gaussians: the cosine and the sine of one angle.
     half = -(-width // 2)
-    scales = torch.tensor(steps, dtype=torch.float64, device=keys.device)
+    scales = to_device(steps, keys.device, torch.float64)
     integers, unsure, words = gaussians(keys, nonces, scales, half)
     found = unsure.nonzero()  # the host waits for their number
     if len(found):
