@@ -36,6 +36,7 @@ from securecluster.protections.registry import ADVISED
 from securecluster.runs.derived import CHOSEN
 from securecluster.runs.power_check import (
     CLUSTERS,
+    DESCRIPTOR,
     EIGENVECTORS,
     EXAMPLES,
     GRADIENTS,
@@ -73,7 +74,8 @@ STARTS = 1
 MECHANISMS: tuple[Mapping[str, Any], ...] = ({"signature": "gradient"}, {"sketch": SKETCHED})
 # options that are the noise of what clusters follow from over that of training, by kinds of rows
 RATIOS: Mapping[str, tuple[str, ...]] = {
-    EXAMPLES: ("descriptor_noise", "cluster_noise"),
+    DESCRIPTOR: ("descriptor_noise", "cluster_noise"),
+    EXAMPLES: ("cluster_noise",),
     SIGNATURE: ("cluster_noise",),
     GRAM: ("cluster_noise",),
     EIGENVECTORS: ("cluster_noise",),

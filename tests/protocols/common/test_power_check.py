@@ -20,6 +20,7 @@ from securecluster.errors import UsageError
 from securecluster.protocols import (
     CFL,
     FLHC,
+    FLUX,
     IFCA,
     CLoVE,
     FedAvg,
@@ -117,6 +118,16 @@ def test_means_over_examples_have_noise_over_their_number(digits: Federation) ->
     kind = {"signature_blocks": "plain", "signature_centre": 0.3, "signature_releases": 1}
     protocol = Signature(**EXAMPLE, noise=1.0, signature_noise=3.0, **kind)
     assert ratio(protocol, digits, CLUSTERS) == pytest.approx(3.0 * math.sqrt(64) / 40)
+
+
+def test_descriptors_have_limits_of_their_own(digits: Federation) -> None:
+    for moments in (1, 2):
+        # noise of descriptors is a multiple of that of training
+        protocol = FLUX(**EXAMPLE, k=2, pre_rounds=0, moments=moments, noise=1.0)
+        check = power_check(protocol, digits)
+        assert check is not None
+        kinds = {power.kind for power in check.powers if power.use == CLUSTERS}
+        assert kinds == {"descriptor"}
 
 
 def test_a_row_of_blocks_is_an_update_of_its_cluster(digits: Federation) -> None:
