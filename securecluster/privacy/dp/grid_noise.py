@@ -15,7 +15,9 @@ at most `ERROR`. The integer is the right one unless σn/g lies that close to wh
 or the radius is one of the few that are less accurate. Such a draw, about one in a hundred
 thousand, is made again with as many more bits of the cipher as it takes (mpmath). So no part of the
 Gaussian is cut off, and δ needs no addition. The assumptions are that the cipher's words are random
-and that float64 functions err by less than a hundred units in the last place.
+and that float64 functions err by less than a hundred units in the last place. The integers do not
+depend on how the functions are computed: in main memory numpy does, which has less to do a call
+than torch, and cosine and sine are sums and products of whole blocks.
 
 One gap remains: float32 sums of DP-SGD's gradients are rounded while they are formed.
 `benchmarks.grid_noise` measures this, and the margin of the clip is larger.
@@ -23,11 +25,15 @@ One gap remains: float32 sums of DP-SGD's gradients are rounded while they are f
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 
@@ -44,9 +50,28 @@ FINE = 10
 FINEST = 30
 # error of a Gaussian in float64, where u and 1 − u are at least TAIL
 ERROR = 2.0**-40
-TAIL = 2.0**-20
+TAIL = 2.0**-23
 # bits of a word that are used for the radius
 HALF = 63
+# Coefficients of 2 cos x and 2 sin x / x in powers of x², the highest one first, for an eighth of
+# an angle, which is then doubled this often: they interpolate at Chebyshev's points up to π/8, and
+# the coordinates err by less than 2^-46 (not in the papers).
+DOUBLINGS = 3
+COSINE = (
+    -5.492177754152349e-07,
+    4.9602840182414876e-05,
+    -0.0027777777510432414,
+    0.08333333333236717,
+    -0.9999999999999872,
+    2.0,
+)
+SINE = (
+    5.492178094266644e-06,
+    -0.0003968227958158085,
+    0.016666666523446564,
+    -0.3333333333305728,
+    1.9999999999999916,
+)
 
 
 def spacing(multiplier: float, sensitivity: float, d: int) -> float:
@@ -98,7 +123,7 @@ class GridNoise:
         self._drawn = [0] * len(self._seeds)
         self._zeros = b""
         self._words = bytearray()
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"GridNoise({len(self._streams)} streams, seeds hidden)"
@@ -114,62 +139,86 @@ class GridNoise:
             sigma: standard deviation of the noise for each row (k,).
         """
         deviations = [s / g for s, g in zip(sigma, grid, strict=True)]
-        count = max(1, BLOCK // rows.shape[1])
+        device = rows.device
+        ops, rint = _library(device)
+        numbers = _array(rows)
+        width = rows.shape[1]
+        count = max(1, BLOCK // width)
         for first in range(0, len(rows), count):
             selected = slice(first, first + count)
-            spacings = _column(grid[selected], rows)
+            spacings = _column(grid[selected], device)
             inverse = 1 / spacings  # exact, of powers of two
-            for block in torch.split(rows[selected], BLOCK, dim=1):
-                noise = self._integers(first, block, deviations[selected])
-                released = self._buffer("released", block.shape, block.device)
+            steps = deviations[selected]
+            scale = _column(steps, device)
+            for start in range(0, width, BLOCK):
+                block = numbers[selected, start : start + BLOCK]
+                cosines, sines = self._integers(first, block.shape, steps, scale, device)
+                # the memory of numbers that are needed no more
+                released = self._buffer("exact", block.shape, device)
                 # whole numbers below 2^53: no error
-                released.copy_(block)
-                released.mul_(inverse).round_().add_(noise)
-                released.mul_(spacings)
-                block.copy_(released)
+                ops.multiply(block, inverse, out=released)
+                rint(released, out=released)
+                half = cosines.shape[1]
+                released[:, :half] += cosines
+                # An odd width leaves one Gaussian of the last pair unused.
+                released[:, half:] += sines[:, : block.shape[1] - half]
+                ops.multiply(released, spacings, out=block)
 
-    def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:
-        """Return rounded Gaussians in the shape of `rows`, float64.
+    def _integers(
+        self,
+        first: int,
+        shape: Sequence[int],
+        steps: Sequence[float],
+        scale: Any,
+        device: torch.device,
+    ) -> Any:
+        """Return rounded Gaussians for the first and the second half of some rows.
 
         Args:
             first: first stream to draw from.
-            rows: rows (c, w), of which the shape and the device are used.
+            shape: that of the rows, (c, w).
             steps: standard deviation for each row (c,), in steps of its grid.
+            scale: the same as a column of the device's library.
+            device: that of the rows.
+
+        Returns:
+            Whole numbers (2, c, ⌈w/2⌉), float64, an array of the device's library (`_library`).
         """
-        count, width = rows.shape
+        ops, rint = _library(device)
+        count, width = shape
         # A pair of words gives two Gaussians: the cosine and the sine of one angle.
         half = -(-width // 2)
-        words = self._next(first, count, half)
-        words = words.to(rows.device)
-        scale = _column(steps, rows)
+        words: Any = self._next(first, count, half)
+        if ops is not np:
+            words = torch.from_numpy(words).to(device)
+        exact = self._buffer("exact", (2, count, half), device)
+        integers = self._buffer("integers", (2, count, half), device)
+        angle = self._buffer("one", (count, half), device)
+        angle[...] = words[:, 1]
+        length = _turn(angle, exact, integers[0], ops)
         # uniform numbers u in (0, 1), which become the radius in place
-        radius = self._buffer("radius", (count, half), rows.device)
-        radius.copy_(words[:, :half])
-        radius.add_(0.5).abs_().mul_(2.0**-HALF)
+        radius = self._buffer("one", (count, half), device)
+        radius[...] = words[:, 0]
+        radius += 0.5
+        ops.abs(radius, out=radius)
+        radius *= 2.0**-HALF
         inaccurate = _tails(radius)
-        # scale · √(−2 log u)
-        variance = scale.square()
-        radius.log_().mul_(-2 * variance).sqrt_()
-        angle = self._buffer("angle", (count, half), rows.device)
-        angle.copy_(words[:, half:])
-        angle.mul_(math.pi * 2.0**-63)
-        exact = self._buffer("exact", (count, 2 * half), rows.device)
-        torch.cos(angle, out=exact[:, :half])
-        torch.sin(angle, out=exact[:, half:])
-        pairs = exact.view(count, 2, half)
-        pairs.mul_(radius[:, None])
-        integers = self._buffer("integers", exact.shape, rows.device)
-        torch.round(exact, out=integers)
-        unsure = _unsure(exact.sub_(integers), scale, inaccurate)
+        # scale · √(−2 log u), for points at this length
+        variance = ops.square(scale / length)
+        ops.log(radius, out=radius)
+        radius *= -2 * variance
+        ops.sqrt(radius, out=radius)
+        exact *= radius
+        rint(exact, out=integers)
+        exact -= integers
+        unsure = _unsure(exact, scale, inaccurate)
         if unsure is not None:
-            # An odd width leaves one Gaussian of the last pair unused.
-            unsure = unsure[:, :width]
-            self._settle(first, words, unsure, steps, integers)
+            self._settle(first, words, ops.argwhere(unsure).tolist(), steps, integers)
         for stream in range(first, first + count):
             self._drawn[stream] += 1
-        return integers[:, :width]
+        return integers
 
-    def _buffer(self, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    def _buffer(self, name: str, shape: Sequence[int], device: torch.device) -> Any:
         """Return uninitialised float64 memory that is used again.
 
         Fresh pages would cost as much time as the numbers.
@@ -178,43 +227,43 @@ class GridNoise:
             name: purpose of the memory; what it contained before is overwritten.
             shape: shape of the numbers.
             device: device of the memory when it is allocated.
+
+        Returns:
+            An array of the device's library (`_library`).
         """
         size = math.prod(shape)
         memory = self._buffers.get(name)
         if memory is None or len(memory) < size:
-            memory = torch.empty(size, dtype=torch.float64, device=device)
+            memory = _array(torch.empty(size, dtype=torch.float64, device=device))
             self._buffers[name] = memory
-        return memory[:size].view(*shape)
+        return memory[:size].reshape(*shape)
 
     def _settle(
         self,
         first: int,
-        words: torch.Tensor,
-        unsure: torch.Tensor,
+        words: Any,
+        positions: Sequence[tuple[int, int, int]],
         steps: Sequence[float],
-        integers: torch.Tensor,
+        integers: Any,
     ) -> None:
         """Write the right integers where float64 may have rounded to a wrong one.
 
         Args:
             first: stream of the first row.
-            words: words (c, 2·half) of the draws.
-            unsure: mask (c, w) of the integers to compute again.
+            words: words (c, 2, half) of the draws.
+            positions: 1 for a sine, row and pair of each integer to compute again.
             steps: standard deviation for each row (c,), in steps of its grid.
-            integers: rounded Gaussians (c, 2·half), corrected in place.
+            integers: rounded Gaussians (2, c, half), corrected in place.
         """
-        half = words.shape[1] // 2
-        for row, column in unsure.nonzero().tolist():
-            pair = column % half
-            radius_word = int(words[row, pair])
-            angle_word = int(words[row, half + pair])
-            sine = column >= half
+        for sine, row, pair in positions:
+            radius_word = int(words[row, 0, pair])
+            angle_word = int(words[row, 1, pair])
             key = self._more_bits(first + row, pair)
-            integer = rounded(radius_word, angle_word, steps[row], sine, key)
-            integers[row, column] = integer
+            integer = rounded(radius_word, angle_word, steps[row], bool(sine), key)
+            integers[sine, row, pair] = integer
 
-    def _next(self, first: int, count: int, half: int) -> torch.Tensor:
-        """Return the next words of some streams, (count, 2·half) int64.
+    def _next(self, first: int, count: int, half: int) -> NDArray[np.int64]:
+        """Return the next words of some streams, (count, 2, half) int64.
 
         Args:
             first: first stream.
@@ -223,8 +272,9 @@ class GridNoise:
         """
         length = 16 * half
         # Encrypted zeros are the stream itself.
-        if len(self._zeros) != length:
+        if len(self._zeros) < length:
             self._zeros = bytes(length)
+        zeros = memoryview(self._zeros)[:length]
         if len(self._words) < length * count:
             self._words = bytearray(length * count)
         memory = memoryview(self._words)
@@ -232,10 +282,10 @@ class GridNoise:
             start = k * length
             row = memory[start : start + length]
             stream = self._streams[first + k]
-            stream.update_into(self._zeros, row)
+            stream.update_into(zeros, row)
         size = 2 * half * count
-        words: torch.Tensor = torch.frombuffer(self._words, dtype=torch.int64, count=size)
-        return words.view(count, 2 * half)
+        words = np.frombuffer(self._words, dtype=np.int64, count=size)
+        return words.reshape(count, 2, half)
 
     def _more_bits(self, stream: int, pair: int) -> bytes:
         """Return the key of further bits of one pair of draws.
@@ -250,14 +300,103 @@ class GridNoise:
         return digest.digest()
 
 
-def _column(values: Sequence[float], rows: torch.Tensor) -> torch.Tensor:
-    """Return numbers as a column (k, 1), float64, on the device of `rows`."""
+def _library(device: torch.device) -> tuple[Any, Any]:
+    """Return what computes on a device, numpy in main memory and torch elsewhere, and its rint."""
+    if device.type == "cpu":
+        return np, np.rint
+    return torch, torch.round
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Return a tensor as an array of its device's library (`_library`), in the same memory."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def _column(values: Sequence[float], device: torch.device) -> Any:
+    """Return numbers as a column of a device's library, float64.
+
+    Args:
+        values: numbers (k,).
+        device: of the column.
+
+    Returns:
+        (k, 1), or (1, 1) where all are the same: then blocks of short rows are read as one.
+    """
     numbers = list(values)
-    column: torch.Tensor = torch.tensor(numbers, dtype=torch.float64, device=rows.device)
-    return column[:, None]
+    if len(set(numbers)) == 1:
+        numbers = numbers[:1]
+    column: Any = np.array(numbers, dtype=np.float64)[:, None]
+    if device.type != "cpu":
+        column = torch.from_numpy(column).to(device)
+    return column
 
 
-def _tails(u: torch.Tensor) -> torch.Tensor | None:
+def _turn(angle: Any, points: Any, square: Any, ops: Any) -> float:
+    """Write the coordinates of points on a circle.
+
+    Args:
+        angle: angles (c, half) in units of π/2^63, in [−2^63, 2^63), which may be overwritten.
+        points: memory (2, c, half) for the first and the second coordinates.
+        square: further memory (c, half).
+        ops: library of these arrays.
+
+    Returns:
+        Radius of the circle.
+    """
+    cosine, sine = points
+    if ops is not np:
+        angle *= math.pi * 2.0**-63
+        ops.cos(angle, out=cosine)
+        ops.sin(angle, out=sine)
+        return 1.0
+    # numpy's cosine and sine of float64 go number by number: polynomials are several times as fast
+    of_cosine, of_sine = _polynomials()
+    np.multiply(angle, angle, out=square)
+    _polynomial(square, of_cosine, cosine)
+    _polynomial(square, of_sine, sine)
+    sine *= angle
+    for _ in range(DOUBLINGS):
+        # C = 2 cos x and S = 2 sin x: of the doubled angle these are C² − 2 and S C
+        sine *= cosine
+        cosine *= cosine
+        cosine -= 2.0
+    return 2.0
+
+
+@functools.cache
+def _polynomials() -> tuple[list[Any], list[Any]]:
+    """Return `COSINE` and `SINE` for words in place of angles, so that no word is scaled.
+
+    Returns:
+        Coefficients of 2 cos x and 2 sin x / w in powers of w², where x = w π/2^(63 + `DOUBLINGS`):
+        arrays without dimensions, of which numpy takes less time than of numbers.
+    """
+    unit = math.pi * 2.0 ** (-63 - DOUBLINGS)
+
+    def scaled(coefficients: Sequence[float], power: int) -> list[Any]:
+        powers = range(2 * len(coefficients) - 2 + power, -1, -2)
+        return [np.array(c * unit**k) for c, k in zip(coefficients, powers, strict=True)]
+
+    return scaled(COSINE, 0), scaled(SINE, 1)
+
+
+def _polynomial(x: Any, coefficients: Sequence[Any], out: Any) -> None:
+    """Write the values of a polynomial.
+
+    Args:
+        x: numbers of any shape.
+        coefficients: at least two, the highest one first.
+        out: memory in the shape of x.
+    """
+    highest, *others, lowest = coefficients
+    np.multiply(x, highest, out=out)
+    for coefficient in others:
+        out += coefficient
+        out *= x
+    out += lowest
+
+
+def _tails(u: Any) -> Any:
     """Return the mask of u or 1 − u below `TAIL`; None if there is none.
 
     There the error of a Gaussian in float64 may exceed `ERROR`.
@@ -265,35 +404,31 @@ def _tails(u: torch.Tensor) -> torch.Tensor | None:
     Args:
         u: uniform numbers (c, half).
     """
-    smallest, largest = map(float, torch.aminmax(u))
-    if smallest < TAIL or largest > 1 - TAIL:
+    if float(u.min()) < TAIL or float(u.max()) > 1 - TAIL:
         return (u < TAIL) | (u > 1 - TAIL)
     return None
 
 
-def _unsure(
-    remainders: torch.Tensor, scale: torch.Tensor, inaccurate: torch.Tensor | None
-) -> torch.Tensor | None:
-    """Return the mask (c, 2·half) of numbers that float64 may have rounded to a wrong integer.
+def _unsure(remainders: Any, scale: Any, inaccurate: Any) -> Any:
+    """Return the mask (2, c, half) of numbers that float64 may have rounded to a wrong integer.
 
     Args:
-        remainders: Gaussians minus their integers (c, 2·half).
-        scale: standard deviation for each row (c, 1).
-        inaccurate: mask (c, half) of pairs whose error may exceed `ERROR`.
+        remainders: Gaussians minus their integers (2, c, half).
+        scale: standard deviation for each row (c, 1), or (1, 1).
+        inaccurate: mask (c, half) of pairs whose error may exceed `ERROR`, or None.
 
     Returns:
         None if there is no such number.
     """
     bound = 0.5 - scale * ERROR
     if inaccurate is None:
-        # The usual case is decided without a mask, from the extremes of each row.
-        low, high = torch.aminmax(remainders, dim=1, keepdim=True)
-        largest = torch.maximum(high, -low)
-        if not bool((largest >= bound).any()):
+        # The usual case is decided without a mask, from the extremes.
+        smallest = float(bound.min())
+        if -smallest < float(remainders.min()) and float(remainders.max()) < smallest:
             return None
-    unsure: torch.Tensor = remainders.abs() >= bound
+    unsure = abs(remainders) >= bound
     if inaccurate is not None:
-        unsure |= inaccurate.repeat(1, 2)
+        unsure |= inaccurate
     return unsure
 
 
