@@ -31,7 +31,7 @@ from securecluster.models.objectives import Language, Objective, Trajectory
 from securecluster.models.per_example_gradients import Each, Outer, clipped
 from securecluster.models.sequence_architectures import LanguageLSTM, TrajectoryLSTM
 from securecluster.privacy.dp.grid_noise import GridNoise
-from securecluster.training import dp_sgd, local_trainer
+from securecluster.training import local_trainer
 from securecluster.training.dp_sgd import DPSGDState
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
@@ -257,23 +257,6 @@ def test_sums_that_round_otherwise_have_another_noise() -> None:
     assert torch.equal(release(), release(changed=grid / 1e6))
     for other in (release(changed=grid), release(steps=2)):
         assert float((release() - other).std()) == pytest.approx(math.sqrt(2) * sigma, rel=0.25)
-
-
-@pytest.mark.parametrize("d", [1, 4, 159])
-def test_the_seed_of_noise_is_a_keyed_function_of_a_universal_hash(d: int) -> None:
-    """The hash by its definition (RFC 8439, section 2.5), in whole numbers."""
-    secret, about, row = bytes(range(32)), b"step 7 ", torch.randn(d)
-    sent = row.numpy().tobytes()
-    key = hashlib.blake2b(about, digest_size=32, key=secret, person=b"hash of sums").digest()
-    r = int.from_bytes(key[:16], "little") & 0x0FFFFFFC0FFFFFFC0FFFFFFC0FFFFFFF
-    value = 0
-    for k in range(0, len(sent), 16):
-        part = sent[k : k + 16] + b"\1"
-        value = (value + int.from_bytes(part, "little")) * r % (2**130 - 5)
-    value = (value + int.from_bytes(key[16:], "little")) % 2**128
-    contents = about + value.to_bytes(16, "little")
-    seed = hashlib.blake2b(contents, digest_size=32, key=secret, person=b"noise of sums").digest()
-    assert dp_sgd._keyed(secret, about, row) == seed
 
 
 def test_float32_is_float64_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
