@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from securecluster.privacy.keyed_digest import keyed_digest
 
@@ -28,7 +30,8 @@ def defined(key: bytes, about: bytes, sent: bytes) -> bytes:
 def test_a_digest_is_a_keyed_function_of_a_universal_hash(
     shape: tuple[int, ...], dtype: type
 ) -> None:
-    key, row = bytes(range(32)), (100 * np.random.default_rng(0).normal(size=shape)).astype(dtype)
+    key = bytes(range(32))
+    row: NDArray[Any] = (100 * np.random.default_rng(0).normal(size=shape)).astype(dtype)
     assert keyed_digest(key, b"about", row) == defined(key, b"about", row.tobytes())
 
 

@@ -17,6 +17,8 @@ from securecluster.protections.secure_sums.shamir import PRIME, VALUE
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
+# names of pairs that are kept in memory
+KEPT_ENDS = 4096
 # bytes by which a box is longer than its shares
 OVERHEAD = 16
 
@@ -110,7 +112,13 @@ class ShareSeal:
             sender: client that seals the box.
             receiver: client that may open it.
         """
-        return [_about(self._run, block) + encoded(sender) + encoded(receiver)]
+        return [_about(self._run, block) + _ends(sender, receiver)]
+
+
+@lru_cache(KEPT_ENDS)
+def _ends(sender: int, receiver: int) -> bytes:
+    """Return the end of the associated data of boxes."""
+    return encoded(sender) + encoded(receiver)
 
 
 @lru_cache(KEPT)

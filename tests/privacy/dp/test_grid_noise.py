@@ -86,6 +86,19 @@ def test_integers_are_those_of_the_definition(
     assert (len(settled) > 0) == (scale > 2**29)
 
 
+def test_numbers_that_float64_may_round_to_a_wrong_integer_are_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many as lie within the error of float64 of a half: one in 512 of these steps."""
+    settled: list[tuple[int, int, int]] = []
+    drawn, steps, count = GridNoise(SEEDS), 2.0**30, 4000
+    monkeypatch.setattr(drawn, "_settle", lambda first, words, found, *_: settled.extend(found))
+    drawn.add_to(torch.zeros(5, count, dtype=torch.float64), [1.0] * 5, [steps] * 5)
+    mean = 5 * count * 2 * steps * ERROR
+    assert stats.poisson.cdf(len(settled), mean) > 1e-5
+    assert stats.poisson.sf(len(settled) - 1, mean) > 1e-5
+
+
 def test_a_stream_goes_on_where_it_was_and_blocks_change_nothing_between_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
