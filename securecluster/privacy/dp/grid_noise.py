@@ -16,8 +16,9 @@ or the radius is one of the few that are less accurate. Such a draw, about one i
 thousand, is made again with as many more bits of the cipher as it takes (mpmath). So no part of the
 Gaussian is cut off, and δ needs no addition. The assumptions are that the cipher's words are random
 and that float64 functions err by less than a hundred units in the last place. The integers do not
-depend on how the functions are computed: in main memory numpy does, which has less to do a call
-than torch, and cosine and sine are sums and products of whole blocks.
+depend on how the functions are computed: numpy does here, which has less to do a call than torch,
+and cosine and sine are polynomials, of which it takes sums and products of whole blocks. On a GPU
+the same integers are computed by `device_noise`.
 
 One gap remains: float32 sums of DP-SGD's gradients are rounded while they are formed.
 `benchmarks.grid_noise` measures this, and the margin of the clip is larger.
@@ -39,6 +40,8 @@ from securecluster.core.lazy_torch import torch
 
 if TYPE_CHECKING:
     import mpmath
+
+Numbers = NDArray[np.float64]
 
 # numbers that are drawn together, so that temporaries stay in cache (not in the papers)
 BLOCK = 1 << 16
@@ -123,7 +126,7 @@ class GridNoise:
         self._drawn = [0] * len(self._seeds)
         self._zeros = b""
         self._words = bytearray()
-        self._buffers: dict[str, Any] = {}
+        self._buffers: dict[str, Numbers] = {}
 
     def __repr__(self) -> str:
         return f"GridNoise({len(self._streams)} streams, seeds hidden)"
@@ -139,112 +142,95 @@ class GridNoise:
             sigma: standard deviation of the noise for each row (k,).
         """
         deviations = [s / g for s, g in zip(sigma, grid, strict=True)]
-        device = rows.device
-        ops, rint = _library(device)
-        numbers = _array(rows)
+        held = rows.cpu()  # on a CPU the rows themselves
+        numbers = held.numpy()
         width = rows.shape[1]
         count = max(1, BLOCK // width)
         for first in range(0, len(rows), count):
             selected = slice(first, first + count)
-            spacings = _column(grid[selected], device)
+            spacings = _column(grid[selected])
             inverse = 1 / spacings  # exact, of powers of two
             steps = deviations[selected]
-            scale = _column(steps, device)
             for start in range(0, width, BLOCK):
                 block = numbers[selected, start : start + BLOCK]
-                cosines, sines = self._integers(first, block.shape, steps, scale, device)
+                cosines, sines = self._integers(first, block.shape, steps)
                 # the memory of numbers that are needed no more
-                released = self._buffer("exact", block.shape, device)
+                released = self._buffer("exact", block.shape)
                 # whole numbers below 2^53: no error
-                ops.multiply(block, inverse, out=released)
-                rint(released, out=released)
+                np.multiply(block, inverse, out=released)
+                np.rint(released, out=released)
                 half = cosines.shape[1]
                 released[:, :half] += cosines
                 # An odd width leaves one Gaussian of the last pair unused.
                 released[:, half:] += sines[:, : block.shape[1] - half]
-                ops.multiply(released, spacings, out=block)
+                np.multiply(released, spacings, out=block)
+        if held is not rows:
+            rows.copy_(held)
 
-    def _integers(
-        self,
-        first: int,
-        shape: Sequence[int],
-        steps: Sequence[float],
-        scale: Any,
-        device: torch.device,
-    ) -> Any:
+    def _integers(self, first: int, shape: Sequence[int], steps: Sequence[float]) -> Numbers:
         """Return rounded Gaussians for the first and the second half of some rows.
 
         Args:
             first: first stream to draw from.
             shape: that of the rows, (c, w).
             steps: standard deviation for each row (c,), in steps of its grid.
-            scale: the same as a column of the device's library.
-            device: that of the rows.
 
         Returns:
-            Whole numbers (2, c, ⌈w/2⌉), float64, an array of the device's library (`_library`).
+            Whole numbers (2, c, ⌈w/2⌉).
         """
-        ops, rint = _library(device)
         count, width = shape
         # A pair of words gives two Gaussians: the cosine and the sine of one angle.
         half = -(-width // 2)
-        words: Any = self._next(first, count, half)
-        if ops is not np:
-            words = torch.from_numpy(words).to(device)
-        exact = self._buffer("exact", (2, count, half), device)
-        integers = self._buffer("integers", (2, count, half), device)
-        angle = self._buffer("one", (count, half), device)
+        words = self._next(first, count, half)
+        exact = self._buffer("exact", (2, count, half))
+        integers = self._buffer("integers", (2, count, half))
+        angle = self._buffer("one", (count, half))
         angle[...] = words[:, 1]
-        length = _turn(angle, exact, integers[0], ops)
+        _turn(angle, exact, integers[0])
         # uniform numbers u in (0, 1), which become the radius in place
-        radius = self._buffer("one", (count, half), device)
+        radius = self._buffer("one", (count, half))
         radius[...] = words[:, 0]
         radius += 0.5
-        ops.abs(radius, out=radius)
+        np.abs(radius, out=radius)
         radius *= 2.0**-HALF
         inaccurate = _tails(radius)
-        # scale · √(−2 log u), for points at this length
-        variance = ops.square(scale / length)
-        ops.log(radius, out=radius)
-        radius *= -2 * variance
-        ops.sqrt(radius, out=radius)
+        # scale · √(−2 log u), for points at length 2
+        scale = _column(steps)
+        np.log(radius, out=radius)
+        radius *= scale * scale * -0.5
+        np.sqrt(radius, out=radius)
         exact *= radius
-        rint(exact, out=integers)
+        np.rint(exact, out=integers)
         exact -= integers
         unsure = _unsure(exact, scale, inaccurate)
         if unsure is not None:
-            self._settle(first, words, ops.argwhere(unsure).tolist(), steps, integers)
+            self._settle(first, words, np.argwhere(unsure).tolist(), steps, integers)
         for stream in range(first, first + count):
             self._drawn[stream] += 1
         return integers
 
-    def _buffer(self, name: str, shape: Sequence[int], device: torch.device) -> Any:
-        """Return uninitialised float64 memory that is used again.
+    def _buffer(self, name: str, shape: Sequence[int]) -> Numbers:
+        """Return uninitialised memory that is used again.
 
         Fresh pages would cost as much time as the numbers.
 
         Args:
             name: purpose of the memory; what it contained before is overwritten.
             shape: shape of the numbers.
-            device: device of the memory when it is allocated.
-
-        Returns:
-            An array of the device's library (`_library`).
         """
         size = math.prod(shape)
         memory = self._buffers.get(name)
         if memory is None or len(memory) < size:
-            memory = _array(torch.empty(size, dtype=torch.float64, device=device))
-            self._buffers[name] = memory
+            memory = self._buffers[name] = np.empty(size)
         return memory[:size].reshape(*shape)
 
     def _settle(
         self,
         first: int,
-        words: Any,
-        positions: Sequence[tuple[int, int, int]],
+        words: NDArray[np.int64],
+        positions: Sequence[Sequence[int]],
         steps: Sequence[float],
-        integers: Any,
+        integers: Numbers,
     ) -> None:
         """Write the right integers where float64 may have rounded to a wrong one.
 
@@ -300,24 +286,11 @@ class GridNoise:
         return digest.digest()
 
 
-def _library(device: torch.device) -> tuple[Any, Any]:
-    """Return what computes on a device, numpy in main memory and torch elsewhere, and its rint."""
-    if device.type == "cpu":
-        return np, np.rint
-    return torch, torch.round
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    """Return a tensor as an array of its device's library (`_library`), in the same memory."""
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor
-
-
-def _column(values: Sequence[float], device: torch.device) -> Any:
-    """Return numbers as a column of a device's library, float64.
+def _column(values: Sequence[float]) -> Numbers:
+    """Return numbers as a column.
 
     Args:
         values: numbers (k,).
-        device: of the column.
 
     Returns:
         (k, 1), or (1, 1) where all are the same: then blocks of short rows are read as one.
@@ -325,31 +298,20 @@ def _column(values: Sequence[float], device: torch.device) -> Any:
     numbers = list(values)
     if len(set(numbers)) == 1:
         numbers = numbers[:1]
-    column: Any = np.array(numbers, dtype=np.float64)[:, None]
-    if device.type != "cpu":
-        column = torch.from_numpy(column).to(device)
-    return column
+    return np.array(numbers, dtype=np.float64)[:, None]
 
 
-def _turn(angle: Any, points: Any, square: Any, ops: Any) -> float:
-    """Write the coordinates of points on a circle.
+def _turn(angle: Numbers, points: Numbers, square: Numbers) -> None:
+    """Write the coordinates of points at length 2, by polynomials and doublings of the angle.
+
+    numpy's cosine and sine of float64 go number by number, and take several times as long.
 
     Args:
-        angle: angles (c, half) in units of π/2^63, in [−2^63, 2^63), which may be overwritten.
+        angle: angles (c, half) in units of π/2^63, in [−2^63, 2^63).
         points: memory (2, c, half) for the first and the second coordinates.
         square: further memory (c, half).
-        ops: library of these arrays.
-
-    Returns:
-        Radius of the circle.
     """
     cosine, sine = points
-    if ops is not np:
-        angle *= math.pi * 2.0**-63
-        ops.cos(angle, out=cosine)
-        ops.sin(angle, out=sine)
-        return 1.0
-    # numpy's cosine and sine of float64 go number by number: polynomials are several times as fast
     of_cosine, of_sine = _polynomials()
     np.multiply(angle, angle, out=square)
     _polynomial(square, of_cosine, cosine)
@@ -360,7 +322,6 @@ def _turn(angle: Any, points: Any, square: Any, ops: Any) -> float:
         sine *= cosine
         cosine *= cosine
         cosine -= 2.0
-    return 2.0
 
 
 @functools.cache
@@ -380,7 +341,7 @@ def _polynomials() -> tuple[list[Any], list[Any]]:
     return scaled(COSINE, 0), scaled(SINE, 1)
 
 
-def _polynomial(x: Any, coefficients: Sequence[Any], out: Any) -> None:
+def _polynomial(x: Numbers, coefficients: Sequence[Any], out: Numbers) -> None:
     """Write the values of a polynomial.
 
     Args:
@@ -396,7 +357,7 @@ def _polynomial(x: Any, coefficients: Sequence[Any], out: Any) -> None:
     out += lowest
 
 
-def _tails(u: Any) -> Any:
+def _tails(u: Numbers) -> NDArray[np.bool_] | None:
     """Return the mask of u or 1 − u below `TAIL`; None if there is none.
 
     There the error of a Gaussian in float64 may exceed `ERROR`.
@@ -409,7 +370,9 @@ def _tails(u: Any) -> Any:
     return None
 
 
-def _unsure(remainders: Any, scale: Any, inaccurate: Any) -> Any:
+def _unsure(
+    remainders: Numbers, scale: Numbers, inaccurate: NDArray[np.bool_] | None
+) -> NDArray[np.bool_] | None:
     """Return the mask (2, c, half) of numbers that float64 may have rounded to a wrong integer.
 
     Args:
@@ -426,7 +389,7 @@ def _unsure(remainders: Any, scale: Any, inaccurate: Any) -> Any:
         smallest = float(bound.min())
         if -smallest < float(remainders.min()) and float(remainders.max()) < smallest:
             return None
-    unsure = abs(remainders) >= bound
+    unsure: NDArray[np.bool_] = abs(remainders) >= bound
     if inaccurate is not None:
         unsure |= inaccurate
     return unsure

@@ -90,7 +90,7 @@ def test_numbers_that_float64_may_round_to_a_wrong_integer_are_drawn_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So many as lie within the error of float64 of a half: one in 512 of these steps."""
-    settled: list[tuple[int, int, int]] = []
+    settled: list[list[int]] = []
     drawn, steps, count = GridNoise(SEEDS), 2.0**30, 4000
     monkeypatch.setattr(drawn, "_settle", lambda first, words, found, *_: settled.extend(found))
     drawn.add_to(torch.zeros(5, count, dtype=torch.float64), [1.0] * 5, [steps] * 5)
@@ -133,8 +133,7 @@ def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPa
     drawn = GridNoise([bytes(32)])
     monkeypatch.setattr(drawn, "_next", lambda *_: words)
     monkeypatch.setattr(drawn, "_settle", lambda *_: None)
-    cpu, column = torch.device("cpu"), np.full((1, 1), scale)
-    found = drawn._integers(0, (1, 10_000), [scale], column, cpu).reshape(-1) / scale
+    found = drawn._integers(0, (1, 10_000), [scale]).reshape(-1) / scale
     with mpmath.workprec(200):
         wanted = [exact(r, a) for r, a in zip(radius.tolist(), angle.tolist(), strict=True)]
         wrong = [abs(found[k] - w[0]) for k, w in enumerate(wanted)] + [
@@ -150,12 +149,12 @@ def test_polynomials_are_cosine_and_sine_all_around_the_circle() -> None:
     ends = np.linspace(-(2.0**63), 2.0**63, 4097)[:-1]
     words = np.concatenate([ends, draw.uniform(-(2.0**63), 2.0**63, 4000)])[None]
     points, square = np.empty((2, *words.shape)), np.empty(words.shape)
-    length = grid_noise._turn(words.copy(), points, square, np)
+    grid_noise._turn(words, points, square)
     with mpmath.workprec(120):
         for k, word in enumerate(words[0].tolist()):
             angle = mpmath.pi * mpmath.ldexp(word, -63)
-            assert abs(points[0, 0, k] / length - mpmath.cos(angle)) < 2.0**-46
-            assert abs(points[1, 0, k] / length - mpmath.sin(angle)) < 2.0**-46
+            assert abs(points[0, 0, k] / 2 - mpmath.cos(angle)) < 2.0**-46
+            assert abs(points[1, 0, k] / 2 - mpmath.sin(angle)) < 2.0**-46
 
 
 def test_rows_with_grids_and_deviations_of_their_own_get_what_each_gets_alone() -> None:
