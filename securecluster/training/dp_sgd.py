@@ -37,6 +37,7 @@ from securecluster.models.optimizers import Optimizer
 from securecluster.models.per_example_gradients import Each, clipped
 from securecluster.privacy.dp.device_noise import Tags, add_noise
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
+from securecluster.privacy.keyed_digest import keyed_digest
 from securecluster.training.batches import Minibatches
 from securecluster.training.config import LocalTraining, Secret
 
@@ -142,7 +143,8 @@ class DPSGDState:
         seeds = []
         # clients that no longer train have secrets and no row
         for secret, row in zip(self._secrets, sums, strict=False):
-            seeds.append(_keyed(secret, about, row))
+            array = row.detach().cpu().contiguous().numpy()
+            seeds.append(keyed_digest(secret, about, array))
         noise = GridNoise(seeds)
         noise.add_to(sums, grid, self._sigma[:active])
         self._steps += 1
@@ -239,13 +241,6 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
     """Return 32 bytes (keyed BLAKE2b) that follow from a secret and a purpose."""
     person = b"dp-sgd on device"
     return hashlib.blake2b(purpose, digest_size=32, key=secret, person=person).digest()
-
-
-def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:
-    """Return 32 bytes (keyed BLAKE2b) that follow from a secret and the numbers of a row."""
-    array = row.detach().cpu().contiguous().numpy()
-    contents = about + array.tobytes()
-    return hashlib.blake2b(contents, digest_size=32, key=secret).digest()
 
 
 def _digests(weights: torch.Tensor, plan: LocalTraining, equal: bool) -> Iterator[bytes]:
