@@ -389,7 +389,7 @@ def disclosed(name: str) -> str:
         "### Messages\n\nThe replies that clients can give; which of them a run asks for, its "
         "options say. The server reads them one by one or in sums. Some fields are masked, clipped "
         "and noised as the run says, and some no mask hides.\n\n"
-        + table(["message", "its reply", "is read", "masked fields", "never masked"], rows)
+        + _filled_table(["message", "its reply", "is read", "masked fields", "never masked"], rows)
     )
     methods = [name, *(variant for variant, (base, _) in VARIANTS.items() if base == name)]
     rows = []
@@ -663,6 +663,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table without the columns that are empty in every row."""
+    filled = [k for k in range(len(head)) if any(row[k] for row in rows)]
+    return table([head[k] for k in filled], [[row[k] for k in filled] for row in rows])
 
 
 def bullets(items: Iterable[str]) -> str:

@@ -183,5 +183,6 @@ def test_a_methods_page_says_what_its_runs_can_have(pages: dict[str, str]) -> No
     assert "`distributed` with aggregation secagg" in nearby
     assert "- Looks for no clusters: models near their mean.\n" in nearby
     assert "the number of clusters" not in nearby
+    assert "| never masked |" in cfl and "| never masked |" not in nearby  # no field is
     replies = re.findall(r"^\| `\w+` \| (.+?) \|", cfl.split("### Messages")[1], re.M)
     assert all(not re.match(r"[a-z]+ ", reply) for reply in replies)
