@@ -172,3 +172,17 @@ def test_the_glossary_has_some_forty_terms_each_once(pages: dict[str, str]) -> N
     terms = re.findall(r"^\*\*(.+?)\.\*\* ", pages["glossary.md"], re.M)
     assert 25 <= len(terms) <= 50
     assert len(terms) == len(set(terms))
+
+
+def test_a_methods_page_says_what_its_runs_can_have(pages: dict[str, str]) -> None:
+    cfl = pages["methods/cfl.md"]
+    assert "| aggregation | `plain` | `plain`, `secagg`, `bfv`, `ckks` |" in cfl
+    assert "| relevance |" not in cfl  # CFL compares no pairs of clients
+    assert "| relevance | `plain`, `pads`, `ckks` |" in pages["methods/oneshot.md"]
+    nearby = pages["methods/mrmtl.md"]
+    assert "`distributed` with aggregation secagg" in nearby
+    assert "- Looks for no clusters: models near their mean.\n" in nearby
+    assert "the number of clusters" not in nearby
+    assert "| never masked |" in cfl and "| never masked |" not in nearby  # no field is
+    replies = re.findall(r"^\| `\w+` \| (.+?) \|", cfl.split("### Messages")[1], re.M)
+    assert all(not re.match(r"[a-z]+ ", reply) for reply in replies)
