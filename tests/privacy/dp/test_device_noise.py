@@ -170,6 +170,16 @@ def test_rows_of_clients_are_those_of_a_client_alone_up_to_the_noise(bounds_rows
     streams.noise_together([0, 1], "row", 5, empty, 1e-4, 1.5)
 
 
+def test_a_number_too_large_for_its_noise_is_cut_as_for_a_client_alone() -> None:
+    streams = NoiseStreams(lambda client: SECRETS[client], "run")
+    rows = torch.tensor([[1e30, -1e30, 0.0, 1.0]])
+    together = rows.clone()
+    streams.noise_together([0], "row", 1, together, 0.5, 1.0)
+    alone = streams.noised(0, "row", 1, rows[0], 0.5, 1.0)
+    torch.testing.assert_close(together[0, :2], alone[:2], rtol=1e-2, atol=0)
+    assert float(together.abs().max()) < 1e6
+
+
 def test_another_request_gets_other_noise() -> None:
     rows = torch.zeros(2, 8, dtype=torch.float64)
     streams = NoiseStreams(lambda client: SECRETS[client], "run")
