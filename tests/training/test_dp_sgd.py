@@ -100,6 +100,24 @@ def test_noise_on_a_device_is_new_each_step_and_belongs_to_the_sums() -> None:
     assert len({tuple((noise * 2**20).round().tolist()) for noise in every}) == len(every)
 
 
+def test_steps_on_a_device_begin_from_no_sums_also_with_empty_batches() -> None:
+    draw = np.random.default_rng(0)
+    arrays = {"a": (draw.random((25, 36)).astype(np.float32), draw.integers(3, size=25))}
+    federation = Federation.from_arrays(arrays, test={"a": ([], [])}, classes=3, seed=0)
+    flat = FlatModel(NETWORKS["mlp"](36, 3))
+    plan = LocalTraining(0.1, 1, 1, steps=12, clip=0.5)
+
+    def trained(device: torch.device) -> torch.Tensor:
+        cohort = LocalTrainer(federation, flat, Randomness(0), device, torch.float64, secret=Keys())
+        return cohort.train(Rows(cohort.start[None], (0,)), [0], plan, 1).cpu()
+
+    here = trained(CPU)
+    with pretending():
+        there = trained(PRETENDED)
+    assert here.any()
+    close(there, here)
+
+
 class Branch(nn.Module):
     """What vmap refuses."""
 

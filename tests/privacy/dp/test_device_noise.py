@@ -5,13 +5,10 @@ operations.
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import compiled_kernels
 import numpy as np
 import pytest
 import torch
@@ -209,18 +206,7 @@ def test_the_operations_run_where_the_keys_are() -> None:
     assert not costs.waits
 
 
-SHIM = """
-#include <math.h>
-#define __global__
-#define __device__ static
-struct Index { int x; };
-static Index blockIdx, blockDim, threadIdx;
-%s
-#define LAUNCH(call) \\
-    blockDim.x = block; \\
-    for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) \\
-        for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++) call;
-
+LAUNCHERS = """
 extern "C" void launch_keystream(int grid, int block, const unsigned int *a, const unsigned int *b,
     unsigned int *c, int d, int e) { LAUNCH(keystream(a, b, c, d, e)) }
 extern "C" void launch_gaussians(int grid, int block, const unsigned int *a, const unsigned int *b,
@@ -231,32 +217,9 @@ extern "C" void launch_gaussians(int grid, int block, const unsigned int *a, con
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """The CUDA kernels as a library for the CPU, which takes one thread after the other."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("kernels")
-    source = folder / "kernels.cpp"
-    source.write_text(SHIM % device_cipher.KERNELS)
-    library = folder / "kernels.so"
-    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True, timeout=120)
-    loaded = ctypes.CDLL(str(library))
-
-    def kernel(name: str) -> Callable[..., None]:
-        def launch(grid: Any, block: Any, arguments: list[Any]) -> None:
-            given: list[Any] = [ctypes.c_int(grid[0]), ctypes.c_int(block[0])]
-            for argument in arguments:
-                if isinstance(argument, torch.Tensor):
-                    given.append(ctypes.c_void_p(argument.data_ptr()))
-                else:
-                    made = ctypes.c_int if isinstance(argument, int) else ctypes.c_double
-                    given.append(made(argument))
-            getattr(loaded, f"launch_{name}")(*given)
-
-        return launch
-
-    return kernel
+    """The CUDA kernels as a library for the CPU."""
+    folder = tmp_path_factory.mktemp("kernels")
+    return compiled_kernels.compiled(folder, device_cipher.KERNELS, LAUNCHERS)
 
 
 def test_kernels_compute_what_the_operations_do(compiled: Callable[[str], Any]) -> None:
