@@ -41,16 +41,17 @@ class Outer:
         """
         return norms(self.backprops), norms(self.activations)
 
-    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor, kept: int = 1) -> None:
         """Add Σ_n factors[n] g_n a_nᵀ to a sum of gradients.
 
         Args:
             gradient_sum: the sum, (b, o, i), changed in place.
             factors: (b, n).
+            kept: 0 overwrites the sum, whatever it is.
         """
         # Scaling one side scales the product.
         scaled = self.backprops * factors[..., None]
-        gradient_sum.baddbmm_(scaled.mT, self.activations)
+        gradient_sum.baddbmm_(scaled.mT, self.activations, beta=kept)
 
     def changed(self, change: Change) -> Outer:
         """Return these gradients with a change of both sides.
@@ -93,16 +94,17 @@ class Each:
         """
         return norms(self.rows), None
 
-    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor, kept: int = 1) -> None:
         """Add Σ_n factors[n] rows_n to a sum of gradients.
 
         Args:
             gradient_sum: the sum, (b, …), changed in place.
             factors: (b, n).
+            kept: 0 overwrites a sum of vectors on a GPU, whatever it is.
         """
         ordered = self._ordered(gradient_sum)
         if ordered.device.type != "cpu" and ordered.ndim == 2:
-            ordered[:, None].baddbmm_(factors[:, None], self.rows)
+            ordered[:, None].baddbmm_(factors[:, None], self.rows, beta=kept)
             return
         sums = torch.bmm(factors[:, None], self.rows)
         ordered.add_(sums.view(ordered.shape))
@@ -141,8 +143,35 @@ class Each:
 Part = TypeVar("Part", Each, Outer, Each | Outer)
 
 
+def clip_factors(
+    norms: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, limit: float, largest: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors of examples, and which of them are wrong.
+
+    Args:
+        norms: norms of each part of their gradients, (parts, b, n) float64.
+        others: other norms that must not be too large, (sides, b, n) float64.
+        weight: weight of each example, (b, n).
+        limit: bound of the norm over all parts.
+        largest: bound of every norm.
+
+    Returns:
+        min(1, limit/‖g‖)·weight, (b, n), 0 for those that are wrong; and the mask of these.
+    """
+    whole = torch.linalg.vector_norm(norms, dim=0)
+    # A gradient of zeros has an infinite ratio, and the factor 1.
+    shrinkage = (limit / whole).clamp_(max=1)
+    factors = shrinkage.to(weight.dtype).mul_(weight)
+    # Negated, so that a norm that is not a number is wrong as well.
+    wrong = ~(torch.cat([whole[None], others]).amax(0) < largest)
+    return factors.masked_fill_(wrong, 0), wrong
+
+
 def clipped(
-    gradients: Mapping[str, Part], weight: torch.Tensor, clip: float
+    gradients: Mapping[str, Part],
+    weight: torch.Tensor,
+    clip: float,
+    factors_of: Callable[..., tuple[torch.Tensor, torch.Tensor]] = clip_factors,
 ) -> tuple[Mapping[str, Part], torch.Tensor]:
     """Return gradients g and the factors min(1, C/‖g‖)·weight that clip them.
 
@@ -150,6 +179,7 @@ def clipped(
         gradients: the examples' gradients at each parameter, by name.
         weight: weight of each example, (b, n).
         clip: C, the bound of the norm over all parameters.
+        factors_of: `clip_factors`, or what computes the same elsewhere.
 
     Returns:
         The gradients, and factors (b, n). An example whose norm is no finite number, or so large
@@ -165,21 +195,16 @@ def clipped(
             scaled = scaled * other
             other_norms.append(other)
         layer_norms.append(scaled)
-    norms = torch.linalg.vector_norm(torch.stack(layer_norms), dim=0)
+    norms = torch.stack(layer_norms)
+    others = torch.stack(other_norms) if other_norms else norms[:0]
     # The bound holds after rounding, too.
     limit = clip * (1 - margin(weight.dtype))
-    # A gradient of zeros has an infinite ratio, and the factor 1.
-    shrinkage = (limit / norms).clamp_(max=1)
-    factors = shrinkage.to(weight.dtype).mul_(weight)
-    largest = torch.stack([norms, *other_norms]).amax(0)
-    # Negated, so that a norm that is not a number is wrong as well.
-    wrong = ~(largest < clip * HUGE)
+    factors, wrong = factors_of(norms, others, weight, limit, clip * HUGE)
     # A GPU would have to be waited for, and masks what is there.
     if weight.device.type != "cpu" or bool(wrong.any()):
         # A factor of 0 is not enough: 0 times an infinity would be NaN.
         zeros_for = _once(lambda values: values.masked_fill(wrong[..., None], 0))
         gradients = {name: gradient.changed(zeros_for) for name, gradient in gradients.items()}
-        factors = factors.masked_fill_(wrong, 0)
     return gradients, factors
 
 

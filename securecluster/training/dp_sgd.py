@@ -25,6 +25,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,12 +35,13 @@ from securecluster.models.dropout import example_keys
 from securecluster.models.flat_model import FlatModel, Params
 from securecluster.models.fused_layers import Stack
 from securecluster.models.optimizers import Optimizer
-from securecluster.models.per_example_gradients import Each, clipped
+from securecluster.models.per_example_gradients import Each, clip_factors, clipped
 from securecluster.privacy.dp.device_noise import Tags, add_noise
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
 from securecluster.privacy.keyed_digest import keyed_digest
 from securecluster.training.batches import Minibatches
 from securecluster.training.config import LocalTraining, Secret
+from securecluster.training.device_clip import factors_there
 
 # examples whose convolutions' gradients are in memory at once (not in the paper)
 CONVOLVED = 64
@@ -185,7 +187,12 @@ class DPSGDState:
         active = len(batch.x)
         clip = self._plan.clip
         stack = model.stack
-        sums = self._sums[:active].zero_()  # (k, d)
+        sums = self._sums[:active]  # (k, d)
+        on_gpu = sums.device.type != "cpu"
+        dense = stack is not None and not stack.convolves and batch.weight.shape[1] > 0
+        # the one block of a GPU's dense layers overwrites what was there
+        if not (on_gpu and dense):
+            sums.zero_()
         views = model.views(sums)
         # the backward pass of convolutions by hand is that of one client
         if stack is not None and (active == 1 or not stack.convolves):
@@ -295,9 +302,15 @@ def _by_hand(stack: Stack, params: Params, batch: Minibatches, clip: float, sums
         y = batch.y[:, columns]
         weight = batch.weight[:, columns]
         gradients = stack.examples(params, x, y)
-        by_name, factors = clipped(gradients, weight, clip)
+        by_name, factors = clipped(gradients, weight, clip, _factors_on(weight.device))
+        overwrites = weight.device.type != "cpu" and not stack.convolves
         for name, gradient in by_name.items():
-            gradient.add_to(sums[name], factors)
+            gradient.add_to(sums[name], factors, kept=0 if overwrites else 1)
+
+
+def _factors_on(device: torch.device) -> Any:
+    """Return what computes the factors of clipping on a device."""
+    return clip_factors if device.type == "cpu" else factors_there
 
 
 def _one_by_one(
@@ -368,7 +381,7 @@ def _add_block(
         _weights_of(params, owner), x[:, None], y[:, None], weight.new_ones(len(owner), 1), keys
     )
     examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
-    by_name, factors = clipped(examples, weight[None], clip)
+    by_name, factors = clipped(examples, weight[None], clip, _factors_on(weight.device))
     for name, gradient in by_name.items():
         if len(batch.weight) == 1:
             gradient.add_to(sums[name], factors)

@@ -72,8 +72,8 @@ TRAININGS: dict[str, tuple[dict[str, Any], int, int]] = {
     "sgd": (PLAN, 17, 0),
     "momentum": ({**PLAN, "momentum": 0.5}, 23, 0),
     "adam": ({**PLAN, "optimizer": "adam"}, 47, 0),
-    "clipped": (PRIVATE, 41, 1),
-    "noise": ({**PRIVATE, "noise": 1.0}, 51, 1),
+    "clipped": (PRIVATE, 31, 1),
+    "noise": ({**PRIVATE, "noise": 1.0}, 40, 1),
 }
 
 
@@ -132,7 +132,7 @@ RUNS: dict[str, tuple[Protocol, dict[str, Any], int, int, int, int]] = {
     "plain": (protocols.FedAvg, {}, 71, 8, 0, 4),
     "masked": (protocols.CFL, {"mask": "permutation"}, 107, 15, 1, 4),
     "noise": (protocols.CFL, {"mask": "none", "clip": 1.0, "noise": 1.0}, 190, 21, 5, 5),
-    "DP-SGD": (protocols.FedAvg, {"clip": 1.0, "noise": 1.0, "dp_unit": "example"}, 146, 12, 2, 6),
+    "DP-SGD": (protocols.FedAvg, {"clip": 1.0, "noise": 1.0, "dp_unit": "example"}, 124, 12, 2, 6),
     "secure sums": (protocols.FedAvg, {"aggregation": "secagg"}, 59, 7, 1, 5),
 }
 

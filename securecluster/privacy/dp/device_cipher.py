@@ -242,6 +242,30 @@ class Kernels:
         )
 
 
+def compiled(device: torch.device, source: str) -> Callable[[str], Callable[..., None]]:
+    """Return a function of a kernel's name that compiles it.
+
+    Args:
+        device: a CUDA device.
+        source: of the kernels, CUDA C.
+
+    Returns:
+        name -> a function of a grid, a block and arguments that launches the kernel.
+    """
+
+    def kernel(name: str) -> Callable[..., None]:
+        with torch.cuda.device(device):
+            made = torch.cuda._compile_kernel(source, name)
+
+        def launch(*arguments: Any) -> None:
+            with torch.cuda.device(device):
+                made(*arguments)
+
+        return launch
+
+    return kernel
+
+
 @functools.cache
 def _kernels(index: int) -> Kernels | None:
     """Return the compiled kernels of a CUDA device, or None where they are not to be had or wrong.
@@ -250,20 +274,9 @@ def _kernels(index: int) -> Kernels | None:
         index: number of the device.
     """
     device = torch.device("cuda", index)
-
-    def compiled(name: str) -> Callable[..., None]:
-        kernel = torch.cuda._compile_kernel(KERNELS, name)
-
-        def launch(*arguments: Any) -> None:
-            with torch.cuda.device(device):
-                kernel(*arguments)
-
-        return launch
-
     try:
-        with torch.cuda.device(device):
-            kernels = Kernels(compiled)
-            return kernels if kernels.right(device) else None
+        kernels = Kernels(compiled(device, KERNELS))
+        return kernels if kernels.right(device) else None
     except Exception:  # no NVRTC, an older torch, a driver that takes no such code
         return None
 

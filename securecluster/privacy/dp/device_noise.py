@@ -5,10 +5,13 @@ memory to be hashed makes the host wait. So all rows get their noise from the sa
 number does not depend on how many rows there are, and the cipher's words never leave the device.
 
 A stream is ChaCha20 (RFC 8439) under a secret key of 32 bytes, with the 96 bits of a tag of the row
-as nonce: rows that differ get other noise under the same key. The tag is Σ_i k_i m_i + k_0 modulo
-2^64 of the row's 32-bit words m, upper half, three times with other secret keys k. Two rows share
-one of the three with a probability of at most 2^-31 (Lemire and Kaser 2014, "Strongly universal
-string hashing is fast", theorem 3.1), and all three with at most 2^-93. Tags stay secret.
+as nonce: rows that differ get other noise under the same key. The tag is the upper half of
+Σ_i k_i m_i modulo 2^64 over the row's signed 32-bit words m, three times with other secret keys k
+(Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via integer
+arithmetic without primes"). Words that differ do so by c = 2^v · an odd number, v < 32, so k_i c is
+uniform among the multiples of 2^v, of which at most a share of 2^-31 lies within 2^32 of a given
+one. Hence two rows share one of the three with a probability of at most 2^-31, and all three with
+at most 2^-93. Tags stay secret.
 
 The integers are exact as in `grid_noise`: float64 computes them, and a draw that it may have
 rounded wrongly is made again in main memory. The host waits for these draws, once or twice for a
@@ -41,12 +44,11 @@ class Tags:
 
     def __init__(self, secrets: Sequence[bytes], prototype: torch.Tensor) -> None:
         words = prototype.shape[1] * prototype.element_size() // 4
-        numbers = HASHES * (words + 1)
+        numbers = HASHES * words
         blocks = -(-2 * numbers // WORDS_IN_BLOCK)
         keys = words_of(secrets, prototype.device)
         stream = keystream(keys, keys.new_zeros(len(keys), 3), blocks).view(torch.int64)
-        # (k, hashes, words + 1)
-        self._keys = stream[:, :numbers].reshape(len(keys), HASHES, words + 1)
+        self._keys = stream[:, :numbers].reshape(len(keys), HASHES, words)
 
     def __repr__(self) -> str:
         return f"Tags({len(self._keys)} rows, keys hidden)"
@@ -61,7 +63,7 @@ class Tags:
         keys = self._keys[first : first + len(rows)]
         words = rows.view(torch.int32).long()[:, None]
         # integers wrap around
-        hashes = (keys[..., 1:] * words).sum(-1).add_(keys[..., 0])
+        hashes = (keys * words).sum(-1)
         return hashes.view(torch.int32)[..., 1::2]  # the upper halves
 
 

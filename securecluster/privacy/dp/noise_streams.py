@@ -128,11 +128,7 @@ class NoiseStreams:
         grid = spacing(multiplier, sensitivity, count)
         row = _within_precision(row, grid)
         sigma = deviation(multiplier, sensitivity, count)
-        # The noise level and the row itself are in the seed: two answers under one number with
-        # equal noise would reveal the difference of their rows.
-        mechanism = struct.pack("<2d", grid, sigma)
-        about = mechanism + digest(row)
-        seed = self.seed(client, f"gaussian {purpose}", step, about)
+        seed = self._gaussian_seed(client, purpose, step, row, (grid, sigma))
         noisy = row.reshape(1, -1).clone()
         GridNoise([seed]).add_to(noisy, [grid], [sigma])
         return noisy.view(row.shape)
@@ -168,12 +164,30 @@ class NoiseStreams:
         grid = spacing(multiplier, sensitivity, count)
         rows.copy_(_within_precision(rows, grid))
         sigma = deviation(multiplier, sensitivity, count)
-        mechanism = struct.pack("<2d", grid, sigma)
-        seeds = []
-        for client, row in zip(clients, rows.cpu(), strict=True):
-            about = mechanism + digest(row)
-            seeds.append(self.seed(client, f"gaussian {purpose}", step, about))
+        level = (grid, sigma)
+        seeds = [
+            self._gaussian_seed(client, purpose, step, row, level)
+            for client, row in zip(clients, rows.cpu(), strict=True)
+        ]
         add_noise(rows, seeds, [grid] * len(seeds), [sigma] * len(seeds))
+
+    def _gaussian_seed(
+        self, client: int, purpose: str, step: int, row: torch.Tensor, level: tuple[float, float]
+    ) -> bytes:
+        """Return the seed of Gaussian noise on a row.
+
+        Args:
+            client: client by whose key the noise is drawn.
+            purpose: name of the draw, together with `step`.
+            step: number of the call.
+            row: the numbers that get noise.
+            level: spacing of the grid, and standard deviation of the noise.
+        """
+        # The noise level and the row itself are in the seed: two answers under one number with
+        # equal noise would reveal the difference of their rows.
+        mechanism = struct.pack("<2d", *level)
+        about = mechanism + digest(row)
+        return self.seed(client, f"gaussian {purpose}", step, about)
 
     def skellam(
         self,

@@ -5,13 +5,10 @@ operations.
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import compiled_kernels
 import numpy as np
 import pytest
 import torch
@@ -102,12 +99,12 @@ def test_tags_are_multilinear_hashes(dtype: torch.dtype) -> None:
     count = rows.element_size() // 4 * 5
     for k in (1, 2):
         cipher = Cipher(ChaCha20(SECRETS[k], bytes(16)), mode=None).encryptor()
-        stream = np.frombuffer(cipher.update(bytes(8 * 3 * (count + 1))), dtype="<u8")
+        stream = np.frombuffer(cipher.update(bytes(8 * 3 * count)), dtype="<u8")
         keys = [int(word) for word in stream]
         words = [int(word) for word in np.frombuffer(rows[k].numpy().tobytes(), dtype="<i4")]
         for number in range(3):
-            first, *others = keys[number * (count + 1) : (number + 1) * (count + 1)]
-            value = first + sum(key * word for key, word in zip(others, words, strict=True))
+            own = keys[number * count : (number + 1) * count]
+            value = sum(key * word for key, word in zip(own, words, strict=True))
             assert int(found[k - 1, number]) % 2**32 == value % 2**64 >> 32
 
 
@@ -170,6 +167,16 @@ def test_rows_of_clients_are_those_of_a_client_alone_up_to_the_noise(bounds_rows
     streams.noise_together([0, 1], "row", 5, empty, 1e-4, 1.5)
 
 
+def test_a_number_too_large_for_its_noise_is_cut_as_for_a_client_alone() -> None:
+    streams = NoiseStreams(lambda client: SECRETS[client], "run")
+    rows = torch.tensor([[1e30, -1e30, 0.0, 1.0]])
+    together = rows.clone()
+    streams.noise_together([0], "row", 1, together, 0.5, 1.0)
+    alone = streams.noised(0, "row", 1, rows[0], 0.5, 1.0)
+    torch.testing.assert_close(together[0, :2], alone[:2], rtol=1e-2, atol=0)
+    assert float(together.abs().max()) < 1e6
+
+
 def test_another_request_gets_other_noise() -> None:
     rows = torch.zeros(2, 8, dtype=torch.float64)
     streams = NoiseStreams(lambda client: SECRETS[client], "run")
@@ -199,18 +206,7 @@ def test_the_operations_run_where_the_keys_are() -> None:
     assert not costs.waits
 
 
-SHIM = """
-#include <math.h>
-#define __global__
-#define __device__ static
-struct Index { int x; };
-static Index blockIdx, blockDim, threadIdx;
-%s
-#define LAUNCH(call) \\
-    blockDim.x = block; \\
-    for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) \\
-        for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++) call;
-
+LAUNCHERS = """
 extern "C" void launch_keystream(int grid, int block, const unsigned int *a, const unsigned int *b,
     unsigned int *c, int d, int e) { LAUNCH(keystream(a, b, c, d, e)) }
 extern "C" void launch_gaussians(int grid, int block, const unsigned int *a, const unsigned int *b,
@@ -221,32 +217,9 @@ extern "C" void launch_gaussians(int grid, int block, const unsigned int *a, con
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """The CUDA kernels as a library for the CPU, which takes one thread after the other."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("kernels")
-    source = folder / "kernels.cpp"
-    source.write_text(SHIM % device_cipher.KERNELS)
-    library = folder / "kernels.so"
-    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True, timeout=120)
-    loaded = ctypes.CDLL(str(library))
-
-    def kernel(name: str) -> Callable[..., None]:
-        def launch(grid: Any, block: Any, arguments: list[Any]) -> None:
-            given: list[Any] = [ctypes.c_int(grid[0]), ctypes.c_int(block[0])]
-            for argument in arguments:
-                if isinstance(argument, torch.Tensor):
-                    given.append(ctypes.c_void_p(argument.data_ptr()))
-                else:
-                    made = ctypes.c_int if isinstance(argument, int) else ctypes.c_double
-                    given.append(made(argument))
-            getattr(loaded, f"launch_{name}")(*given)
-
-        return launch
-
-    return kernel
+    """The CUDA kernels as a library for the CPU."""
+    folder = tmp_path_factory.mktemp("kernels")
+    return compiled_kernels.compiled(folder, device_cipher.KERNELS, LAUNCHERS)
 
 
 def test_kernels_compute_what_the_operations_do(compiled: Callable[[str], Any]) -> None:
