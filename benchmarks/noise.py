@@ -42,7 +42,7 @@ from securecluster.app.pareto import efficient
 from securecluster.app.sweep_tables import HOLDS
 from securecluster.data import locations
 from securecluster.data.locations import FOLDER
-from securecluster.runs.plots.looks import NAMES, looks, name_of
+from securecluster.runs.plots.looks import looks, name_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -387,19 +387,14 @@ def _draw_malicious(panel: Any) -> None:
         mean = sum(values) / len(values)
         by_share = worst.setdefault(protocol, {})
         by_share[share] = min(mean, by_share.get(share, mean))
-    for label, look in looks(list(worst)).items():
-        by_share = worst[label]
-        protocol, _, variant = label.partition(" ")
+    # "srfca trimmed" is a variant of srfca
+    variants = {name.replace(" ", ":", 1): name for name in worst}
+    for label, look in looks(list(variants)).items():
+        by_share = worst[variants[label]]
         shares = sorted(by_share)
         means = [by_share[share] for share in shares]
-        panel.plot(
-            shares,
-            means,
-            look.line,
-            marker=look.marker,
-            color=look.color,
-            label=f"{NAMES.get(protocol, protocol)} {variant}".strip(),
-        )
+        name = name_of(label)
+        panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=name)
     panel.set_xlabel("share of malicious clients")
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
 
