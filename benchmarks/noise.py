@@ -16,7 +16,9 @@ python -m benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART �
   clients on the layer that they send and on updates. It is left out where the data are not there.
 
 `--grid readme --seeds 20` (about ten minutes on one core) has those of `epsilon` that are not told
-the number of clusters, with enough seeds for intervals: the README's picture, methods.png.
+the number of clusters, with enough seeds for intervals: the README's picture, methods.png. Options
+that are not given are chosen for each ε, as in a user's own run, so that CFL and FL+HC compare
+signatures.
 
 `--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
 networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
@@ -253,7 +255,7 @@ def draw_methods() -> Path:
         _runs("digits_methods"),
         size=(5.6, 4.6),
         font=13,
-        title="signatures need the least ε",
+        title="clusters by signatures need the least ε",
         xlabel="ε of a run for one image, at δ = 1e-5",
         ylabel="clusters found (ARI)",
     )
