@@ -18,7 +18,7 @@ import pytest
 
 import securecluster
 from securecluster.app import audit_files, audit_overview, node_command
-from securecluster.app.registry import PROTOCOLS, protocol_class
+from securecluster.app.registry import FACTS, PROTOCOLS, protocol_class
 from securecluster.app.report_page import PAGE
 from securecluster.data.simulation import Simulation, option_name
 from securecluster.messaging.transcript import INDEX
@@ -209,6 +209,30 @@ def test_a_notebook_is_shown_with_its_outputs(tmp_path: Path) -> None:
         "# T\ntext\n\n```python\n1 + 1\n```\n\n```text\nso\n```\n\n```text\n2\n```\n\n"
         "![output of the cell above](data:image/png;base64,QUI=)\n"
     )
+
+
+# words of the tables of methods that need no explanation
+PLAIN = {
+    "alike", "alone", "best", "data", "each", "every", "example", "features", "groups",
+    "kilobyte", "know", "layer", "masked", "mean", "model", "models", "move", "near", "noisy",
+    "none", "nothing", "once", "only", "over", "private", "random", "round", "rounds",
+    "samples", "similar", "some", "that", "their", "then", "trained", "tuned", "under",
+    "unmasked", "users", "vectors",
+}  # fmt: skip
+
+
+def test_the_glossary_has_the_terms_of_the_tables_of_methods(pages: dict[str, str]) -> None:
+    texts = [f"{fact.finds} {fact.reads}" for fact in FACTS.values()]
+    for row in re.findall(r"^\| `[\w-]+` \|.*$", pages["index.md"], re.M):
+        texts.append(" ".join(row.split("|")[4:6]))
+    assert len(texts) == 2 * len(PROTOCOLS)
+    used = set(re.findall(r"[a-z-]{4,}", " ".join(texts).lower())) - PLAIN
+    terms = " ".join(re.findall(r"^\*\*(.+?)\.\*\* ", pages["glossary.md"], re.M)).lower()
+    # "losses" and "loss" are one term
+    assert {word for word in used if word[:5].rstrip("se") not in terms} == set()
+    assert {"linkage", "subspaces", "moments"} <= used
+    for heading in ("k", "ε, δ"):
+        assert f"**{heading}.**" in pages["glossary.md"]
 
 
 def test_the_glossary_has_some_forty_terms_each_once(pages: dict[str, str]) -> None:
