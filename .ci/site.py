@@ -539,6 +539,8 @@ def printed(*arguments: str) -> str:
 
 # --- Python and result.json
 
+# an entry of history.jsonl that is a word of Python, so that no text can stand below it
+LAMBDA = "of SR-FCA: distance up to which clients were joined"
 FITTED = "securecluster.runs.fitted.FittedRun"
 GROUPS = {  # modules of public names, by heading
     "Clusters": ("runs.estimator", "runs.power_check", "app.plan", "app.sweep"),
@@ -621,18 +623,25 @@ def result_page() -> str:
     from securecluster.core import field_docs
     from securecluster.runs import contents
 
-    declared = [value for value in vars(contents).values() if is_typeddict(value)]
+    declared = [
+        value
+        for name, value in vars(contents).items()
+        if is_typeddict(value) and not name.startswith("_")
+    ]
     links = {kind.__name__: f"[{kind.__name__}](#{slug(kind.__name__)})" for kind in declared}
     pieces = [
         "# result.json and the files beside it",
-        "The entries that commands read back, and their types; a [run folder](../runs.md) is "
-        "checked against them when it is opened. `None` is `null`. Entries that are written and "
-        "not read, and those that single protocols add, are not listed.",
+        "The entries of result.json ([Result](#result)), of a line of history.jsonl "
+        "([RoundLine](#roundline)), of compare.json ([Comparison](#comparison)) and of config.json "
+        "([RunConfig](#runconfig), [ComparisonConfig](#comparisonconfig), "
+        "[SweepConfig](#sweepconfig)), and their types; a [run folder](../runs.md) is checked "
+        "against them when it is opened. `None` is `null`. Entries that single protocols add are "
+        "not listed.",
     ]
     # what a reader comes for, and then what it consists of
     for kind in sorted(declared, key=lambda kind: kind is not contents.Result):
         rows = []
-        texts = field_docs._own_descriptions(kind)
+        texts = {"lambda": LAMBDA} | field_docs._own_descriptions(kind)
         for name, hint in get_type_hints(kind, include_extras=True).items():
             needed = get_origin(hint) is not NotRequired
             text = escaped(_type_in_words(hint if needed else get_args(hint)[0]))

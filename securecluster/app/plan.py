@@ -23,6 +23,7 @@ from securecluster.app import comparison_options, sweep_plan
 from securecluster.app.failures import Row
 from securecluster.app.registry import FACTS
 from securecluster.app.sweep_plan import Cell, Variant
+from securecluster.app.sweep_report import units_in_words
 from securecluster.app.sweep_runner import DONE, REFUSED
 from securecluster.core.optional_packages import need
 from securecluster.core.progress import bar
@@ -59,6 +60,8 @@ class Forecast:
     Args:
         protocol: with its options.
         epsilon: the target of the whole run.
+        dp_unit: whose ε it is, one "client" or one "example".
+        delta: δ of this ε.
         noise: multiplier that the ledger finds for it.
         ari: mean over the simulations; None where they have no clusters.
         ari_low: lower end of the interval for one new run.
@@ -80,6 +83,8 @@ class Forecast:
 
     protocol: str
     epsilon: float
+    dp_unit: str
+    delta: float
     noise: float
     ari: float | None
     ari_low: float | None
@@ -109,6 +114,8 @@ class Need:
         value: the least on the grid of the search that suffices; None where not even the most does.
         below: the largest that was tried and does not suffice; None where the least does.
         ari: mean at the value, or at the most that was tried.
+        dp_unit: whose ε the runs have, one "client" or one "example".
+        delta: δ of this ε.
     """
 
     protocol: str
@@ -116,6 +123,8 @@ class Need:
     value: float | None
     below: float | None
     ari: float
+    dp_unit: str
+    delta: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,7 +185,14 @@ class Outlook:
         else:
             lines = [f"{head}: expected, with the interval for one run", *self._table()]
         lines += [f"{printable(label)}: {reason}" for label, reason in self.refused.items()]
-        return [*lines, *self.notes]
+        rows = [self._row(line) for line in self.forecasts or self.needs]
+        return [*lines, *units_in_words(rows), *self.notes]
+
+    def _row(self, line: Forecast | Need) -> Row:
+        """Return protocol, unit and δ of a line as a sweep has them."""
+        epsilon = line.epsilon if isinstance(line, Forecast) else math.inf
+        unit, delta = line.dp_unit, line.delta
+        return {"variant": line.protocol, "epsilon": epsilon, "dp_unit": unit, "delta": delta}
 
     def _sentence(self, answer: Need) -> str:
         """Return an answer of a search in words."""
@@ -462,6 +478,8 @@ class _Stage:
         return Forecast(
             protocol=variant.label,
             epsilon=level,
+            dp_unit=some_row["dp_unit"],
+            delta=some_row["delta"],
             noise=mean("noise") or 0.0,
             rounds=int(some_row["rounds"]),
             up=round((mean("up") or 0.0) / clients),
@@ -484,6 +502,10 @@ class _Stage:
                 raise UsageError(f"{variant.label}: {row['reason']}")
             total += float(row.get("ari") or 0.0)
         return total / len(self.seeds)
+
+    def tried(self, variant: Variant) -> Row:
+        """Return what the first simulation of a protocol measured."""
+        return next(row for (label, *_), row in self._rows.items() if label == variant.label)
 
     def notes(self, searching: bool = False) -> tuple[str, ...]:
         """Return what was simulated, in sentences.
@@ -589,7 +611,9 @@ def _searched(  # noqa: PLR0913
                 most = MOST_CLIENTS if find == "clients" else MOST_SAMPLES
                 grid = [size for size in SIZES if size <= most]
             value, below, mean = least(reached, grid, ari)
-            needs.append(Need(variant.label, find, value, below, mean))
+            tried = stage.tried(variant)
+            unit, delta = tried["dp_unit"], tried["delta"]
+            needs.append(Need(variant.label, find, value, below, mean, unit, delta))
             advance(number)
     notes = stage.notes(searching=True)
     return Outlook(clients, samples, needs=tuple(needs), reached=ari, notes=notes)
@@ -634,13 +658,21 @@ def frontier(outlook: Outlook, axes: Any = None) -> Figure:
         axes: matplotlib axes to draw accuracy on alone; None for a new figure with both.
 
     Raises:
-        UsageError: an outlook of a search has no frontier.
+        UsageError: an outlook of a search has no frontier, or given axes for ε of both units.
     """
     from securecluster.app.plots import plan as picture
+    from securecluster.app.plots.sweep import units
 
     if not outlook.forecasts:
         raise UsageError("a search has no frontier to draw: call plan without find")
-    figure: Figure = picture.frontier([asdict(line) for line in outlook.forecasts], axes)
+    rows = [asdict(line) for line in outlook.forecasts]
+    if axes is not None and len(units(rows)) > 1:
+        raise UsageError(
+            "this plan has ε of one client and ε of one example, which share no axis: draw it "
+            "without axes of your own"
+        )
+    title = f"expected of {outlook.clients} clients with {outlook.samples} samples each"
+    figure: Figure = picture.frontier(rows, title, axes)
     return figure
 
 

@@ -120,8 +120,9 @@ def test_the_head_of_a_search_names_what_is_given() -> None:
         ("clients", "clients with 20 samples each:"),
         ("samples", "8 clients:"),
     ):
-        answer = plans.Need("cfl", find, None, 384, 0.5)
+        answer = plans.Need("cfl", find, None, 384, 0.5, "client", 1e-5)
         lines = Outlook(8, 20, needs=(answer,)).lines()
+        assert lines[-1] == "ε of one client, at δ = 1e-05: cfl"
         assert lines[0].startswith(head)
         assert "up to 384 suffices (mean ARI 0.50 there)" in lines[1]
 
@@ -178,6 +179,28 @@ def test_a_frame_and_a_picture_have_all_forecasts(outlook: Outlook) -> None:
     assert [panel.get_ylabel() for panel in panels] == ["ARI", "accuracy"]
     (drawn, _) = panels[1].get_lines()
     assert list(drawn.get_ydata()) == [outlook.forecasts[0].accuracy]
+    assert {panel.get_xlabel() for panel in panels} == {"ε of a run for one client, at δ = 1e-05"}
+    assert list(outlook.to_frame().dp_unit) == ["client"] * 4
+
+
+def test_epsilon_of_a_client_and_of_an_example_share_no_axis() -> None:
+    made = plan(["fedavg", "cfl:dp-unit=example"], epsilon=[4, 16], **SMALL)
+    assert [(line.dp_unit, line.delta) for line in made.forecasts] == [
+        ("client", 1e-5), ("client", 1e-5), ("example", 1e-5), ("example", 1e-5),
+    ]  # fmt: skip
+    text = repr(made)
+    assert "\nε of one client, at δ = 1e-05: fedavg\n" in text
+    assert "\nε of one example, at δ = 1e-05: cfl:dp-unit=example\n" in text
+    figure = securecluster.plot.plan(made)
+    drawn = [panel for panel in figure.axes if panel.get_lines()]
+    assert [(panel.get_xlabel(), panel.get_ylabel()) for panel in drawn] == [
+        ("ε of a run for one client, at δ = 1e-05", "accuracy"),
+        ("ε of a run for one example, at δ = 1e-05", "ARI"),
+        ("ε of a run for one example, at δ = 1e-05", "accuracy"),
+    ]
+    assert all(len(panel.get_lines()) == 1 for panel in drawn)
+    with pytest.raises(UsageError, match="share no axis"):
+        securecluster.plot.plan(made, ax=figure.axes[0])
 
 
 def test_the_command_prints_the_table_and_leaves_files(
