@@ -258,14 +258,13 @@ def layer_noise(rows: torch.Tensor) -> torch.Tensor:
 
 def grid_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return Gaussians of ChaCha20 streams on a fine grid, as many as the rows have numbers."""
-    from securecluster.privacy.dp.grid_noise import GridNoise
+    from securecluster.privacy.dp.device_noise import add_noise
 
     out = torch.zeros_like(rows)
     count = len(rows)
     keys = [bytes([k] * 32) for k in range(count)]
     grids = [2.0**-20] * count  # spacing of the grid
-    sigmas = [1.0] * count
-    GridNoise(keys).add_to(out, grids, sigmas)
+    add_noise(out, keys, grids, [1.0] * count)
     return out
 
 
