@@ -18,10 +18,11 @@ numbers of samples. All of these are public in such a run (`runs.config.known`,
    (`cfl`, `flhc`): the first mechanism of `MECHANISMS` that brings them closer, with the changes of
    2 and 3 anew, and does not drown training: a signature, which is sent once, or else sketches.
 
-A network that every client tunes without noise in the end (`finetune`, `tune_rounds`) stays as it
-is, since a larger one is worth more there than noise costs. In DP-SGD no rounds are given up: at
-one ε the noise of a step grows with the root of their number T, so both the noise of all steps and
-what they learn grow with T, and their ratio stays.
+In DP-SGD no rounds are given up: at one ε the noise of a step grows with the root of their number
+T, so both the noise of all steps and what they learn grow with T, and their ratio stays. The
+exception are models that every client tunes without noise in the end (`finetune`, `tune_rounds`),
+which start from all of that noise: their own network stays, with its rounds, until the check says
+that training is drowned, and with the linear one rounds are given up from `ENOUGH_TUNED` on.
 
 Participation stays at 1, its default: no amplification by sampling clients is claimed, and a mean
 over fewer clients has more noise. Never chosen are options that say what is protected, and from
@@ -69,6 +70,8 @@ FEWEST = 10  # rounds
 # by S at most, and its noise counts in full, so that fewer rounds help beyond what is borne. Found
 # on the settings of `benchmarks.target` called "development" and "drowned".
 ENOUGH: Mapping[str, float] = {UPDATE: -0.5, GRADIENTS: math.inf}
+ENOUGH_TUNED = 0.6  # of DP-SGD on the linear network, before it is tuned without noise
+TUNED_DROWNED = 1.0  # strain of training up to which a network that is tuned stays
 # strain of training from which on a choice counts as bad
 LOST: Mapping[str, float] = {UPDATE: 1.0, GRADIENTS: 0.6}
 DIGITS = 2  # of strains that are compared
@@ -167,7 +170,17 @@ class _Candidate:
     def enough(self) -> float:
         """Return the strain of training up to which no rounds are given up."""
         worst = self.check.worst(TRAINING)
-        return 0.0 if worst is None else ENOUGH[worst.kind]
+        if worst is None:
+            return 0.0
+        if self.tuned and worst.kind == GRADIENTS:
+            small = self.value("model") == SMALL_NETWORK
+            return ENOUGH_TUNED if small else TUNED_DROWNED
+        return ENOUGH[worst.kind]
+
+    @property
+    def tuned(self) -> bool:
+        """Return whether clients tune their models without noise after the run."""
+        return bool(self.method.training.tuning(self.method))
 
     @property
     def drowned(self) -> bool:
@@ -215,8 +228,8 @@ def _improved(candidate: _Candidate, free: set[str]) -> _Candidate:
 
 def _smaller_network(candidate: _Candidate, free: set[str]) -> _Candidate:
     """Return a candidate with the linear network, if training does not carry with its own."""
-    tuned = candidate.method.training.tuning(candidate.method)
-    if "model" not in free or tuned or candidate.strain(TRAINING) <= 0:
+    least = TUNED_DROWNED if candidate.tuned else 0.0
+    if "model" not in free or candidate.strain(TRAINING) <= least:
         return candidate
     smaller = candidate.with_options(model=SMALL_NETWORK)
     if smaller is None or smaller.strain(TRAINING) >= candidate.strain(TRAINING):

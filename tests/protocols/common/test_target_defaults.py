@@ -125,11 +125,18 @@ def test_dp_sgd_gives_up_no_rounds_however_drowned(digits: Federation) -> None:
     assert chosen_for(FedAvg(target_epsilon=0.2), digits.facts)["rounds"] == target_defaults.FEWEST
 
 
-def test_a_network_that_is_tuned_without_noise_stays(digits: Federation) -> None:
-    tuned = FedAvg(target_epsilon=0.5, dp_unit="example", tune_rounds=3)
-    assert "model" not in chosen_for(tuned, digits.facts)
-    untuned = FedAvg(target_epsilon=0.5, dp_unit="example")
+def test_a_network_that_is_tuned_without_noise_stays_until_it_is_drowned(
+    digits: Federation,
+) -> None:
+    tuned: dict[str, Any] = {"dp_unit": "example", "tune_rounds": 3}
+    assert chosen_for(FedAvg(target_epsilon=4.0, **tuned), digits.facts) == {"clip": 1.0}
+    # without tuning the larger network is not worth its noise
+    untuned = FedAvg(target_epsilon=4.0, dp_unit="example")
     assert chosen_for(untuned, digits.facts)["model"] == "linear"
+    drowned = FedAvg(target_epsilon=0.2, **tuned)
+    assert strain(FedAvg(**{**drowned.get_params(), "clip": 1.0}), digits) > 1
+    chosen = chosen_for(drowned, digits.facts)
+    assert chosen == {"clip": 1.0, "model": "linear", "rounds": target_defaults.FEWEST}
 
 
 @pytest.mark.parametrize(
