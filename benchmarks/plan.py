@@ -11,9 +11,8 @@ The settings of `calibration` chose margins by split conformal prediction (`TEST
 `plan_runs_earlier.csv` has 34 more of them, which were drawn alike and run before `target_epsilon`
 chose options. Those of `held-out` have other data sets, numbers of clients, samples and rounds, and
 tested these margins, once: they were too narrow for data unlike the stand-ins. So the margins of
-`securecluster.app.plan` are by all of these settings. They are tested by `data set left out`, with
-margins by all data sets but that of the clients, and by the settings of `held-out anew`, which were
-run once, afterwards.
+`securecluster.app.plan` are by all of these settings. No others test them, but `data set left out`
+has margins by all data sets but that of the clients.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import scenario
 
 CALIBRATION, HELD_OUT = "calibration", "held-out"
-ANEW = "held-out anew"
-PARTS = (CALIBRATION, HELD_OUT, ANEW)
-DRAWS = {CALIBRATION: (44, 40), HELD_OUT: (45, 30), ANEW: (46, 20)}  # seed and number of settings
+PARTS = (CALIBRATION, HELD_OUT)
+DRAWS = {CALIBRATION: (44, 40), HELD_OUT: (45, 30)}  # seed and number of settings
 OWN = "own"  # a public sample of the clients' own kind
 # data sets of clients, with what the stand-ins are made of
 PAIRS = {
@@ -58,19 +56,11 @@ PAIRS = {
         ("digits", "mnist"),
         ("digits", "fashion_mnist"),
     ),
-    ANEW: (
-        ("femnist", "mnist"),
-        ("femnist", OWN),
-        ("cifar10", OWN),
-        ("digits", "fashion_mnist"),
-        ("mnist", "digits"),
-        ("fashion_mnist", OWN),
-    ),
 }
 CLASSES = 10  # the first of femnist, which are digits
-CLIENTS = {CALIBRATION: (8, 12, 16), HELD_OUT: (10, 14, 20), ANEW: (9, 18)}
-SAMPLES = {CALIBRATION: (40, 80), HELD_OUT: (50, 70), ANEW: (60,)}
-ROUNDS = {CALIBRATION: (4,), HELD_OUT: (3, 5), ANEW: (3,)}
+CLIENTS = {CALIBRATION: (8, 12, 16), HELD_OUT: (10, 14, 20)}
+SAMPLES = {CALIBRATION: (40, 80), HELD_OUT: (50, 70)}
+ROUNDS = {CALIBRATION: (4,), HELD_OUT: (3, 5)}
 EXAMPLE = {"dp_unit": "example"}
 # options of each protocol, and the ends of the range of ε, in which its clusters are lost
 PROTOCOLS: Mapping[str, tuple[dict[str, Any], float, float]] = {
@@ -354,12 +344,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet("plan_runs", RESULTS)
     earlier = [{**row, "part": CALIBRATION} for row in read(RESULTS / "plan_runs_earlier.csv")]
     measured = sheet.fill([cell for part in parts for cell in drawn(part)], measure, chosen.minutes)
-    rows = [*earlier, *(row for row in measured if row["part"] != ANEW)]
-    anew = [row for row in measured if row["part"] == ANEW]
-    lines = judged(rows) + judged(anew, plans.MARGINS)
+    rows = [*earlier, *measured]
+    lines = judged(rows)
     if not chosen.part:
         lines += left_out(rows)
-        print(f"margins by all settings but {ANEW}: {margins_of(rows)}")
+        print(f"margins by all settings: {margins_of(rows)}")
     for part in (*parts, LEFT_OUT):
         shown(part, lines)
     return write("plan", lines)

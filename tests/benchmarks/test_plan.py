@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from benchmarks import plan
-from securecluster.app import plan as plans
 
 
 def row(**changes: Any) -> dict[str, str]:
@@ -24,9 +23,11 @@ def row(**changes: Any) -> dict[str, str]:
 
 
 def test_no_setting_is_in_both_parts_and_each_protocol_in_both() -> None:
-    parts = {name: plan.drawn(name) for name in (plan.CALIBRATION, plan.HELD_OUT)}
-    seeds = [{cell["seed"] for cell in cells} for cells in parts.values()]
-    assert not seeds[0] & seeds[1]
+    parts = {name: plan.drawn(name) for name in plan.PARTS}
+    seeds = [cell["seed"] for cells in parts.values() for cell in cells]
+    assert len(seeds) == len(set(seeds))
+    pairs = [set(plan.PAIRS[name]) for name in (plan.CALIBRATION, plan.HELD_OUT)]
+    assert not pairs[0] & pairs[1]
     for name, cells in parts.items():
         assert len(cells) == plan.DRAWS[name][1]
         assert {cell["protocol"] for cell in cells} == set(plan.PROTOCOLS)
@@ -37,8 +38,8 @@ def test_no_setting_is_in_both_parts_and_each_protocol_in_both() -> None:
     ("score", "happened", "covered", "short"),
     [
         ("ari", 0.5, 1, 0.0),
-        ("ari", 0.5 - plans.MARGINS["ari", False] + 0.01, 1, plans.MARGINS["ari", False] - 0.01),
-        ("ari", 0.5 - plans.MARGINS["ari", False] - 0.01, 0, plans.MARGINS["ari", False] + 0.01),
+        ("ari", 0.5 - plan.TESTED["ari", False] + 0.01, 1, plan.TESTED["ari", False] - 0.01),
+        ("ari", 0.5 - plan.TESTED["ari", False] - 0.01, 0, plan.TESTED["ari", False] + 0.01),
         ("accuracy", 0.87, 1, 0.515),
         ("accuracy", 0.89, 0, 0.704),
     ],
@@ -60,6 +61,18 @@ def test_a_margin_is_the_conformal_quantile() -> None:
     assert plan.quantile(short[:8]) == math.inf
     assert plan.quantile([*short, 0.9, 1.0]) == 1.0
     assert plan.quantile([*short] * 3) == 0.8
+
+
+def test_a_data_set_is_judged_by_margins_of_the_others() -> None:
+    # ten runs of one data set that ended as simulated, and ten of another that were far off
+    near = [row(data="mnist", ari_happened="0.5") for _ in range(10)]
+    far = [row(data="femnist", ari_happened="0.2") for _ in range(10)]
+    found = {
+        line["data"]: line["covered"]
+        for line in plan.left_out([*near, *far])
+        if line["score"] == "ari"
+    }
+    assert found == {"mnist": True, "femnist": False}
 
 
 def test_baselines_have_accuracy_alone_and_what_was_not_run_nothing() -> None:
