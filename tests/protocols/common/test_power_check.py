@@ -283,10 +283,13 @@ def test_fit_warns_with_options_as_python_has_them(digits: Federation) -> None:
         warnings.simplefilter("always", SecureClusterWarning)
         CFL(**{**CLIENT, "rounds": 10}, noise=1.0).fit(digits)
     assert re.search("clusters are lost in the noise.*sketch=64", str(caught[0].message))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SecureClusterWarning)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SecureClusterWarning)
         CFL(**{**CLIENT, "rounds": 10}, noise=0.001).fit(digits)
         CFL(**CLIENT, noise=1.0).fit(digits)  # in three rounds nobody expects clusters
+    # the run may end without clusters, of which its last sentence says that noise is no reason
+    said = [str(warning.message) for warning in caught]
+    assert all("noise is hardly the reason" in sentence for sentence in said)
 
 
 def test_sweeps_have_a_column_of_verdicts() -> None:
