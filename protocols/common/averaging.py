@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.messages import Ack, Rows, select
+from securecluster.messaging.messages import Ack, Empty, Rows, select
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
@@ -87,6 +87,19 @@ class SumClient(TrainingClient):
             self._train_alone(new_context, select(query, untrained))
             self._unshared[new_context.positions] = True
         return Ack()
+
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
+    def post(self, context: CallContext, query: Empty) -> Update:
+        """Return θ_i − θ_0 of a model made of averages alone, for newcomers.
+
+        Raises:
+            PolicyError: a client has trained its model alone, which would leave without noise.
+        """
+        if self._unshared[context.positions].any():
+            raise PolicyError(
+                "post shows the model of averages: who has trained alone holds one of its own"
+            )
+        return self.displaced(context.positions)
 
     def _train_alone(self, context: CallContext, query: AverageDeltas) -> None:
         """Apply the query's averages, then train each client's model in place.

@@ -30,6 +30,7 @@ from securecluster.app.sweep_report import units_in_words
 from securecluster.app.sweep_runner import DONE, REFUSED
 from securecluster.core.optional_packages import need
 from securecluster.core.progress import bar
+from securecluster.core.validation import check_whole_value
 from securecluster.data.scenarios import scenario as scenario_named
 from securecluster.data.simulation import Simulation
 from securecluster.data.stand_ins import PublicSample, public_sample
@@ -343,7 +344,7 @@ def _pairs(variants: Sequence[Variant], levels: Sequence[float]) -> Iterator[tup
 def _check_sizes(**sizes: int) -> None:
     """Raise UsageError for a number of clients or samples that no plan is made for."""
     for name, value in sizes.items():
-        sweep_plan.check_whole_value(name, value)
+        check_whole_value(name, value)
         if value < 2:
             raise UsageError(f"{name} = {value} is not possible: it is a whole number from 2")
 
