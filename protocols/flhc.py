@@ -53,7 +53,7 @@ from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import (
     AveragingState,
-    SumClient,
+    SharedModelClient,
     average_clusters,
     visible_sample_counts,
 )
@@ -113,7 +113,7 @@ class FLHCState(AveragingState):
     signatures: Collected | None = None  # what newcomers are compared with, in place of `memory`
 
 
-class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
+class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):
     """Clients that contribute to means, and whose updates are read individually once.
 
     The clustering round of FL+HC needs the individual updates, or gradient signatures.

@@ -88,19 +88,6 @@ class SumClient(TrainingClient):
             self._unshared[new_context.positions] = True
         return Ack()
 
-    @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, context: CallContext, query: Empty) -> Update:
-        """Return θ_i − θ_0 of a model made of averages alone, for newcomers.
-
-        Raises:
-            PolicyError: a client has trained its model alone, which would leave without noise.
-        """
-        if self._unshared[context.positions].any():
-            raise PolicyError(
-                "post shows the model of averages: who has trained alone holds one of its own"
-            )
-        return self.displaced(context.positions)
-
     def _train_alone(self, context: CallContext, query: AverageDeltas) -> None:
         """Apply the query's averages, then train each client's model in place.
 
@@ -214,6 +201,23 @@ class SumClient(TrainingClient):
         models = [self.models.table[row] for row in rows]
         table = torch.stack([*models, self._start])
         return Rows(table, tuple(index))
+
+
+class SharedModelClient(SumClient):
+    """Clients of sums that give newcomers a model, which is one of averages alone."""
+
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
+    def post(self, context: CallContext, query: Empty) -> Update:
+        """Return θ_i − θ_0 of a model made of averages alone, for newcomers.
+
+        Raises:
+            PolicyError: a client has trained its model alone, which would leave without noise.
+        """
+        if self._unshared[context.positions].any():
+            raise PolicyError(
+                "post shows the model of averages: who has trained alone holds one of its own"
+            )
+        return self.displaced(context.positions)
 
 
 class LocalFirstClient(SumClient):

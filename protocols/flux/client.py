@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
-from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.averaging import SharedModelClient
 from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.protocols.flux.descriptors import REACH, REPLACE, DescriptorMap, latent_layer
 from securecluster.runtime.call_context import CallContext
@@ -42,7 +42,7 @@ class FeatureDescriptor:
     moments: Annotated[Rows, Real(("moment_kinds", "components"), squared=True)]
 
 
-class DescriptorClient(SumClient):
+class DescriptorClient(SharedModelClient):
     """Clients that send a descriptor of their samples once, and then contribute to averages."""
 
     # set by the protocol
