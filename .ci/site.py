@@ -17,7 +17,7 @@ import posixpath
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -336,8 +336,11 @@ def method_page(own: Section) -> str:
     options = options_table(kind, own=True)
     shared = "[options of every method](../reference/command-line.md#run)"
     clusters = {"yes": "must be given", "no": "is found"}.get(fact.k, "may be given")
+    finds = f"Finds {fact.finds}; the number of clusters {clusters}."
+    if fact.finds.startswith("none: "):
+        finds = f"Looks for no clusters: {fact.finds.removeprefix('none: ')}."
     facts = [
-        f"Finds {fact.finds}; the number of clusters {clusters}.",
+        finds,
         f"The server reads {fact.reads}.",
         f"`securecluster run {own.name}`, or `securecluster.{kind.__name__}` in Python.",
     ]
@@ -383,21 +386,42 @@ def disclosed(name: str) -> str:
             )
     rows = [[f"`{message}`", *cells] for message, cells in messages(method.client)]
     pieces.append(
-        "### Messages\n\nThe replies that clients can give, as their class declares them; which of "
-        "them a run asks for, its options say. Fields that pass the pipeline are masked, clipped "
-        "and noised as the run says.\n\n"
-        + table(["message", "what it returns", "is read", "pipeline", "no mask"], rows)
+        "### Messages\n\nThe replies that clients can give; which of them a run asks for, its "
+        "options say. The server reads them one by one or in sums. Some fields are masked, clipped "
+        "and noised as the run says, and some no mask hides.\n\n"
+        + _filled_table(["message", "its reply", "is read", "masked fields", "never masked"], rows)
     )
     methods = [name, *(variant for variant, (base, _) in VARIANTS.items() if base == name)]
     rows = []
     for option, values in OPTIONS.items():
-        for value in values:
-            answers = [works_with(own, option, value) for own in methods]
-            rows.append([f"{option} `{value}`", *answers])
+        cells = [_values_that_work(works_with, own, option, values) for own in methods]
+        # where nothing but the default works, the option is of no use to the method
+        if any(cell != f"`{next(iter(values))}`" for cell in cells):
+            rows.append([option, *cells])
     pieces.append(
-        "### Protections\n\n" + table(["protection", *(f"`{own}`" for own in methods)], rows)
+        "### Protections\n\nWhat its runs can have:\n\n"
+        + table(["", *(f"`{own}`" for own in methods)], rows)
     )
     return "\n\n".join(pieces)
+
+
+def _values_that_work(
+    works_with: Callable[[str, str, str], str], method: str, option: str, values: Iterable[str]
+) -> str:
+    """Return the values of an option that a method works with, and what these need besides.
+
+    Args:
+        works_with: answers for one value: yes, no, or with what else.
+        method: name of the protocol, or of a variant.
+        option: name of the option.
+        values: of the option.
+    """
+    phrases = []
+    for value in values:
+        answer = works_with(method, option, value)
+        if answer != "no":
+            phrases.append(f"`{value}`" + ("" if answer == "yes" else f" {answer}"))
+    return ", ".join(phrases)
 
 
 def messages(client: type) -> Iterator[tuple[str, list[str]]]:
@@ -416,12 +440,17 @@ def messages(client: type) -> Iterator[tuple[str, list[str]]]:
             yield (
                 name,
                 [
-                    escaped(" ".join(first.split()).removeprefix("Return ")),
+                    escaped(_sentence(" ".join(first.split()).removeprefix("Return "))),
                     ", or ".join(words[verb] for verb in release.via),
                     names(release.through),
                     names(release.unmasked),
                 ],
             )
+
+
+def _sentence(text: str) -> str:
+    """Return a text with a capital letter in front, unless it begins with a formula."""
+    return text[0].upper() + text[1:] if re.match(r"[a-z]+ ", text) else text
 
 
 def evidence(own: Section) -> str:
@@ -510,6 +539,8 @@ def printed(*arguments: str) -> str:
 
 # --- Python and result.json
 
+# an entry of history.jsonl that is a word of Python, so that no text can stand below it
+LAMBDA = "of SR-FCA: distance up to which clients were joined"
 FITTED = "securecluster.runs.fitted.FittedRun"
 GROUPS = {  # modules of public names, by heading
     "Clusters": ("runs.estimator", "runs.power_check", "app.plan", "app.sweep"),
@@ -592,18 +623,25 @@ def result_page() -> str:
     from securecluster.core import field_docs
     from securecluster.runs import contents
 
-    declared = [value for value in vars(contents).values() if is_typeddict(value)]
+    declared = [
+        value
+        for name, value in vars(contents).items()
+        if is_typeddict(value) and not name.startswith("_")
+    ]
     links = {kind.__name__: f"[{kind.__name__}](#{slug(kind.__name__)})" for kind in declared}
     pieces = [
         "# result.json and the files beside it",
-        "The entries that commands read back, and their types; a [run folder](../runs.md) is "
-        "checked against them when it is opened. `None` is `null`. Entries that are written and "
-        "not read, and those that single protocols add, are not listed.",
+        "The entries of result.json ([Result](#result)), of a line of history.jsonl "
+        "([RoundLine](#roundline)), of compare.json ([Comparison](#comparison)) and of config.json "
+        "([RunConfig](#runconfig), [ComparisonConfig](#comparisonconfig), "
+        "[SweepConfig](#sweepconfig)), and their types; a [run folder](../runs.md) is checked "
+        "against them when it is opened. `None` is `null`. Entries that single protocols add are "
+        "not listed.",
     ]
     # what a reader comes for, and then what it consists of
     for kind in sorted(declared, key=lambda kind: kind is not contents.Result):
         rows = []
-        texts = field_docs._own_descriptions(kind)
+        texts = {"lambda": LAMBDA} | field_docs._own_descriptions(kind)
         for name, hint in get_type_hints(kind, include_extras=True).items():
             needed = get_origin(hint) is not NotRequired
             text = escaped(_type_in_words(hint if needed else get_args(hint)[0]))
@@ -634,6 +672,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table without the columns that are empty in every row."""
+    filled = [k for k in range(len(head)) if any(row[k] for row in rows)]
+    return table([head[k] for k in filled], [[row[k] for k in filled] for row in rows])
 
 
 def bullets(items: Iterable[str]) -> str:

@@ -41,6 +41,7 @@ from securecluster.protocols import (
     OneShot,
     Settings,
 )
+from securecluster.runs.plots.looks import looks, name_of
 
 CLIENTS = 20
 SAMPLES = 40
@@ -180,7 +181,9 @@ def _draw_panel(ax: Any, rows: Sequence[Row], behaviour: str, value: str) -> Non
         value: the rows' column.
     """
     shown = [row for row in rows if row["behaviour"] in (behaviour, NONE)]
-    for k, name in enumerate(PROTOCOLS):
+    labels = {name: name.replace(" ", ":", 1) for name in PROTOCOLS}
+    styles = looks(list(labels.values()))
+    for k, (name, label) in enumerate(labels.items()):
         own = [row for row in shown if row["protocol"] == name]
         means = spread(own, ["share"], value)
         shares = sorted(means, key=lambda key: float(key[0]))
@@ -189,10 +192,11 @@ def _draw_panel(ax: Any, rows: Sequence[Row], behaviour: str, value: str) -> Non
         ax.plot(
             [float(share[0]) + offset for share in shares],
             [means[share][0] for share in shares],
-            color=f"C{k}",
-            marker="osv^D*PX"[k],
+            styles[label].line,
+            color=styles[label].color,
+            marker=styles[label].marker,
             markersize=4,
-            label=name,
+            label=name_of(label),
             alpha=0.8,
         )
     ax.set_xlim(-0.02, 0.42)

@@ -16,14 +16,16 @@ python -m benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART �
   clients on the layer that they send and on updates. It is left out where the data are not there.
 
 `--grid readme --seeds 20` (about ten minutes on one core) has those of `epsilon` that are not told
-the number of clusters, with enough seeds for intervals: the README's picture, methods.png.
+the number of clusters, with enough seeds for intervals: the README's picture, methods.png. Options
+that are not given are chosen for each ε, as in a user's own run, so that CFL and FL+HC compare
+signatures.
 
 `--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
 networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
-which also have the pictures as PDF and SVG. `--picture` only draws methods.png and noise.png anew.
-The latter has the parts, accuracy over bytes at equal ε, and the accuracy of honest clients over
-the share of malicious ones (`benchmarks.malicious_clients`, the behaviour that does most harm to
-each protocol).
+which also have pictures of each part as PDF and SVG. `--picture` draws those of the pages anew from
+the tables, and runs nothing. noise.png has the parts, accuracy at equal ε, and the accuracy of
+honest clients over the share of malicious ones (`benchmarks.malicious_clients`, the behaviour that
+does most harm to each protocol).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.grid import script_parser
 from benchmarks.sheet import distinct
@@ -40,10 +42,12 @@ from benchmarks.table import RESULTS, read, write
 from securecluster.app.cli import main as command_line
 from securecluster.app.pareto import efficient
 from securecluster.app.sweep_tables import HOLDS
-from securecluster.core import atomic_files
 from securecluster.data import locations
 from securecluster.data.locations import FOLDER
-from securecluster.runs.plots.looks import looks
+from securecluster.runs.plots.looks import looks, name_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,14 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
 }
 TRACES = "most_mobility/traces.parquet"
 BELOW = -0.17  # of a panel: place of its legend
-PICTURES = ("noise", "epsilon", "bytes")
+MULTIPLIER = "noise multiplier z (standard deviation by clip norm)"
+EPSILON_OF = "ε of a run for one example, at δ = 1e-5"
+# pictures that pages show: of which part, over what, and the scores
+PICTURES = (
+    ("digits_updates", "epsilon", ("ari", "accuracy")),
+    ("digits_epsilon", "epsilon", ("ari", "accuracy")),
+    ("mobility_positions", "noise", ("ari", "position_error")),
+)
 PARETO = (
     "target_epsilon", "variant", "accuracy", "ari", "up", "down", "efficient", "efficient_ari",
 )  # fmt: skip
@@ -183,11 +194,6 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
     if "--epsilon" in part.levels:
         lines = pareto(read(folder / "summary.csv"))
         print(write(f"noise_{name}_pareto", lines))
-    for picture in PICTURES:
-        path = folder / f"{picture}.png"
-        if path.is_file():
-            target = RESULTS / f"noise_{name}_over_{picture}.png"
-            atomic_files.write_atomic(target, atomic_files.read(path))
 
 
 def pareto(rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
@@ -221,19 +227,35 @@ def _has_positions() -> bool:
     return folder is not None and (folder / TRACES).is_file()
 
 
-def draw_methods() -> Path:
-    """Draw the README's picture: ARI over ε, large enough for a phone."""
-    import pandas
-
+def draw_parts() -> list[Path]:
+    """Draw ARI and accuracy, or error, of the parts that pages show, from their tables."""
     from securecluster import plot
     from securecluster.runs.plots.figure import save
 
-    runs = pandas.read_csv(RESULTS / "noise_digits_methods_runs.csv", comment="#")
+    paths = []
+    for name, x, scores in PICTURES:
+        path = RESULTS / f"noise_{name}_over_{x}.png"
+        paths.append(save(path, plot.sweep(_runs(name), x=x, y=scores)))
+    return paths
+
+
+def _runs(name: str) -> DataFrame:
+    """Return the runs of a part as `plot.sweep` takes them."""
+    import pandas
+
+    return pandas.read_csv(RESULTS / f"noise_{name}_runs.csv", comment="#")
+
+
+def draw_methods() -> Path:
+    """Draw the README's picture: ARI over ε, large enough for a phone."""
+    from securecluster import plot
+    from securecluster.runs.plots.figure import save
+
     picture = plot.sweep(
-        runs,
+        _runs("digits_methods"),
         size=(5.6, 4.6),
         font=13,
-        title="signatures need the least ε",
+        title="clusters by signatures need the least ε",
         xlabel="ε of a run for one image, at δ = 1e-5",
         ylabel="clusters found (ARI)",
     )
@@ -249,14 +271,14 @@ def draw_all() -> Path:
     for panel in axes.flat:
         panel.grid(alpha=0.25)
         panel.set_ylim(-0.15, 1.05)
-    _draw_part(updates, "digits_updates", "ari", "noise", "noise multiplier")
+    _draw_part(updates, "digits_updates", "ari", "noise", MULTIPLIER)
     updates.set_title("updates, compressed updates and losses (whole clients)", fontsize=9)
-    _draw_part(eigenvectors, "digits_eigenvectors", "ari", "noise", "noise multiplier")
+    _draw_part(eigenvectors, "digits_eigenvectors", "ari", "noise", MULTIPLIER)
     eigenvectors.set_title("eigenvectors and signatures (single examples)", fontsize=9)
-    _draw_part(positions, "mobility_positions", "pearson", "noise", "noise multiplier")
+    _draw_part(positions, "mobility_positions", "pearson", "noise", MULTIPLIER)
     positions.set_title("NSIM: layers of models of positions (whole clients)", fontsize=9)
     positions.set_ylabel("correlation with true similarity")
-    _draw_part(equal, "digits_epsilon", "ari", "target_epsilon", "ε of the whole run")
+    _draw_part(equal, "digits_epsilon", "ari", "target_epsilon", EPSILON_OF)
     equal.set_title("at equal ε (single examples)", fontsize=9)
     _draw_accuracy(accuracy)
     accuracy.set_title("accuracy at equal ε (dots: efficient in accuracy, bytes and ε)", fontsize=9)
@@ -295,7 +317,8 @@ def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> Non
         points = [row for row in rows if row["variant"] == label]
         places = [levels.index(float(row[column])) for row in points]
         means = [float(row[score]) for row in points]
-        panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=label)
+        name = name_of(label)
+        panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=name)
     _finish(panel, levels, text)
 
 
@@ -322,7 +345,7 @@ def _draw_accuracy(panel: Any) -> None:
             means,
             marker=look.marker,
             fillstyle="none",
-            label=label,
+            label=name_of(label),
             color=look.color,
             linestyle=look.line,
             linewidth=0.8,
@@ -330,7 +353,7 @@ def _draw_accuracy(panel: Any) -> None:
         for place, mean, row in zip(places, means, points, strict=True):
             if row["efficient"] == "True":
                 panel.plot(place, mean, "o", color=look.color, markersize=8)
-    _finish(panel, levels, "ε of the whole run")
+    _finish(panel, levels, EPSILON_OF)
 
 
 def _finish(panel: Any, levels: Sequence[float], text: str) -> None:
@@ -366,11 +389,14 @@ def _draw_malicious(panel: Any) -> None:
         mean = sum(values) / len(values)
         by_share = worst.setdefault(protocol, {})
         by_share[share] = min(mean, by_share.get(share, mean))
-    for label, look in looks(list(worst)).items():
-        by_share = worst[label]
+    # "srfca trimmed" is a variant of srfca
+    variants = {name.replace(" ", ":", 1): name for name in worst}
+    for label, look in looks(list(variants)).items():
+        by_share = worst[variants[label]]
         shares = sorted(by_share)
         means = [by_share[share] for share in shares]
-        panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=label)
+        name = name_of(label)
+        panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=name)
     panel.set_xlabel("share of malicious clients")
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
 
@@ -386,8 +412,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", action="store_true", help="draw, and run nothing")
     chosen = parser.parse_args(argv)
     if chosen.picture:
-        print(draw_methods())
-        print(draw_all())
+        print(*draw_parts(), draw_methods(), draw_all(), sep="\n")
         return
     for data, parts in GRIDS[chosen.grid].items():
         for name, part in parts.items():

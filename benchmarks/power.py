@@ -18,7 +18,7 @@ Settings without clusters in the run without noise are left out.
 
 `noise` has the runs of `benchmarks.noise` on digits, and `field` those of `benchmarks.field --tune`
 on MNIST: the limits were chosen on both. `new` has settings on MNIST and Fashion-MNIST that were
-looked at once, when the limits no longer changed; five of them were moved since, on `field`.
+looked at once, when the limits no longer changed; six of them were moved since, on `field`.
 """
 
 from __future__ import annotations

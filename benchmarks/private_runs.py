@@ -39,6 +39,7 @@ from securecluster.protocols import (
     OneShot,
     RandomClusters,
 )
+from securecluster.runs.plots.looks import looks, name_of
 
 KINDS = (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg, FineTune)
 PROTOCOLS: dict[str, type[ClusteringProtocol]] = {p.name: p for p in KINDS}
@@ -156,10 +157,10 @@ def draw(rows: Sequence[Row]) -> Any:
             _draw_panel(ax, rows, unit, value)
             title = ""
             if row == 0:
-                title = f"unit of privacy: one {unit}"
+                title = f"ε of a run for one {unit}, at δ = {DELTA:g}"
             ax.set_title(title)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=len(PROTOCOLS), fontsize=8)
+    canvas.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     return canvas
 
 
@@ -174,6 +175,7 @@ def _draw_panel(ax: Any, rows: Sequence[Row], unit: str, value: str) -> None:
     """
     levels = [0.0]
     levels += [z for level_unit, z in WAYS if level_unit == unit and z]
+    styles = looks(list(PROTOCOLS))
     for k, name in enumerate(PROTOCOLS):
         values = [_values(rows, name, unit, z, value) for z in levels]
         # NSIM's metric is metres, which the axis of accuracies cannot show
@@ -184,9 +186,10 @@ def _draw_panel(ax: Any, rows: Sequence[Row], unit: str, value: str) -> None:
         ax.plot(
             [position + offset for position in range(len(levels))],
             [np.mean(level_values) for level_values in values],
-            color=f"C{k}",
-            marker="osv^D*Phx+"[k],
-            label=name,
+            styles[name].line,
+            color=styles[name].color,
+            marker=styles[name].marker,
+            label=name_of(name),
             alpha=0.8,
         )
     ticks = ["none"]

@@ -40,13 +40,15 @@ from securecluster.app.registry import protocol_class
 from securecluster.data.scenarios import scenario
 
 DEVELOPMENT, HELD_OUT = "development", "held-out"
+DROWNED, NEW = "drowned", "held-out anew"
+PARTS = (DEVELOPMENT, HELD_OUT, DROWNED, NEW)
 DEFAULT = "default"
-FIRST_SEED = {DEVELOPMENT: 0, HELD_OUT: 5200}
+FIRST_SEED = {DEVELOPMENT: 0, HELD_OUT: 5200, DROWNED: 300, NEW: 6200}
 CLASSES = 10
 MARGIN = 0.02
 ABOVE_CHANCE = 0.05
-DRAWN = 20
-DRAWN_SEED = 52
+DRAWS = {HELD_OUT: (52, 20), NEW: (53, 15)}  # seed and number of settings
+CLIENTS = {HELD_OUT: (12, 16, 20), NEW: (10, 14, 18)}
 EXAMPLE = {"dp_unit": "example"}
 CLIENT = {"dp_unit": "client"}
 SECURE = {"aggregation": "secagg"}
@@ -118,6 +120,20 @@ DEVELOPED: dict[str, Setting] = {
         "oneshot", "digits", TURN, 16, 80, 4.0, {**EXAMPLE, "tasks": 4, "features": "dct"}
     ),
 }
+# of single examples, where the noise of training is about as long as its updates, or longer
+OF_DROWNED: dict[str, Setting] = {
+    "signature 2": Setting("signature", "digits", SWAP, 12, 60, 2.0, {**EXAMPLE, **FOUR}),
+    "signature 4": Setting("signature", "digits", TURN, 16, 40, 4.0, {**EXAMPLE, **FOUR}),
+    "finetune 1": Setting("finetune", "digits", TURN, 16, 60, 1.0, EXAMPLE),
+    "finetune 2": Setting("finetune", "digits", SWAP, 20, 40, 2.0, EXAMPLE),
+    "finetune 3": Setting("finetune", "digits", SWAP, 16, 60, 0.5, EXAMPLE),
+    "finetune 4": Setting("finetune", "digits", TURN, 12, 50, 4.0, EXAMPLE),
+    "finetune 5": Setting("finetune", "mnist", SWAP, 16, 80, 2.0, {**EXAMPLE, **WHOLE}),
+    "finetune 6": Setting("finetune", "fashion_mnist", TURN, 12, 80, 8.0, {**EXAMPLE, **WHOLE}),
+    "fedavg 2": Setting("fedavg", "digits", TURN, 16, 60, 2.0, EXAMPLE),
+    "mrmtl 1": Setting("mrmtl", "digits", TURN, 16, 60, 1.0, EXAMPLE),
+    "ifca 4": Setting("ifca", "digits", SWAP, 16, 60, 4.0, {**EXAMPLE, **FOUR}),
+}
 # secure sums over so many clients take minutes, and have the noise of a trusted server
 TRUSTED = {"aggregation": "plain", "placement": "central"}
 OF_OTHERS: dict[str, Setting] = {
@@ -129,12 +145,17 @@ OF_OTHERS: dict[str, Setting] = {
 }
 
 
-def drawn() -> dict[str, Setting]:
-    """Return settings that are drawn at random, each protocol equally often."""
-    draw = np.random.default_rng(DRAWN_SEED)
+def drawn(part: str) -> dict[str, Setting]:
+    """Return settings that are drawn at random, each protocol equally often.
+
+    Args:
+        part: "held-out" or "held-out anew".
+    """
+    seed, count = DRAWS[part]
+    draw = np.random.default_rng(seed)
     names = list(PROTOCOLS)
     settings = {}
-    for number in range(DRAWN):
+    for number in range(count):
         name = names[number % len(names)]
         options, low, high = PROTOCOLS[name]
         power = draw.integers(int(math.log2(low)), int(math.log2(high)), endpoint=True)
@@ -145,7 +166,7 @@ def drawn() -> dict[str, Setting]:
             name,
             data,
             str(draw.choice([SWAP, TURN])),
-            int(draw.choice([12, 16, 20])),
+            int(draw.choice(CLIENTS[part])),
             int(draw.choice([40, 60])) * (1 if data == "digits" else 2),
             2.0 ** int(power),
             options,
@@ -157,9 +178,12 @@ def settings_of(part: str) -> dict[str, Setting]:
     """Return the settings of a part by name.
 
     Args:
-        part: "development" or "held-out".
+        part: one of `PARTS`.
     """
-    return DEVELOPED if part == DEVELOPMENT else {**OF_OTHERS, **drawn()}
+    if part == NEW:
+        return drawn(NEW)
+    known = {DEVELOPMENT: DEVELOPED, DROWNED: OF_DROWNED}
+    return known.get(part) or {**OF_OTHERS, **drawn(HELD_OUT)}
 
 
 def grid_of(setting: Setting) -> list[dict[str, Any]]:
@@ -186,7 +210,7 @@ def cells(part: str, seeds: int) -> list[Cell]:
     """Return setting by options by seed.
 
     Args:
-        part: "development" or "held-out".
+        part: one of `PARTS`.
         seeds: how many.
     """
     grid: list[Cell] = []
@@ -313,13 +337,13 @@ def _in_words(options: str) -> str:
 def main(argv: Sequence[str] | None = None) -> Path:
     """Run what is missing, and print how the defaults compare."""
     parser = parser_of(__doc__, seeds=2, minutes=15.0)
-    parser.add_argument("--part", choices=[DEVELOPMENT, HELD_OUT], default=HELD_OUT)
+    parser.add_argument("--part", choices=PARTS, default=NEW)
     chosen = read_options(parser, argv)
     sheet = Sheet("target_runs", RESULTS)
     sheet.fill(cells(chosen.part, chosen.seeds), measure, chosen.minutes)
     rows = read(sheet.path)
-    lines = [line for part in (DEVELOPMENT, HELD_OUT) for line in judged(part, rows)]
-    for part in (DEVELOPMENT, HELD_OUT):
+    lines = [line for part in PARTS for line in judged(part, rows)]
+    for part in PARTS:
         some = [line for line in lines if line["part"] == part]
         within = sum(line["within"] for line in some)
         lost = sum(line["lost"] for line in some)

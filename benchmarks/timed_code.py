@@ -98,6 +98,12 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     "privacy_stages": SECURE_SUMS,
     "privacy_sums": (*SECURE_SUMS, *ENCRYPTED_SUMS),
     "profile": TRAINING,
+    "protected_rounds": (
+        "securecluster/training/dp_sgd.py",
+        "securecluster/privacy/keyed_digest.py",
+        *DP_NOISE,
+        *SECURE_SUMS,
+    ),
     "recurrent": ("securecluster/models/recurrent.py", "securecluster/training/local_trainer.py"),
     "server_scale_calls": (
         *RUNS,

@@ -45,7 +45,6 @@ from numpy.typing import NDArray
 from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.similarity import gram
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
 from securecluster.core.validation import AtLeast, Number
 from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
@@ -59,7 +58,7 @@ from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.model_sets import AssignedModelClient, ModelAverages
 from securecluster.protocols.common.privacy_options import SMALLEST_RATIO
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.runs.derived import initial_model
+from securecluster.runs.derived import check_start_models
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.server_channel import ServerChannel
@@ -281,8 +280,7 @@ class CFLGP(AssignEachRound):
         """
         if self.k > 1:
             # Clients draw all models but the first from the seed, so that none has to be sent.
-            model = initial_model(self, facts)
-            model.redrawn(Randomness(facts.seed), "start", 0, 1)
+            check_start_models(self, facts)
         return super().shared_facts(facts)
 
     def check(self, clients: int) -> None:

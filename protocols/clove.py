@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.k_means import kmeans
 from securecluster.core.option_groups import group
-from securecluster.core.randomness import Randomness
 from securecluster.core.validation import AtLeast
 from securecluster.data.facts import Facts
 from securecluster.messaging.bounds import Real
@@ -51,7 +50,7 @@ from securecluster.protocols.common.model_sets import (
 )
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import SumOptions
-from securecluster.runs.derived import initial_model
+from securecluster.runs.derived import check_start_models
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
@@ -241,20 +240,8 @@ class CLoVE(AssignEachRound):
         """
         if self.k > 1:
             # Clients draw all models but the first from the seed, so that none has to be sent.
-            model = initial_model(self, facts)
-            model.redrawn(Randomness(facts.seed), "start", 0, 1)
+            check_start_models(self, facts)
         return super().shared_facts(facts)
-
-    def check(self, clients: int) -> None:
-        """Check the numbers of rounds, too.
-
-        Args:
-            clients: m.
-
-        Raises:
-            UsageError: a hyper-parameter is out of range.
-        """
-        super().check(clients)
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return a run whose clusters are never stable, so that losses are asked to the end."""

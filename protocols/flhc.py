@@ -47,14 +47,13 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import OneOf
 from securecluster.data.facts import Facts
-from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.messages import Empty
+from securecluster.errors import UsageError
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import (
     AveragingState,
-    SumClient,
+    SharedModelClient,
     average_clusters,
     visible_sample_counts,
 )
@@ -66,7 +65,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.evidence import Evidence, SignatureEvidence, UpdateEvidence
 from securecluster.protocols.common.gradient_signatures import SignatureSender
-from securecluster.protocols.common.messages import ModelDelta, Update
+from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
 from securecluster.protocols.common.sampling import check_landmarks
@@ -77,8 +76,6 @@ from securecluster.protocols.common.signature_collection import (
 )
 from securecluster.protocols.common.signature_options import GradientSignatureOptions
 from securecluster.protocols.common.training_options import BATCHES, check_labels, has_labels
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -116,7 +113,7 @@ class FLHCState(AveragingState):
     signatures: Collected | None = None  # what newcomers are compared with, in place of `memory`
 
 
-class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
+class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):
     """Clients that contribute to means, and whose updates are read individually once.
 
     The clustering round of FL+HC needs the individual updates, or gradient signatures.
@@ -130,19 +127,6 @@ class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
     def read_training(self) -> LocalTraining:
         """Return the hyper-parameters of the clustering round, the only one that is read."""
         return replace(self.training, label_power=self.clustering_power)
-
-    @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, context: CallContext, query: Empty) -> Update:
-        """Return θ_i − θ_0 of a model made of averages alone.
-
-        Raises:
-            PolicyError: a client has trained its model alone, which would leave without noise.
-        """
-        if self._unshared[context.positions].any():
-            raise PolicyError(
-                "post shows the model of averages: who has trained alone holds one of its own"
-            )
-        return super().post(context, query)
 
 
 @protocol

@@ -231,7 +231,7 @@ class MRMTL(ClusteringProtocol):
 
     regularization: Annotated[float, Number(0, 1e9, high_in=True)] = 0.1
     """λ of λ/2 ‖w − w̄‖², from 0, with which every client trains alone, to 1/lr, with which each
-    step of SGD ends a gradient's step from the mean
+    step of SGD ends one gradient step away from the mean
     """
 
     sums: SumOptions = group(MeanOverClients)

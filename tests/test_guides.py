@@ -217,7 +217,7 @@ def test_the_new_fields_are_in_the_reports(page: Page) -> None:
     names = page("add-a-report-field")
     assert sum(names.result["cluster_sizes"]) == 6
     lines = (names.home / "reporting" / "history.jsonl").read_text().splitlines()
-    assert all(0 <= json.loads(line)["lowest_real"] <= 1 for line in lines) and len(lines) == 2
+    assert all(0 <= json.loads(line)["median_real"] <= 1 for line in lines) and len(lines) == 2
     uncovered = names.result["privacy"]["uncovered_files"]
     assert len(uncovered) == 1  # without noise nothing is claimed that a file could lack
     assert names.result["protocol"] == "reporting-cfl"
@@ -228,7 +228,7 @@ def test_a_field_of_the_observer_is_named_as_what_epsilon_does_not_cover(page: P
     noisy = names.ReportingCFL(rounds=2, epochs=1, clip=1.0, noise=1.0)
     noisy.fit(names.federation, folder=names.home / "noisy")
     result = json.loads((names.home / "noisy" / "result.json").read_text())
-    assert any("lowest_real" in text for text in result["privacy"]["uncovered_files"])
+    assert any("median_real" in text for text in result["privacy"]["uncovered_files"])
 
 
 def test_replay_compares_the_new_field(
@@ -450,7 +450,8 @@ def test_the_page_on_plans_has_a_forecast_for_each_protocol_and_epsilon(page: Pa
     names = page("plan")
     lines = [(line.protocol, line.epsilon) for line in names.outlook.forecasts]
     assert lines == [("fedavg", 4), ("fedavg", 16), ("signature", 4), ("signature", 16)]
-    assert [panel.get_xlabel() for panel in names.figure.axes] == ["ε of the run"] * 2
+    labels = {panel.get_xlabel() for panel in names.figure.axes} - {""}
+    assert labels == {f"ε of a run for one {unit}, at δ = 1e-05" for unit in ("client", "example")}
 
 
 def test_the_page_on_sweeps_makes_a_line_per_run(page: Page) -> None:

@@ -9,16 +9,22 @@ import posixpath
 import re
 import runpy
 from dataclasses import fields
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, is_typeddict
 
 import pytest
 
 import securecluster
-from securecluster.app.registry import PROTOCOLS, protocol_class
+from securecluster.app import audit_files, audit_overview, node_command
+from securecluster.app.registry import FACTS, PROTOCOLS, protocol_class
+from securecluster.app.report_page import PAGE
 from securecluster.data.simulation import Simulation, option_name
-from securecluster.runs.contents import Privacy, Result
+from securecluster.messaging.transcript import INDEX
+from securecluster.runs import authority_node, contents, party, run_folder
+from securecluster.runs.contents import Privacy, Result, RoundLine
+from securecluster.runs.node import ledger_of
 from securecluster.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +35,14 @@ TREE = re.findall(
 SHAPE = ["Idea", "Options", "What is disclosed", "Deviations from the paper", "Evidence"]
 # pages that the tree leaves out: those of evidence, which their index links
 BESIDE = "evidence/"
+COMPARED = (run_folder.COMPARISON, run_folder.FAILURES)
+AUDITED = (audit_files.RESULT, audit_files.PAGE)
+# what a node, and a key authority, has in its folder, and in that of a run
+OF_NODE = {
+    node_command.IDENTITY, node_command.ROSTER, node_command.POLICY, node_command.SOCKET,
+    authority_node.LOG, party.LOCK, f"run-0/{party.AGREED}", f"run-0/{party.STATE}",
+    *(ledger_of(Path(), unit).name for unit in ("client", "example")),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +140,35 @@ def test_every_entry_of_a_result_is_on_its_page(kind: Any, pages: dict[str, str]
     assert silent == []
 
 
+def test_every_entry_of_the_other_files_is_described(pages: dict[str, str]) -> None:
+    page = pages["reference/result.md"]
+    kinds = [kind for kind in vars(contents).values() if is_typeddict(kind)]
+    shown = [kind for kind in kinds if kind.__name__ != "_Threshold"]
+    assert [f"\n## {kind.__name__}\n" in page for kind in shown] == [True] * len(shown)
+    line = page.split("\n## RoundLine\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)`", line, re.M)) == set(RoundLine.__annotations__) | {
+        "lambda"
+    }
+    silent = re.findall(r"^\| `(\w+)` \|[^|]*\|(?: may be absent)? *\|$", page, re.M)
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("page", "files"),
+    [
+        ("docs/runs.md", run_folder.WRITTEN | {run_folder.LOCK, INDEX, *COMPARED}),
+        ("docs/sweep.md", run_folder.SWEPT | {run_folder.CONFIG}),
+        ("docs/audit.md", {PAGE, audit_overview.NAME, *(f"audit-server{e}" for e in AUDITED)}),
+        ("docs/nodes.md", OF_NODE),
+    ],
+)
+def test_every_file_that_is_written_is_named(page: str, files: set[str]) -> None:
+    named = set(re.findall(r"`([\w.*/-]+)`", (ROOT / page).read_text()))
+    patterns = [name for name in named if "*" in name]
+    left_out = {name for name in files - named if not any(fnmatch(name, own) for own in patterns)}
+    assert left_out == set()
+
+
 @pytest.mark.parametrize(
     ("text", "path", "place", "moved"),
     [
@@ -168,7 +211,45 @@ def test_a_notebook_is_shown_with_its_outputs(tmp_path: Path) -> None:
     )
 
 
+# words of the tables of methods that need no explanation
+PLAIN = {
+    "alike", "alone", "best", "data", "each", "every", "example", "features", "groups",
+    "kilobyte", "know", "layer", "masked", "mean", "model", "models", "move", "near", "noisy",
+    "none", "nothing", "once", "only", "over", "private", "random", "round", "rounds",
+    "samples", "similar", "some", "that", "their", "then", "trained", "tuned", "under",
+    "unmasked", "users", "vectors",
+}  # fmt: skip
+
+
+def test_the_glossary_has_the_terms_of_the_tables_of_methods(pages: dict[str, str]) -> None:
+    texts = [f"{fact.finds} {fact.reads}" for fact in FACTS.values()]
+    for row in re.findall(r"^\| `[\w-]+` \|.*$", pages["index.md"], re.M):
+        texts.append(" ".join(row.split("|")[4:6]))
+    assert len(texts) == 2 * len(PROTOCOLS)
+    used = set(re.findall(r"[a-z-]{4,}", " ".join(texts).lower())) - PLAIN
+    terms = " ".join(re.findall(r"^\*\*(.+?)\.\*\* ", pages["glossary.md"], re.M)).lower()
+    # "losses" and "loss" are one term
+    assert {word for word in used if word[:5].rstrip("se") not in terms} == set()
+    assert {"linkage", "subspaces", "moments"} <= used
+    for heading in ("k", "ε, δ"):
+        assert f"**{heading}.**" in pages["glossary.md"]
+
+
 def test_the_glossary_has_some_forty_terms_each_once(pages: dict[str, str]) -> None:
     terms = re.findall(r"^\*\*(.+?)\.\*\* ", pages["glossary.md"], re.M)
     assert 25 <= len(terms) <= 50
     assert len(terms) == len(set(terms))
+
+
+def test_a_methods_page_says_what_its_runs_can_have(pages: dict[str, str]) -> None:
+    cfl = pages["methods/cfl.md"]
+    assert "| aggregation | `plain` | `plain`, `secagg`, `bfv`, `ckks` |" in cfl
+    assert "| relevance |" not in cfl  # CFL compares no pairs of clients
+    assert "| relevance | `plain`, `pads`, `ckks` |" in pages["methods/oneshot.md"]
+    nearby = pages["methods/mrmtl.md"]
+    assert "`distributed` with aggregation secagg" in nearby
+    assert "- Looks for no clusters: models near their mean.\n" in nearby
+    assert "the number of clusters" not in nearby
+    assert "| never masked |" in cfl and "| never masked |" not in nearby  # no field is
+    replies = re.findall(r"^\| `\w+` \| (.+?) \|", cfl.split("### Messages")[1], re.M)
+    assert all(not re.match(r"[a-z]+ ", reply) for reply in replies)

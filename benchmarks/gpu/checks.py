@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -212,12 +213,9 @@ def clipped(rows: torch.Tensor) -> torch.Tensor:
 
 
 def noised(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows with each client's noise."""
-    from securecluster.privacy.dp.gaussian_mechanism import Noise
-
-    noise = Noise(1.0, 0.5)
-    noise.arm(SECRET)
-    return noise.forward_for(rows, 1, range(len(rows)), "delta")
+    """Return rows with each client's noise, as a GPU draws it."""
+    SECRET.noise_together(range(len(rows)), "delta", 1, rows, 0.5, 1.0)
+    return rows
 
 
 def curated(rows: torch.Tensor) -> torch.Tensor:
@@ -260,15 +258,56 @@ def layer_noise(rows: torch.Tensor) -> torch.Tensor:
 
 def grid_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return Gaussians of ChaCha20 streams on a fine grid, as many as the rows have numbers."""
-    from securecluster.privacy.dp.grid_noise import GridNoise
+    from securecluster.privacy.dp.device_noise import add_noise
 
     out = torch.zeros_like(rows)
     count = len(rows)
     keys = [bytes([k] * 32) for k in range(count)]
     grids = [2.0**-20] * count  # spacing of the grid
-    sigmas = [1.0] * count
-    GridNoise(keys).add_to(out, grids, sigmas)
+    add_noise(out, keys, grids, [1.0] * count)
     return out
+
+
+def drawn_by_kernels(device: torch.device) -> float:
+    """Return how far streams and Gaussians of a device are from those of torch's operations.
+
+    Returns:
+        The largest difference of integers that no rounding leaves open; infinity where a GPU has
+        no compiled kernels.
+    """
+    from securecluster.privacy.dp import device_cipher
+
+    if device.type == "cuda" and device_cipher._kernels(torch.cuda.current_device()) is None:
+        return math.inf
+    keys = device_cipher.words_of([bytes([k] * 32) for k in range(3)], CPU)
+    nonces = torch.arange(9, dtype=torch.int32).view(3, 3)
+    scales = torch.full((3,), 1e5, dtype=WIDE)
+    expected, open_here, _ = device_cipher.by_operations(keys, nonces, scales, 5000)
+    integers, open_there, _ = device_cipher.gaussians(
+        keys.to(device), nonces.to(device), scales.to(device), 5000
+    )
+    sure = ~(open_here | open_there.cpu())
+    return apart(integers.cpu() * sure, expected * sure)
+
+
+def waited(device: torch.device) -> float:
+    """Train clients while CUDA refuses whatever the host would wait for; return 0.
+
+    Raises:
+        RuntimeError: training asked for a number, or copied one to the host.
+    """
+    trainer = cohort("mlp", device, NARROW)
+    clients = range(len(SIZES))
+    starts = Rows(trainer.start[None], (0,) * len(SIZES))
+    trainer.train(starts, clients, PLAN, 1)  # what is made once
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.train(starts, clients, PLAN, 2)
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    return 0.0
 
 
 def coded(name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -344,10 +383,13 @@ def mechanism_checks() -> list[Check]:
         number_error = partial(on_both, partial(decoded, name), NARROW)
         checks.append(Check(f"compression {name}, bytes", 0.0, CODES, code_error))
         checks.append(Check(f"compression {name}, numbers", 1e-6, CODES, number_error))
+    checks.append(Check("noise by kernels", 0.0, SETTLED, drawn_by_kernels))
+    checks.append(Check("training without waits", 0.0, "CUDA refuses to wait", waited))
     checks.append(Check("seals", 0.0, "the same bytes are sealed", sealed))
     return [replace(check, cost=0.03) for check in checks]
 
 
+SETTLED = "what float64 may round otherwise is marked, and nothing else differs"
 CODES = "random rows have no number within 1e-7 of where its code changes"
 
 

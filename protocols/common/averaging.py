@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.messages import Ack, Rows, select
+from securecluster.messaging.messages import Ack, Empty, Rows, select
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
@@ -201,6 +201,23 @@ class SumClient(TrainingClient):
         models = [self.models.table[row] for row in rows]
         table = torch.stack([*models, self._start])
         return Rows(table, tuple(index))
+
+
+class SharedModelClient(SumClient):
+    """Clients of sums that give newcomers a model, which is one of averages alone."""
+
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
+    def post(self, context: CallContext, query: Empty) -> Update:
+        """Return θ_i − θ_0 of a model made of averages alone, for newcomers.
+
+        Raises:
+            PolicyError: a client has trained its model alone, which would leave without noise.
+        """
+        if self._unshared[context.positions].any():
+            raise PolicyError(
+                "post shows the model of averages: who has trained alone holds one of its own"
+            )
+        return self.displaced(context.positions)
 
 
 class LocalFirstClient(SumClient):

@@ -25,7 +25,7 @@ from securecluster.privacy.pipeline import Stage
 from securecluster.protections.registry import survivors_of
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.runs.derived import CHOSEN, training_sizes, with_chosen
-from securecluster.runs.dry_run import run_releases
+from securecluster.runs.dry_run import RunReleases, run_releases
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class PrivacyOptions(OptionGroup):
 
     stand_ins: ClassVar[bool] = False
     """Whether clients are stand-ins, which release nothing real, at the noise multiplier 1."""
+    estimates: ClassVar[bool] = False
+    """Whether the noise for a target is an estimate, by which options are compared before a run."""
 
     def check(self, method: ProtocolHooks, clients: int) -> None:
         """Check the options of differential privacy.
@@ -327,6 +329,8 @@ class PrivacyOptions(OptionGroup):
         releases = run_releases(method, facts, facts.clients)
         assert self.target_epsilon is not None
         target = float(self.target_epsilon)
+        if self.estimates:
+            return _estimated_noise(releases, sizes, target, float(self.delta))
         if releases.summed:
             steps = releases.plan(1.0).steps
             return _smallest_sum_noise(releases.summed, steps, target, float(self.delta))
@@ -356,6 +360,33 @@ class PrivacyOptions(OptionGroup):
         made = replace(self)
         vars(made)["stand_ins"] = True
         return made
+
+    def for_estimates(self) -> Self:
+        """Return these options for runs that are only compared."""
+        made = replace(self)
+        vars(made)["estimates"] = True
+        return made
+
+
+def _estimated_noise(
+    releases: RunReleases, sizes: Sequence[int], target: float, delta: float
+) -> float:
+    """Return about the noise that `PrivacyOptions.smallest_noise` finds.
+
+    Args:
+        releases: of a client.
+        sizes: number of samples that each client trains on.
+        target: ε.
+        delta: δ.
+    """
+    from securecluster.privacy.dp.accounting import estimated_noise
+
+    sums = tuple((multiplier, 1.0, count) for multiplier, count in releases.summed)
+    counted = sizes if releases.trains else [0]
+    units = {releases.plan(1.0, n).steps + sums for n in counted}
+    if not any(units):
+        units = {((1.0, 1.0, 1),)}
+    return estimated_noise([partial(_scaled, unit) for unit in units], target, delta)
 
 
 @lru_cache(maxsize=64)

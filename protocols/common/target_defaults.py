@@ -11,11 +11,18 @@ numbers of samples. All of these are public in such a run (`runs.config.known`,
 2. Secure sums with noise in shares, where all that clients send of whole clients is in sums: a mean
    over m clients then has the noise of one release in place of m.
 3. As long as the power check (`runs.power_check`) does not say that training and clusters carry:
-   the linear network; one start; fewer rounds, by halves, down to `FEWEST`; less noise in what
-   clusters follow from, by halves, as long as that of training grows by no more than `DEARER`.
+   the linear network; one start; of whole clients' updates fewer rounds, by halves, down to
+   `FEWEST`; less noise in what clusters follow from, by halves, as long as that of training grows
+   by no more than `DEARER`.
 4. Where clusters still do not carry, for methods that cluster by updates as they are or shortened
    (`cfl`, `flhc`): the first mechanism of `MECHANISMS` that brings them closer, with the changes of
    2 and 3 anew, and does not drown training: a signature, which is sent once, or else sketches.
+
+In DP-SGD no rounds are given up: at one ε the noise of a step grows with the root of their number
+T, so both the noise of all steps and what they learn grow with T, and their ratio stays. The
+exception are models that every client tunes without noise in the end (`finetune`, `tune_rounds`),
+which start from all of that noise: their own network stays, with its rounds, until the check says
+that training is drowned, and with the linear one rounds are given up from `ENOUGH_TUNED` on.
 
 Participation stays at 1, its default: no amplification by sampling clients is claimed, and a mean
 over fewer clients has more noise. Never chosen are options that say what is protected, and from
@@ -27,6 +34,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +44,7 @@ from securecluster.protections.registry import ADVISED
 from securecluster.runs.derived import CHOSEN
 from securecluster.runs.power_check import (
     CLUSTERS,
+    DESCRIPTOR,
     EIGENVECTORS,
     EXAMPLES,
     GRADIENTS,
@@ -57,11 +66,12 @@ GIVEN = "_given"  # attribute of a protocol: names of the options that its const
 CLIP = 1.0
 DISTRIBUTED = "distributed"
 FEWEST = 10  # rounds
-# strain of training, by kinds of rows, up to which rounds are kept. A clipped update moves a model
-# by S at most, and its noise counts in full, so that fewer rounds help beyond what is borne; in
-# DP-SGD more steps make up for more noise until it is twice the longest update. Both were found on
-# the development settings of `benchmarks.target`.
-ENOUGH: Mapping[str, float] = {UPDATE: -0.5, GRADIENTS: 0.6}
+# Strain of training, by kinds of rows, up to which rounds are kept. A clipped update moves a model
+# by S at most, and its noise counts in full, so that fewer rounds help beyond what is borne. Found
+# on the settings of `benchmarks.target` called "development" and "drowned".
+ENOUGH: Mapping[str, float] = {UPDATE: -0.5, GRADIENTS: math.inf}
+ENOUGH_TUNED = 0.6  # of DP-SGD on the linear network, before it is tuned without noise
+TUNED_DROWNED = 1.0  # strain of training up to which a network that is tuned stays
 # strain of training from which on a choice counts as bad
 LOST: Mapping[str, float] = {UPDATE: 1.0, GRADIENTS: 0.6}
 DIGITS = 2  # of strains that are compared
@@ -73,7 +83,8 @@ STARTS = 1
 MECHANISMS: tuple[Mapping[str, Any], ...] = ({"signature": "gradient"}, {"sketch": SKETCHED})
 # options that are the noise of what clusters follow from over that of training, by kinds of rows
 RATIOS: Mapping[str, tuple[str, ...]] = {
-    EXAMPLES: ("descriptor_noise", "cluster_noise"),
+    DESCRIPTOR: ("descriptor_noise", "cluster_noise"),
+    EXAMPLES: ("cluster_noise",),
     SIGNATURE: ("cluster_noise",),
     GRAM: ("cluster_noise",),
     EIGENVECTORS: ("cluster_noise",),
@@ -159,7 +170,17 @@ class _Candidate:
     def enough(self) -> float:
         """Return the strain of training up to which no rounds are given up."""
         worst = self.check.worst(TRAINING)
-        return 0.0 if worst is None else ENOUGH[worst.kind]
+        if worst is None:
+            return 0.0
+        if self.tuned and worst.kind == GRADIENTS:
+            small = self.value("model") == SMALL_NETWORK
+            return ENOUGH_TUNED if small else TUNED_DROWNED
+        return ENOUGH[worst.kind]
+
+    @property
+    def tuned(self) -> bool:
+        """Return whether clients tune their models without noise after the run."""
+        return bool(self.method.training.tuning(self.method))
 
     @property
     def drowned(self) -> bool:
@@ -207,7 +228,8 @@ def _improved(candidate: _Candidate, free: set[str]) -> _Candidate:
 
 def _smaller_network(candidate: _Candidate, free: set[str]) -> _Candidate:
     """Return a candidate with the linear network, if training does not carry with its own."""
-    if "model" not in free or candidate.strain(TRAINING) <= 0:
+    least = TUNED_DROWNED if candidate.tuned else 0.0
+    if "model" not in free or candidate.strain(TRAINING) <= least:
         return candidate
     smaller = candidate.with_options(model=SMALL_NETWORK)
     if smaller is None or smaller.strain(TRAINING) >= candidate.strain(TRAINING):
@@ -326,4 +348,6 @@ def _with(method: ProtocolHooks, chosen: Mapping[str, Any]) -> Any:
     made: Any = copy.copy(method)
     made.set_params(**chosen)
     vars(made)[CHOSEN] = dict(chosen)
+    # searches for exact noise would take seconds each
+    made.privacy = made.privacy.for_estimates()
     return made

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Empty, Rows
-from securecluster.protocols.common.averaging import SumClient
-from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.messaging.messages import Rows
+from securecluster.protocols.common.averaging import SharedModelClient
+from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.protocols.flux.descriptors import REACH, REPLACE, DescriptorMap, latent_layer
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
@@ -43,7 +42,7 @@ class FeatureDescriptor:
     moments: Annotated[Rows, Real(("moment_kinds", "components"), squared=True)]
 
 
-class DescriptorClient(SumClient):
+class DescriptorClient(SharedModelClient):
     """Clients that send a descriptor of their samples once, and then contribute to averages."""
 
     # set by the protocol
@@ -68,19 +67,6 @@ class DescriptorClient(SumClient):
             PolicyError: as `describe`.
         """
         return FeatureDescriptor(Rows(self._described(context, query, labelled=False)))
-
-    @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, context: CallContext, query: Empty) -> Update:
-        """Return θ_i − θ_0 of a model made of averages alone, for newcomers (not in the paper).
-
-        Raises:
-            PolicyError: a client has trained its model alone, which would leave without noise.
-        """
-        if self._unshared[context.positions].any():
-            raise PolicyError(
-                "post shows the model of averages: who has trained alone holds one of its own"
-            )
-        return self.displaced(context.positions)
 
     def _described(
         self, context: CallContext, query: AverageDeltas, labelled: bool

@@ -33,7 +33,6 @@ from typing import Annotated, Any, ClassVar
 from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.core.randomness import Randomness
 from securecluster.core.validation import AtLeast
 from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
@@ -71,7 +70,7 @@ from securecluster.protocols.ifca.hidden_server import (
     deliver_unseen,
 )
 from securecluster.protocols.ifca.rebalancing import rebalanced
-from securecluster.runs.derived import initial_model
+from securecluster.runs.derived import check_start_models
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -443,8 +442,7 @@ class IFCA(ModelSetProtocol):
         """
         # all but the first model of the first start are drawn by clients, and never sent
         if max(self.k, self.starts) > 1:
-            model = initial_model(self, facts)
-            model.redrawn(Randomness(facts.seed), "start", 0, 1)
+            check_start_models(self, facts)
         return super().shared_facts(facts)
 
     def check(self, clients: int) -> None:

@@ -7,8 +7,11 @@ the number of rounds follow from public quantities and are those of the run itse
 
 An interval is for one new run on other data of the same sizes. Other data are as if there were more
 or less noise, so it spans what the stand-ins did at `EASIER` times the ε and at as much less, and
-`MARGIN` beyond. Both were chosen on settings of MNIST and Fashion-MNIST, and held to others
-(`benchmarks/plan.py`).
+beyond that how far runs were from stand-ins: the 90 % quantile of split conformal prediction
+(Vovk et al. 2005; Lei et al. 2018) over the settings of `benchmarks.plan`, which holds the
+intervals to others. The margins (`MARGINS`) differ where stand-ins are a better
+or a poorer guide: ARI is surest where the stand-ins lose the clusters and the power check takes
+them for lost too; accuracy where the public sample is of the clients' own kind.
 """
 
 from __future__ import annotations
@@ -23,14 +26,17 @@ from securecluster.app import comparison_options, sweep_plan
 from securecluster.app.failures import Row
 from securecluster.app.registry import FACTS
 from securecluster.app.sweep_plan import Cell, Variant
+from securecluster.app.sweep_report import units_in_words
 from securecluster.app.sweep_runner import DONE, REFUSED
 from securecluster.core.optional_packages import need
 from securecluster.core.progress import bar
+from securecluster.core.validation import check_whole_value
 from securecluster.data.scenarios import scenario as scenario_named
 from securecluster.data.simulation import Simulation
 from securecluster.data.stand_ins import PublicSample, public_sample
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
 from securecluster.runs.number_format import fixed, printable
+from securecluster.runs.power_check import CLUSTERS, DROWNED
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,8 +44,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 EASIER = 2.0
-MARGIN: Mapping[str, float] = {"ari": 0.45, "accuracy": 0.15}
-BOUNDS: Mapping[str, tuple[float, float]] = {"ari": (-0.5, 1.0), "accuracy": (0.0, 1.0)}
+LOST_ARI = 0.25  # of the stand-ins, below which their clusters are lost
+# what an interval adds on both sides, by score and by what is known: differences of ARI, and of the
+# logits of accuracies
+MARGINS: Mapping[tuple[str, bool], float] = {
+    ("ari", False): 0.43,
+    ("ari", True): 0.19,  # where clusters are lost for certain
+    ("accuracy", False): 1.79,
+    ("accuracy", True): 0.39,  # where the sample is the user's own
+}
+# below −0.25 no run in any setting fell, since clusters by chance have an ARI about 0
+BOUNDS: Mapping[str, tuple[float, float]] = {"ari": (-0.25, 1.0), "accuracy": (0.0, 1.0)}
+EDGE = 0.02  # accuracies up to this far from 0 and 1 count as this far
 CLIP = 1.0  # where the user says nothing: noise needs a bound
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 REACHED = 0.9
@@ -59,6 +75,8 @@ class Forecast:
     Args:
         protocol: with its options.
         epsilon: the target of the whole run.
+        dp_unit: whose ε it is, one "client" or one "example".
+        delta: δ of this ε.
         noise: multiplier that the ledger finds for it.
         ari: mean over the simulations; None where they have no clusters.
         ari_low: lower end of the interval for one new run.
@@ -80,6 +98,8 @@ class Forecast:
 
     protocol: str
     epsilon: float
+    dp_unit: str
+    delta: float
     noise: float
     ari: float | None
     ari_low: float | None
@@ -109,6 +129,10 @@ class Need:
         value: the least on the grid of the search that suffices; None where not even the most does.
         below: the largest that was tried and does not suffice; None where the least does.
         ari: mean at the value, or at the most that was tried.
+        dp_unit: whose ε the runs have, one "client" or one "example".
+        delta: δ of this ε.
+        ari_low: lower end of the interval for one new run there, as of a `Forecast`.
+        ari_high: its upper end.
     """
 
     protocol: str
@@ -116,6 +140,10 @@ class Need:
     value: float | None
     below: float | None
     ari: float
+    dp_unit: str
+    delta: float
+    ari_low: float | None = None
+    ari_high: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,21 +204,26 @@ class Outlook:
         else:
             lines = [f"{head}: expected, with the interval for one run", *self._table()]
         lines += [f"{printable(label)}: {reason}" for label, reason in self.refused.items()]
-        return [*lines, *self.notes]
+        rows = [self._row(line) for line in self.forecasts or self.needs]
+        return [*lines, *units_in_words(rows), *self.notes]
+
+    def _row(self, line: Forecast | Need) -> Row:
+        """Return protocol, unit and δ of a line as a sweep has them."""
+        epsilon = line.epsilon if isinstance(line, Forecast) else math.inf
+        unit, delta = line.dp_unit, line.delta
+        return {"variant": line.protocol, "epsilon": epsilon, "dp_unit": unit, "delta": delta}
 
     def _sentence(self, answer: Need) -> str:
         """Return an answer of a search in words."""
         name = "ε" if answer.quantity == "epsilon" else answer.quantity
         label = printable(answer.protocol)
+        at = f"ARI {_with_interval(answer.ari, answer.ari_low, answer.ari_high)}"
         if answer.value is None:
-            return (
-                f"{label}: no {name} up to {answer.below:g} suffices (mean ARI {answer.ari:.2f} "
-                "there)"
-            )
+            return f"{label}: no {name} up to {answer.below:g} suffices ({at} there)"
         tried = "the least that was tried"
         if answer.below is not None:
             tried = f"{answer.below:.3g} does not suffice"
-        return f"{label}: {name} {answer.value:.3g} (mean ARI {answer.ari:.2f}; {tried})"
+        return f"{label}: {name} {answer.value:.3g} ({at}; {tried})"
 
     def _table(self) -> list[str]:
         """Return the forecasts as lines with aligned columns."""
@@ -224,6 +257,8 @@ def _with_interval(mean: float | None, low: float | None, high: float | None) ->
     """Return a mean and its interval as text."""
     if mean is None:
         return "–"
+    if low is None:
+        return fixed(mean, 2)
     return f"{fixed(mean, 2)} ({fixed(low, 2)} to {fixed(high, 2)})"
 
 
@@ -309,7 +344,7 @@ def _pairs(variants: Sequence[Variant], levels: Sequence[float]) -> Iterator[tup
 def _check_sizes(**sizes: int) -> None:
     """Raise UsageError for a number of clients or samples that no plan is made for."""
     for name, value in sizes.items():
-        sweep_plan.check_whole_value(name, value)
+        check_whole_value(name, value)
         if value < 2:
             raise UsageError(f"{name} = {value} is not possible: it is a whole number from 2")
 
@@ -446,6 +481,7 @@ class _Stage:
             some = self.rows(variant, other, clients, samples)
             around += [row for row in some if row["status"] == DONE]
         mean = _mean_of(done)
+        power = str(done[0]["power"] or "no noise")
         scores: dict[str, float | None] = {}
         for name in ("ari", "accuracy"):
             if name == "ari" and not _looks_for_clusters(variant):
@@ -453,21 +489,22 @@ class _Stage:
             else:
                 rows_of_score = around
             values = [row[name] for row in rows_of_score if row[name] is not None]
-            low, high = interval(values, name)
+            low, high = interval(values, name, power=power, own=self.sample.own)
             middle = mean(name) if values else None
             scores |= {name: middle, f"{name}_low": low, f"{name}_high": high}
             scores |= {f"{name}_least": min(values, default=None)}
             scores |= {f"{name}_most": max(values, default=None)}
-        some_row = done[0]
         return Forecast(
             protocol=variant.label,
             epsilon=level,
+            dp_unit=done[0]["dp_unit"],
+            delta=done[0]["delta"],
             noise=mean("noise") or 0.0,
-            rounds=int(some_row["rounds"]),
+            rounds=int(done[0]["rounds"]),
             up=round((mean("up") or 0.0) / clients),
             down=round((mean("down") or 0.0) / clients),
             seconds=round(mean("seconds") or 0.0, 3),
-            power=some_row["power"] or "no noise",
+            power=power,
             runs=len(done),
             **scores,  # type: ignore[arg-type]
         )
@@ -484,6 +521,10 @@ class _Stage:
                 raise UsageError(f"{variant.label}: {row['reason']}")
             total += float(row.get("ari") or 0.0)
         return total / len(self.seeds)
+
+    def tried(self, variant: Variant) -> Row:
+        """Return what the first simulation of a protocol measured."""
+        return next(row for (label, *_), row in self._rows.items() if label == variant.label)
 
     def notes(self, searching: bool = False) -> tuple[str, ...]:
         """Return what was simulated, in sentences.
@@ -520,12 +561,22 @@ def _looks_for_clusters(variant: Variant) -> bool:
     return fact is None or not fact.finds.startswith("none")
 
 
-def interval(values: Sequence[float | None], name: str) -> tuple[float | None, float | None]:
+def interval(
+    values: Sequence[float | None],
+    name: str,
+    *,
+    power: str,
+    own: bool,
+    margins: Mapping[tuple[str, bool], float] | None = None,
+) -> tuple[float | None, float | None]:
     """Return the interval for one new run.
 
     Args:
         values: of simulations at the ε, and at more and less of it.
         name: "ari" or "accuracy".
+        power: verdict of the power check, in words.
+        own: whether the simulations are on a public sample of the clients' own kind.
+        margins: in place of `MARGINS`.
 
     Returns:
         Its ends; None where a simulation has no such value.
@@ -533,9 +584,37 @@ def interval(values: Sequence[float | None], name: str) -> tuple[float | None, f
     known = [float(value) for value in values if value is not None]
     if not known:
         return None, None
-    least, most = BOUNDS[name]
-    margin = MARGIN[name]
-    return max(least, min(known) - margin), min(most, max(known) + margin)
+    least, most = min(known), max(known)
+    margins = MARGINS if margins is None else margins
+    if name == "ari":
+        margin = margins[name, surely_lost(known, power)]
+        low, high = least - margin, most + margin
+    else:
+        margin = margins[name, own]
+        low, high = _moved(least, -margin), _moved(most, margin)
+    lowest, highest = BOUNDS[name]
+    return min(least, max(lowest, low)), max(most, min(highest, high))
+
+
+def surely_lost(values: Sequence[float], power: str) -> bool:
+    """Return whether both simulations and the power check say that clusters are lost.
+
+    Args:
+        values: ARI of simulations.
+        power: verdict of the power check, in words.
+    """
+    return max(values) < LOST_ARI and f"{CLUSTERS} {DROWNED}" in power
+
+
+def _moved(accuracy: float, step: float) -> float:
+    """Return the accuracy whose logit is a step away.
+
+    Args:
+        accuracy: from 0 to 1.
+        step: a difference of logits.
+    """
+    inside = min(max(accuracy, EDGE), 1 - EDGE)
+    return 1 / (1 + (1 / inside - 1) * math.exp(-step))
 
 
 def _mean_of(rows: Sequence[Row]) -> Callable[[str], float | None]:
@@ -573,26 +652,50 @@ def _searched(  # noqa: PLR0913
     for variant in variants:
         if not _looks_for_clusters(variant):
             raise UsageError(f"{variant.label} looks for no clusters: leave it out of a search")
+
+    def place(value: float) -> tuple[float, int, int]:
+        if find == "epsilon":
+            return value, clients, samples
+        if find == "clients":
+            return levels[0], int(value), samples
+        return levels[0], clients, int(value)
+
     needs = []
     with bar("plan", len(variants), progress) as advance:
         for number, variant in enumerate(variants, 1):
-
-            def reached(value: float, variant: Variant = variant) -> float:
-                if find == "epsilon":
-                    return stage.ari(variant, value, clients, samples)
-                if find == "clients":
-                    return stage.ari(variant, levels[0], int(value), samples)
-                return stage.ari(variant, levels[0], clients, int(value))
-
-            grid: Sequence[float] = EPSILON_GRID
-            if find != "epsilon":
-                most = MOST_CLIENTS if find == "clients" else MOST_SAMPLES
-                grid = [size for size in SIZES if size <= most]
-            value, below, mean = least(reached, grid, ari)
-            needs.append(Need(variant.label, find, value, below, mean))
+            needs.append(_need(stage, variant, find, place, ari))
             advance(number)
     notes = stage.notes(searching=True)
     return Outlook(clients, samples, needs=tuple(needs), reached=ari, notes=notes)
+
+
+def _need(
+    stage: _Stage,
+    variant: Variant,
+    find: str,
+    place: Callable[[float], tuple[float, int, int]],
+    ari: float,
+) -> Need:
+    """Return the least of a quantity with which a protocol finds the clusters.
+
+    Args:
+        stage: of the simulations.
+        variant: the protocol.
+        find: the quantity.
+        place: value of the quantity -> ε, number of clients, and samples of each.
+        ari: mean ARI that is to be reached.
+    """
+    grid: Sequence[float] = EPSILON_GRID
+    if find != "epsilon":
+        most = MOST_CLIENTS if find == "clients" else MOST_SAMPLES
+        grid = [size for size in SIZES if size <= most]
+    value, below, mean = least(lambda size: stage.ari(variant, *place(size)), grid, ari)
+    there = place(grid[-1] if value is None else value)
+    at = stage.forecast(variant, *there)
+    ends = (None, None) if isinstance(at, str) else (at.ari_low, at.ari_high)
+    tried = stage.tried(variant)
+    unit, delta = tried["dp_unit"], tried["delta"]
+    return Need(variant.label, find, value, below, mean, unit, delta, *ends)
 
 
 def least(
@@ -634,13 +737,21 @@ def frontier(outlook: Outlook, axes: Any = None) -> Figure:
         axes: matplotlib axes to draw accuracy on alone; None for a new figure with both.
 
     Raises:
-        UsageError: an outlook of a search has no frontier.
+        UsageError: an outlook of a search has no frontier, or given axes for ε of both units.
     """
     from securecluster.app.plots import plan as picture
+    from securecluster.app.plots.sweep import units
 
     if not outlook.forecasts:
         raise UsageError("a search has no frontier to draw: call plan without find")
-    figure: Figure = picture.frontier([asdict(line) for line in outlook.forecasts], axes)
+    rows = [asdict(line) for line in outlook.forecasts]
+    if axes is not None and len(units(rows)) > 1:
+        raise UsageError(
+            "this plan has ε of one client and ε of one example, which share no axis: draw it "
+            "without axes of your own"
+        )
+    title = f"expected of {outlook.clients} clients with {outlook.samples} samples each"
+    figure: Figure = picture.frontier(rows, title, axes)
     return figure
 
 

@@ -47,7 +47,7 @@ from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
-from securecluster.errors import SecureClusterError, UsageError
+from securecluster.errors import NoOutputsError, SecureClusterError, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import Party
@@ -186,7 +186,8 @@ def audit_recording(
     Args:
         folder: that `recorded` wrote.
         federation: the clients' data, to score guesses; None runs attacks without scores.
-        model: the app's network, with any weights; None for attacks that need none.
+        model: the app's network, with any weights, or a `ForeignModel` of an app without torch;
+            None for attacks that need none.
         partitions: by id of a node, the position of its data in the federation; or the folder of
             recordings of clients, which tell it. None takes it from metrics called "partition-id".
         adversary: whose view: "server", "wire" or "client:NODE".
@@ -249,6 +250,8 @@ def _finding(attack: Attack, target: _Target, clock: Clock) -> Finding:
         reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
     except AbsentError as error:
         reason = f"not applicable: needs {error}"
+    except NoOutputsError as error:
+        reason = f"not applicable: {error}"
     except Exception as error:
         reason = failure(error)
         trace = traceback_of(error)

@@ -24,6 +24,7 @@ from securecluster.app.stops import output
 from securecluster.app.sweep_runner import FAILED, Parallel
 from securecluster.core.optional_packages import need
 from securecluster.core.progress import bar
+from securecluster.core.validation import check_whole_value
 from securecluster.data.simulation import Simulation
 from securecluster.errors import (
     RunFolderError,
@@ -280,7 +281,6 @@ def _check_simulation(options: Row) -> None:
     Args:
         options: by name.
     """
-    from securecluster.app import sweep_plan
 
     if not isinstance(options.get("data", ""), str):
         raise UsageError(
@@ -289,7 +289,7 @@ def _check_simulation(options: Row) -> None:
         )
     for name in ("clients", "clusters", "samples", "labels_per_client"):
         if options.get(name) is not None:
-            sweep_plan.check_whole_value(name, options[name])
+            check_whole_value(name, options[name])
 
 
 def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> tuple[Variant, ...]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 from securecluster.app import command_line, sweep_costs, sweep_runner
@@ -23,6 +23,7 @@ from securecluster.app.failures import Row
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.core.option_groups import option_groups
 from securecluster.core.serialization import typed
+from securecluster.core.validation import check_whole_value
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, unknown
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -412,18 +413,6 @@ def seeds_of(first: int, count: int) -> tuple[int, ...]:
     if not 1 <= count <= MOST_SEEDS:
         raise UsageError(f"seeds = {count} is not possible: it is a number from 1 to {MOST_SEEDS}")
     return tuple(range(first, first + count))
-
-
-def check_whole_value(name: str, value: object) -> None:
-    """Raise UsageError if a value from Python is not a whole number.
-
-    Args:
-        name: of the option, for the message.
-        value: of the option.
-    """
-    # bool is an Integral, and True is no number of runs
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise UsageError(f"{name} = {value!r} is not possible: it is a whole number")
 
 
 def names_of(labels: Sequence[str]) -> list[str]:

@@ -152,7 +152,7 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
     console.print(_means_table(means, metric, _title(federation, runs, "means")))
-    for line in _units(means):
+    for line in units_in_words(means):
         console.print(line)
     console.print(_thresholds_table(sweep_tables.thresholds(runs)))
     for line in [*sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
@@ -164,11 +164,11 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     )
 
 
-def _units(means: Sequence[Row]) -> list[str]:
-    """Return whose ε the table has, and at which δ, a line for each unit.
+def units_in_words(means: Sequence[Row]) -> list[str]:
+    """Return whose ε a table has, and at which δ, a line for each unit.
 
     Args:
-        means: the summary.
+        means: a line for each variant and level.
     """
     lines = []
     for unit in plots.units(means):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from securecluster.app import failures, worker_pool
 from securecluster.app.failures import Row
+from securecluster.core.validation import check_whole_value
 from securecluster.errors import OutputError, RunFolderError, SecureClusterError, UsageError
 from securecluster.runtime.settings import Settings
 
@@ -110,10 +111,8 @@ class Parallel:
 
     def check(self) -> None:
         """Raise UsageError for an impossible number."""
-        from securecluster.app import sweep_plan
-
         for name in ("jobs", "together"):
-            sweep_plan.check_whole_value(name, getattr(self, name))
+            check_whole_value(name, getattr(self, name))
         if self.jobs < 0:
             raise UsageError(f"jobs = {self.jobs} is not possible: it is 0, for all cores, or more")
         if self.together < 0:

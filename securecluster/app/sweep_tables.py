@@ -160,7 +160,7 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
     for group in groups(_without_nan(rows), ("variant",)):
         done = [row for row in group if row["status"] == "done"]
         some = (done or group)[0]
-        line = {name: some[name] for name in ("protocol", "variant", "mechanism", "dp_unit")}
+        line = {name: some[name] for name in SUMMED}
         for name, column, falls in (("sigma", "noise", False), ("epsilon", "epsilon", True)):
             crossing = _threshold_of(group, column, falls)
             line[f"{name}_star"] = crossing.value

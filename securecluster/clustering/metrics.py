@@ -10,6 +10,9 @@ import numpy as np
 
 Values = np.ndarray[Any, Any]
 
+# names of what is told of clients' scores beside their mean, and the shares of clients below
+SPREAD = {"lowest": 0.0, "lower_quartile": 0.25, "upper_quartile": 0.75, "highest": 1.0}
+
 
 class Agreement(TypedDict):
     """Scores of a clustering against the true one; 1 is perfect for each.
@@ -124,6 +127,27 @@ def mean(values: Values) -> float | None:
     if not present.size:
         return None
     return float(present.mean())
+
+
+def spread(values: Values) -> dict[str, float]:
+    """Return the lowest and the highest value of clients that have test data, and the quartiles.
+
+    Quartiles are values of clients, those nearest to a quarter and three quarters of the way from
+    the lowest to the highest.
+
+    Args:
+        values: one value a client, (m,); NaN for a client without test data.
+
+    Returns:
+        `lowest`, `lower_quartile`, `upper_quartile` and `highest`; nothing if no client has test
+        data.
+    """
+    present = _present(values)
+    if not present.size:
+        return {}
+    # no interpolation, which between two infinite perplexities is NaN
+    found = np.quantile(present, tuple(SPREAD.values()), method="nearest")
+    return {name: float(value) for name, value in zip(SPREAD, found, strict=True)}
 
 
 def share_at(values: Values, target: float) -> float | None:

@@ -102,6 +102,22 @@ def global_generator(seed: int | None = None) -> Iterator[None]:
         yield
 
 
+def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return numbers of main memory as a tensor on a device.
+
+    They go to a GPU from page-locked memory, so that the host does not wait for the copy.
+
+    Args:
+        values: array or list; a tensor on the CPU may share its memory.
+        device: of the tensor.
+        dtype: its type; that of the values by default.
+    """
+    table = torch.as_tensor(values, dtype=dtype)
+    if device.type == "cuda":
+        return table.pin_memory().to(device, non_blocking=True)
+    return table.to(device)
+
+
 def choose_device(name: str) -> torch.device:
     """Return the torch device of a name on the command line.
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Protocol, get_args, get_origin
+from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 
 from securecluster.errors import UsageError, unknown
 
@@ -165,9 +165,7 @@ def check_whole(options: Any, /, **minimums: int) -> None:
     """
     for name, minimum in minimums.items():
         value = getattr(options, name)
-        # bool is an Integral, and True is no number of rounds
-        is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-        if not (is_integer and int(value) >= minimum):
+        if not (_is_whole(value) and value >= minimum):
             raise UsageError(
                 f"{name} = {value!r} is not possible: it is a whole number from {minimum}"
             )
@@ -179,7 +177,7 @@ def check_seed(seed: object) -> None:
     Args:
         seed: of a run's public draws.
     """
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+    if not (_is_whole(seed) and seed >= 0):
         raise UsageError(f"seed = {seed!r} is not possible: it is a whole number from 0")
 
 
@@ -247,3 +245,19 @@ def _float(value: object) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def check_whole_value(name: str, value: object) -> None:
+    """Raise UsageError if a value from Python is not a whole number.
+
+    Args:
+        name: of the option, for the message.
+        value: of the option.
+    """
+    if not _is_whole(value):
+        raise UsageError(f"{name} = {value!r} is not possible: it is a whole number")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

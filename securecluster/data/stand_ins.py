@@ -39,6 +39,7 @@ class PublicSample:
         y: labels (n,), int64 in 0 … classes − 1.
         classes: number of labels.
         notes: what was changed in it, in sentences.
+        own: whether the user handed it in, as like the clients' data, and not a known data set.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PublicSample:
     y: NDArray[Any]
     classes: int
     notes: tuple[str, ...] = ()
+    own: bool = True
 
     def like(self, shape: Sequence[int] | None, classes: int | None) -> PublicSample:
         """Return the sample with images of another size, and of the first classes alone.
@@ -188,7 +190,8 @@ def _of_source(known: Source) -> PublicSample:
             f"{known.name} has no labels to learn: a plan takes a sample for classification"
         )
     rows = np.random.default_rng(0).permutation(len(known.train.y))[:MOST_ROWS]
-    return PublicSample(known.name, known.train.read(rows), known.train.y[rows], known.classes)
+    x, y = known.train.read(rows), known.train.y[rows]
+    return PublicSample(known.name, x, y, known.classes, own=False)
 
 
 def _of_file(path: Path, label_column: str | None) -> PublicSample:

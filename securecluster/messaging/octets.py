@@ -20,6 +20,17 @@ def as_table(rows: Sequence[bytes], width: int) -> torch.Tensor:
     return torch.as_tensor(data.copy())
 
 
+def as_rows(table: torch.Tensor) -> list[bytes]:
+    """Return the rows of a table as bytes.
+
+    Args:
+        table: bytes (r, width), uint8.
+    """
+    count, width = table.shape
+    data = table.numpy().tobytes()
+    return [data[k * width : (k + 1) * width] for k in range(count)]
+
+
 def as_bytes(row: torch.Tensor) -> bytes:
     """Return a row of uint8 as bytes.
 

@@ -5,12 +5,14 @@ Tensors are (b, n, …): b clients, n examples each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
+
+Change = Callable[["torch.Tensor"], "torch.Tensor"]
 
 # norms beyond so many C have factors, or products with them, that are no normal float32
 HUGE = 2.0**90
@@ -28,35 +30,36 @@ class Outer:
     backprops: torch.Tensor
     activations: torch.Tensor
 
-    def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def sides(self, norms: Change) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the norms of g, which clipping scales, and of a, each (b, n).
 
         A gradient's norm is their product (Goodfellow 2015, "Efficient per-example gradient
         computations").
-        """
-        return _norms(self.backprops), _norms(self.activations)
 
-    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
+        Args:
+            norms: computes the norms of the last axis.
+        """
+        return norms(self.backprops), norms(self.activations)
+
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor, kept: int = 1) -> None:
         """Add Σ_n factors[n] g_n a_nᵀ to a sum of gradients.
 
         Args:
             gradient_sum: the sum, (b, o, i), changed in place.
             factors: (b, n).
+            kept: 0 overwrites the sum, whatever it is.
         """
         # Scaling one side scales the product.
         scaled = self.backprops * factors[..., None]
-        gradient_sum.baddbmm_(scaled.mT, self.activations)
+        gradient_sum.baddbmm_(scaled.mT, self.activations, beta=kept)
 
-    def without(self, wrong: torch.Tensor) -> Outer:
-        """Return these gradients with zeros for some examples.
+    def changed(self, change: Change) -> Outer:
+        """Return these gradients with a change of both sides.
 
         Args:
-            wrong: mask of these examples, (b, n).
+            change: the change of a tensor (b, n, …).
         """
-        mask = wrong[..., None]
-        backprops = self.backprops.masked_fill(mask, 0)
-        activations = self.activations.masked_fill(mask, 0)
-        return Outer(backprops, activations)
+        return Outer(change(self.backprops), change(self.activations))
 
 
 @dataclass(frozen=True)
@@ -83,19 +86,26 @@ class Each:
             gradients = gradients.mT
         return cls(gradients.reshape(1, len(gradients), -1), turned)
 
-    def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the norms of the rows, which clipping scales, and ones, each (b, n)."""
-        norms = _norms(self.rows)
-        return norms, torch.ones_like(norms)
+    def sides(self, norms: Change) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the norms of the rows, (b, n), and no other side.
 
-    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
+        Args:
+            norms: computes the norms of the last axis.
+        """
+        return norms(self.rows), None
+
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor, kept: int = 1) -> None:
         """Add Σ_n factors[n] rows_n to a sum of gradients.
 
         Args:
             gradient_sum: the sum, (b, …), changed in place.
             factors: (b, n).
+            kept: 0 overwrites a sum of vectors on a GPU, whatever it is.
         """
         ordered = self._ordered(gradient_sum)
+        if ordered.device.type != "cpu" and ordered.ndim == 2:
+            ordered[:, None].baddbmm_(factors[:, None], self.rows, beta=kept)
+            return
         sums = torch.bmm(factors[:, None], self.rows)
         ordered.add_(sums.view(ordered.shape))
 
@@ -115,14 +125,13 @@ class Each:
         shaped = rows.view(len(rows), *shape)
         gradient_sum.index_add_(0, owners, self._ordered(shaped))
 
-    def without(self, wrong: torch.Tensor) -> Each:
-        """Return these gradients with zeros for some examples.
+    def changed(self, change: Change) -> Each:
+        """Return these gradients with a change of their rows.
 
         Args:
-            wrong: mask of these examples, (b, n).
+            change: the change of a tensor (b, n, …).
         """
-        rows = self.rows.masked_fill(wrong[..., None], 0)
-        return Each(rows, self.turned)
+        return Each(change(self.rows), self.turned)
 
     def _ordered(self, gradient_sum: torch.Tensor) -> torch.Tensor:
         """Return a view with the rows' order of numbers, or back from it."""
@@ -134,8 +143,35 @@ class Each:
 Part = TypeVar("Part", Each, Outer, Each | Outer)
 
 
+def clip_factors(
+    norms: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, limit: float, largest: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors of examples, and which of them are wrong.
+
+    Args:
+        norms: norms of each part of their gradients, (parts, b, n) float64.
+        others: other norms that must not be too large, (sides, b, n) float64.
+        weight: weight of each example, (b, n).
+        limit: bound of the norm over all parts.
+        largest: bound of every norm.
+
+    Returns:
+        min(1, limit/‖g‖)·weight, (b, n), 0 for those that are wrong; and the mask of these.
+    """
+    whole = torch.linalg.vector_norm(norms, dim=0)
+    # A gradient of zeros has an infinite ratio, and the factor 1.
+    shrinkage = (limit / whole).clamp_(max=1)
+    factors = shrinkage.to(weight.dtype).mul_(weight)
+    # Negated, so that a norm that is not a number is wrong as well.
+    wrong = ~(torch.cat([whole[None], others]).amax(0) < largest)
+    return factors.masked_fill_(wrong, 0), wrong
+
+
 def clipped(
-    gradients: Mapping[str, Part], weight: torch.Tensor, clip: float
+    gradients: Mapping[str, Part],
+    weight: torch.Tensor,
+    clip: float,
+    factors_of: Callable[..., tuple[torch.Tensor, torch.Tensor]] = clip_factors,
 ) -> tuple[Mapping[str, Part], torch.Tensor]:
     """Return gradients g and the factors min(1, C/‖g‖)·weight that clip them.
 
@@ -143,6 +179,7 @@ def clipped(
         gradients: the examples' gradients at each parameter, by name.
         weight: weight of each example, (b, n).
         clip: C, the bound of the norm over all parameters.
+        factors_of: `clip_factors`, or what computes the same elsewhere.
 
     Returns:
         The gradients, and factors (b, n). An example whose norm is no finite number, or so large
@@ -151,24 +188,42 @@ def clipped(
     """
     layer_norms: list[torch.Tensor] = []
     other_norms: list[torch.Tensor] = []
+    norms_of = _once(_norms)
     for gradient in gradients.values():
-        scaled, other = gradient.sides()
-        layer_norms.append(scaled * other)
-        other_norms.append(other)
-    norms = torch.linalg.vector_norm(torch.stack(layer_norms), dim=0)
+        scaled, other = gradient.sides(norms_of)
+        if other is not None:
+            scaled = scaled * other
+            other_norms.append(other)
+        layer_norms.append(scaled)
+    norms = torch.stack(layer_norms)
+    others = torch.stack(other_norms) if other_norms else norms[:0]
     # The bound holds after rounding, too.
     limit = clip * (1 - margin(weight.dtype))
-    # A gradient of zeros has an infinite ratio, and the factor 1.
-    shrinkage = (limit / norms).clamp_(max=1)
-    factors = shrinkage.to(weight.dtype).mul_(weight)
-    largest = torch.stack([norms, *other_norms]).amax(0)
-    # Negated, so that a norm that is not a number is wrong as well.
-    wrong = ~(largest < clip * HUGE)
-    if bool(wrong.any()):
+    factors, wrong = factors_of(norms, others, weight, limit, clip * HUGE)
+    # A GPU would have to be waited for, and masks what is there.
+    if weight.device.type != "cpu" or bool(wrong.any()):
         # A factor of 0 is not enough: 0 times an infinity would be NaN.
-        gradients = {name: gradient.without(wrong) for name, gradient in gradients.items()}
-        factors = factors.masked_fill_(wrong, 0)
+        zeros_for = _once(lambda values: values.masked_fill(wrong[..., None], 0))
+        gradients = {name: gradient.changed(zeros_for) for name, gradient in gradients.items()}
     return gradients, factors
+
+
+def _once(change: Change) -> Change:
+    """Return a function of tensors that is computed once for each.
+
+    A layer's bias and its weights have the gradients at its outputs in common.
+
+    Args:
+        change: the function. Its arguments must live as long as its use.
+    """
+    known: dict[int, torch.Tensor] = {}
+
+    def once(values: torch.Tensor) -> torch.Tensor:
+        if id(values) not in known:
+            known[id(values)] = change(values)
+        return known[id(values)]
+
+    return once
 
 
 def _is_transposed(gradients: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Call, Empty, Picks, Rows
-from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.messaging.octets import as_bytes, as_rows, as_table
 from securecluster.messaging.refusals import FRAME
 from securecluster.privacy.masking import key_agreement
 from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE, Roster
@@ -123,8 +123,9 @@ class KeyExchange:
         """
         pair = self._pair(client)
         peer_public = self.public[peer]
-        lower, upper = sorted([(client, pair.public), (peer, peer_public)])
-        ends = (*lower, *upper)
+        ends = (client, pair.public, peer, peer_public)
+        if peer < client:
+            ends = (peer, peer_public, client, pair.public)
         if ends not in self._pair_keys:
             key = pair.pair_key(client, peer, peer_public, self._run, self._purpose)
             self._pair_keys[ends] = key
@@ -152,8 +153,8 @@ class KeyExchange:
         for k, recipient in enumerate(call.to):
             picks = list(query.ids.picks[k])
             ids = query.ids.table[picks].tolist()
-            keys = [as_bytes(row) for row in query.keys.table[picks]]
-            signatures = [as_bytes(row) for row in query.signatures.table[picks]]
+            keys = as_rows(query.keys.table[picks])
+            signatures = as_rows(query.signatures.table[picks])
             relayed = dict(zip(ids, keys, strict=True))
             if len(relayed) < len(ids):
                 raise FrameError("the keys of a secure sum name a client twice")

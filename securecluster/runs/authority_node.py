@@ -18,6 +18,7 @@ from securecluster.errors import SecureClusterError, UsageError
 from securecluster.messaging import refusals, wire
 from securecluster.messaging.messages import Header
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
+from securecluster.protections.registry import AGGREGATIONS, RELEVANCES
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import opened_verbs, server_copy
 from securecluster.runs.method import Method
@@ -62,9 +63,11 @@ class AuthorityNode(Party):
         policy: Policy | None = None,
     ) -> None:
         if not opened_verbs(method):
+            sums = [name for name, ours in AGGREGATIONS.items() if ours.by_authority]
+            pairs = [name for name, ours in RELEVANCES.items() if ours.by_authority]
             raise UsageError(
-                f"{method.name} has no key authority with these options: it has one with "
-                "aggregation or relevance bfv or ckks"
+                f"{method.name} has no key authority with these options: runs have one with "
+                f"aggregation {' or '.join(sums)}, or relevance {' or '.join(pairs)}"
             )
         number = number_of(AUTHORITY_NUMBER if roster is None else None, identity, roster)
         if number != AUTHORITY_NUMBER:

@@ -23,6 +23,7 @@ from securecluster.runs.method import Method
 from securecluster.runs.serialization import save
 from securecluster.runtime.run import Line, remove_checkpoints
 from securecluster.runtime.settings import Settings
+from securecluster.training.chance_level import ENOUGH_ROUNDS
 
 if TYPE_CHECKING:
     from securecluster.runs.contents import Result
@@ -72,8 +73,9 @@ def carry_out(
         fitted: FittedRun = method.fitted_class(method, kept, server.transcript, folder)
         if chance is not None:
             fitted.warning_ = chance_warning(fitted, chance, federation)
-        # in fewer rounds nobody expects clusters yet
-        if fitted.warning_ is None and method.rounds >= FEW_ROUNDS:
+        # in fewer rounds nobody expects clusters yet, but a target ε buys no more of them
+        few = ENOUGH_ROUNDS if method.privacy.noisy else FEW_ROUNDS
+        if fitted.warning_ is None and method.rounds >= few:
             clients = simulated.clients
             fitted.warning_ = cluster_note(fitted, federation, clients.scores, clients.tuned_once)
     return fitted

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning
+from securecluster.runs.cluster_notes import reason_of_noise
 from securecluster.training.chance_level import Chance
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def chance_warning(fitted: FittedRun, chance: Chance, federation: Federation) ->
     text = (
         f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
         f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
-        f"try {', or '.join(advice)}"
+        f"try {', or '.join(advice)}{reason_of_noise(fitted, 'training')}"
     )
     # with options as they are written here: in Python, or on the command line
     return str(SecureClusterWarning(text))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from securecluster.runs.fitted import FittedRun
 
 FEW_A_CLASS = 5  # samples of a class that a client has; with fewer its updates are mostly chance
+SMALL = 4  # clients; with few samples each, clusters that are smaller are mostly chance
 
 Scores = NDArray[np.float64]
 Scored = Callable[[Rows], Scores]
@@ -67,17 +68,55 @@ def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tune
             f"the number of clusters that is found stands at its ceiling of {ceiling}: there may "
             "be more; give it where it is known (--k)"
         )
-    if not federation.objective.higher:
-        return one_cluster_note(labels, fitted.history_, federation.truth)
     noisy = adds_noise(fitted.method, fitted.kept_.learned.config)
-    if count == 1:
+    if not federation.objective.higher:
         note = one_cluster_note(labels, fitted.history_, federation.truth)
-        gain = None
-        if looked_for_clusters(fitted.history_):
-            gain = _gain_alone(fitted, scored, tuned, noisy)
-        few = _few_samples(federation, noisy) or _of_noise(fitted)
-        return _one_cluster_text(len(labels), note, gain, few)
-    if noisy or count > min(MOST_CLUSTERS, len(labels) // 2):
+        return note and note + reason_of_noise(fitted, "clusters")
+    if count > 1:
+        if noisy:
+            return _chance_clusters(fitted, federation, count)
+        return _alike_text(fitted, federation, scored)
+    note = one_cluster_note(labels, fitted.history_, federation.truth)
+    if noisy and note is None:
+        note = _unlooked_note(fitted, federation)
+    gain = None
+    if looked_for_clusters(fitted.history_):
+        gain = _gain_alone(fitted, scored, tuned, noisy)
+    few = _reason(fitted, federation) if noisy else _few_samples(federation)
+    return _one_cluster_text(len(labels), note, gain, few)
+
+
+def _unlooked_note(fitted: FittedRun, federation: Federation) -> str | None:
+    """Return a sentence on a run with noise that has one cluster, and no test in its history.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients, whose true clusters it reads where they are known.
+
+    Returns:
+        None of a method that looks for no clusters, of one that did not come to its test, and where
+        one cluster is right.
+    """
+    history, truth = fitted.history_, federation.truth
+    one_is_right = truth is not None and len(set(truth)) == 1
+    if one_is_right or looked_for_clusters(history) or not _verdict(fitted, "clusters"):
+        return None
+    by_signatures = fitted.method.get_params().get("signature") == "gradient"
+    if any("split_tests" in line for line in history) and not by_signatures:
+        return None
+    return f"all {len(fitted.labels_)} clients ended in one cluster"
+
+
+def _alike_text(fitted: FittedRun, federation: Federation, scored: Scored) -> str | None:
+    """Return a sentence on two clusters of a run without noise that look like one, or None.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients and their data.
+        scored: as for `cluster_note`.
+    """
+    labels = fitted.labels_.tolist()
+    if len(set(labels)) > min(MOST_CLUSTERS, len(labels) // 2):
         return None
     scores = np.stack([scored(_everywhere(model, len(labels))) for model in _models(fitted)])
     pair = alike(labels, scores)
@@ -88,7 +127,7 @@ def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tune
         f"clusters {first} and {second} look like one: on held-out samples their clients score "
         f"{pair_gain.after:.3f} with the model of their own cluster and {pair_gain.before:.3f} "
         "with that of the other: a smaller number of clusters, or more samples for each client, "
-        f"may do better{_few_samples(federation, noisy)}"
+        f"may do better{_few_samples(federation)}"
     )
 
 
@@ -142,23 +181,102 @@ def _one_cluster_text(clients: int, note: str | None, gain: Gain | None, few: st
     return f"{note}{few}"
 
 
-def _of_noise(fitted: FittedRun) -> str:
-    """Return what the power check says of noise as the reason; nothing of a run without noise."""
-    power = fitted.kept_.learned.power
-    if power is None or power["clusters"] is None:
-        return ""
+def reason_of_noise(fitted: FittedRun, use: str) -> str:
+    """Return what the power check says of noise as the reason why something was not found.
+
+    Args:
+        fitted: the result of the run.
+        use: "clusters" or "training".
+
+    Returns:
+        The end of a sentence; nothing where noise is hardly the reason, or there is none.
+    """
     reasons = {
-        DROWNED: "; noise is the likeliest reason, since the power check took clusters for lost",
-        DOUBTFUL: "; noise may be the reason: the power check was in doubt",
-        CARRIES: "; noise is hardly the reason, as the power check has it: there may be no "
-        "clusters, or too few samples to tell them",
+        DROWNED: f"; noise is the likeliest reason, since the power check took {use} for lost",
+        DOUBTFUL: f"; noise may be the reason: the power check was in doubt about {use}",
     }
-    return reasons[power["clusters"]]
+    return reasons.get(_verdict(fitted, use), "")
 
 
-def _few_samples(federation: Federation, noisy: bool) -> str:
-    """Return a remark on few samples a client; nothing where there are enough, or under noise."""
-    if noisy or not federation.classes:
+def _verdict(fitted: FittedRun, use: str) -> str:
+    """Return the verdict of the power check on a use; nothing where it has none."""
+    power = fitted.kept_.learned.power
+    return "" if power is None else str(power[use] or "")
+
+
+def _reason(fitted: FittedRun, federation: Federation) -> str:
+    """Return the likeliest reason why a run with noise found no clusters, from public quantities.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients, of whose data the number of classes alone is read.
+    """
+    if _verdict(fitted, "clusters") != CARRIES:
+        return reason_of_noise(fitted, "clusters")
+    readable = "the power check took clusters for readable"
+    known = _public_samples(fitted, federation)
+    if known is None:
+        return (
+            f"; noise is hardly the reason, since {readable}: there may be no clusters, or too few "
+            "samples to tell them"
+        )
+    of_classes, few = known
+    if few:
+        return f"; too few samples are the likeliest reason ({of_classes}), since {readable}"
+    return (
+        f"; most likely there are no other clusters, since {readable}, and {of_classes}, are enough"
+    )
+
+
+def _public_samples(fitted: FittedRun, federation: Federation) -> tuple[str, bool] | None:
+    """Return in words how many samples clients have, and whether they are few.
+
+    Args:
+        fitted: the result of a run with noise.
+        federation: the clients, of whose data the number of classes alone is read.
+
+    Returns:
+        None where the run did not make numbers of samples public.
+    """
+    sizes = fitted.kept_.learned.config.get("sizes")
+    if not sizes or not federation.classes:
+        return None
+    median = float(np.median(sizes))
+    few = median < FEW_A_CLASS * federation.classes
+    return f"{median:.0f} samples of {federation.classes} classes, a client's median", few
+
+
+def _chance_clusters(fitted: FittedRun, federation: Federation, count: int) -> str | None:
+    """Return a sentence on clusters that a run with noise has by chance; None where they may be
+    right.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients, of whose data the number of classes alone is read.
+        count: of clusters.
+    """
+    if _verdict(fitted, "clusters") == DROWNED:
+        return (
+            f"the {count} clusters of this run are most likely of noise alone, since the power "
+            "check took clusters for lost: try less noise, or what the power check says"
+        )
+    known = _public_samples(fitted, federation)
+    if known is None or not known[1] or count * SMALL <= len(fitted.labels_):
+        return None
+    return (
+        f"the {count} clusters of this run have fewer than {SMALL} clients on average, and too few "
+        f"samples are the likeliest reason ({known[0]}): try more of them, or give the number of "
+        "clusters where it is known (--k)"
+    )
+
+
+def _few_samples(federation: Federation) -> str:
+    """Return a remark on few samples a client; nothing where there are enough.
+
+    Args:
+        federation: of a run without noise, whose clients' numbers of samples may be said.
+    """
+    if not federation.classes:
         return ""
     median = float(np.median([len(shard.y) for shard in federation.shards]))
     if median >= FEW_A_CLASS * federation.classes:

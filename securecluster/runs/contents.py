@@ -39,15 +39,20 @@ class ComparisonConfig(TypedDict):
     """Content of a comparison's config.json."""
 
     schema: int
+    """number of the format"""
     compare: list[str]
+    """names of the protocols, each with a run folder below"""
 
 
 class SweepConfig(TypedDict):
     """Content of a sweep's config.json."""
 
     schema: int
+    """number of the format"""
     sweep: dict[str, Any]
+    """protocols, levels, seeds and options"""
     data_digest: str
+    """of all clients' data"""
 
 
 class Scores(TypedDict):
@@ -155,7 +160,9 @@ class UnsharedModels(TypedDict):
     """Clusters without a shared model, and the file with their clients' own."""
 
     labels: list[int]
+    """of the clusters"""
     file: str
+    """that holds their clients' own models"""
 
 
 class OverRounds(TypedDict):
@@ -234,43 +241,66 @@ class Fallback(TypedDict):
     """Node of the parameter tree whose model each cluster has."""
 
     nodes: list[int]
+    """one for each cluster"""
     losses: list[dict[str, float]]
+    """for each cluster: by node on its path, the mean loss on held-out samples"""
 
 
 class PowerOfRelease(TypedDict):
     """Noise of one kind of release beside its largest signal."""
 
     method: str
+    """the client method"""
     field: str
+    """of its reply"""
     kind: str
+    """what the rows are"""
     use: str
+    """clusters or training"""
     numbers: int
+    """of one row"""
     rows: float
+    """clients whose rows are averaged in what is read; 1 where each is read by itself"""
     noise_over_signal: float
+    """length of the noise by that of the largest signal"""
     carried_up_to: float
+    """the most of it with which the use hardly suffers"""
     drowned_from: float
+    """the least of it with which nothing is left"""
     verdict: str
+    """carries, doubtful or drowned"""
 
 
 class PowerChange(TypedDict):
     """Change of a run by which more is carried."""
 
     change: str
+    """options, as they are typed"""
     use: str
+    """clusters or training"""
     ratio: float
+    """`noise_over_signal` with them"""
     verdict: str
+    """with them"""
 
 
 class PowerEntry(TypedDict):
     """What noise leaves of a private run, as `PowerCheck.as_json` has it."""
 
     summary: str
+    """both verdicts in a few words"""
     clusters: str | None
+    """verdict; null where the protocol looks for none"""
     training: str | None
+    """verdict; null where nothing is trained"""
     sentences: list[str]
+    """the same at length"""
     warning: str | None
+    """where something drowns"""
     releases: list[PowerOfRelease]
+    """of which the verdicts are made"""
     remedies: list[PowerChange]
+    """what would carry"""
 
 
 class Result(TypedDict):
@@ -337,73 +367,144 @@ class Result(TypedDict):
 
 
 class SplitTest(TypedDict):
-    """Norms of one cluster's split test."""
+    """One cluster's split test in a round of CFL; what it decides by besides may be there, too."""
 
+    cluster: NotRequired[int]
+    """its label"""
+    members: NotRequired[int]
+    """number of clients that replied"""
     mean_norm: float
+    """norm of the mean update"""
     max_norm: float
+    """norm of the longest update"""
+    gap: NotRequired[float | None]
+    """separation gap of the halves; null where fewer than two clients replied"""
+    split: NotRequired[bool]
+    """whether the cluster was split"""
 
 
-# with entries that are words of Python
-RoundLine = TypedDict(
-    "RoundLine",
-    {
-        "round": int,
-        "clusters": int,
-        "up": int,
-        "down": int,
-        "ari": NotRequired[float],
-        "split_tests": NotRequired[list[SplitTest] | None],
-        # members of a cluster, and of both its halves
-        "splits": NotRequired[list[tuple[list[int], list[int], list[int]]]],
-        "clustered": NotRequired[list[list[int]] | None],
-        "lambda": NotRequired[float],
-        "edges": NotRequired[list[float] | None],
-    },
-)
+# an entry that is a word of Python
+_Threshold = TypedDict("_Threshold", {"lambda": NotRequired[float]})
+
+
+class RoundLine(_Threshold):
+    """Line of history.jsonl, for a round; the metric stands besides, under its name.
+
+    Each protocol may add entries of its own. Where no observer measures, as at a server whose
+    clients are nodes elsewhere, lines have no scores.
+    """
+
+    loop: NotRequired[str]
+    """part of the protocol that counts the rounds"""
+    round: int
+    """its number in the loop, from 1"""
+    clusters: int
+    """number of clusters after it"""
+    up: int
+    """bytes from clients so far"""
+    down: int
+    """bytes to clients so far"""
+    ari: NotRequired[float]
+    """adjusted Rand index with the true clusters, where these are known"""
+    at_target: NotRequired[float | None]
+    """share of clients whose score reaches the target"""
+    lowest: NotRequired[float]
+    """the lowest score of a client"""
+    lower_quartile: NotRequired[float]
+    """score of the client a quarter of the way from the lowest"""
+    upper_quartile: NotRequired[float]
+    """score of the client three quarters of the way from the lowest"""
+    highest: NotRequired[float]
+    """the highest score of a client"""
+    gap: NotRequired[float | None]
+    """of CFL: separation gap between the true clusters, which the observer computes"""
+    split_tests: NotRequired[list[SplitTest] | None]
+    """of CFL: tests of clusters"""
+    splits: NotRequired[list[tuple[list[int], list[int], list[int]]]]
+    """of CFL: members of a cluster, and of both its halves"""
+    clustered: NotRequired[list[list[int]] | None]
+    """members of each cluster, in a round that made them"""
+    edges: NotRequired[list[float] | None]
+    """of SR-FCA: lengths of the spanning tree's edges, ascending"""
+    start: NotRequired[int]
+    """of IFCA: which of its starts the round belongs to"""
 
 
 class ComparisonRow(TypedDict):
-    """Protocol of a comparison; numbers are null where it failed, or has none."""
+    """Protocol of a comparison; numbers are null where it failed, or has none.
+
+    The metric at the end stands besides, under its name, and that before the first clusters under
+    the name with `_before`.
+    """
 
     protocol: str
+    """its name"""
     clusters: int | None
+    """number of clusters found"""
     ari: float | None
+    """adjusted Rand index with the true clusters"""
     at_target: float | None
+    """share of clients whose score reaches `target`"""
     given: dict[str, int] | None
+    """options that gave it the number of clusters"""
     rounds: int | None
+    """that it ran"""
     up: int | None
+    """bytes from clients"""
     down: int | None
+    """bytes to clients"""
     servers: int | None
+    """bytes between servers"""
     epsilon: float | None
+    """of its run, for one `dp_unit`; null is ∞"""
     dp_unit: str | None
+    """client or example; null where nothing had noise"""
     seconds: float | None
+    """of the run"""
     error: str | None
+    """why it failed"""
 
 
 class Together(TypedDict):
-    """Cost of all runs of one unit of privacy."""
+    """Cost of all runs of one unit of privacy, on the same clients."""
 
     unit: str
+    """of privacy: client or example"""
     protocols: list[str]
+    """whose runs had noise"""
     epsilon: float | None
+    """of all their releases; null is ∞"""
     delta: float
+    """of (ε, δ)"""
     accountant: str
+    """origin of `epsilon`, as in result.json"""
 
 
 class Comparison(TypedDict):
     """Content of compare.json."""
 
     data: str
+    """its name"""
     scenario: str
+    """how clients' data differ"""
     clients: int
+    """their number"""
     true_clusters: int | None
-    seed: int | None  # null where keys follow from it
+    """their number, where known"""
+    seed: int | None
+    """of data and models; null where keys follow from it"""
     reproducible_keys: NotRequired[bool]
+    """keys and noise follow from the seed: nothing is protected"""
     target: float
+    """of `at_target`"""
     metric: str
+    """accuracy, perplexity or position_error"""
     unit: str
+    """of the metric"""
     protocols: list[ComparisonRow]
+    """a row for each, in the order given"""
     together: list[Together]
+    """what all runs cost, by unit of privacy"""
 
 
 def checked_result(path: Path, content: Any) -> Result:

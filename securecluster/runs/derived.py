@@ -138,6 +138,19 @@ def initial_model(method: Method, data: Federation | Facts) -> FlatModel:
     return model_of(method, known(data.facts))
 
 
+def check_start_models(method: Method, facts: Facts) -> None:
+    """Check that clients can draw the starting models that are never sent, all but the first.
+
+    Args:
+        method: names the network.
+        facts: of the clients and their data.
+
+    Raises:
+        UsageError: the initial weights of a user's module cannot be drawn again.
+    """
+    initial_model(method, facts).redrawn(Randomness(facts.seed), "start", 0, 1)
+
+
 def model_of(method: Method, config: Mapping[str, Any]) -> FlatModel:
     """Return the network with its initial weights θ_0, as a flat vector.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.metrics import agreement, share_at
+from securecluster.clustering.metrics import agreement, share_at, spread
 from securecluster.data import Federation
 from securecluster.runs.method import Method
 from securecluster.runtime.run import Line
@@ -52,6 +52,7 @@ class ObservedClients(ABC):
         """
         scores = self.evaluate(state)
         line = dict(self.method.observer.observe(self.federation, self.observed, state, scores))
+        line |= spread(scores)
         line["at_target"] = None
         if self.federation.objective.higher:
             line["at_target"] = share_at(scores, self.settings.target)

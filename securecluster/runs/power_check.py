@@ -49,6 +49,7 @@ GRADIENTS = "gradients"  # an update by DP-SGD
 SKETCH = "sketch"  # a short row of a whole client, as a sketch of its update
 SIGNATURE = "signature"  # of a whole client's gradients
 EXAMPLES = "examples"  # a mean over bounded terms of examples, as their gradients' signature
+DESCRIPTOR = "descriptor"  # moments of examples' latent vectors, by class
 GRAM = "gram"  # a Gram matrix of examples, of which a few directions are read
 EIGENVECTORS = "eigenvectors"  # with noise of their own
 LOSSES = "losses"
@@ -62,6 +63,7 @@ LIMITS: dict[tuple[str, str], tuple[float, float]] = {
     (CLUSTERS, SKETCH): (0.8, 2.0),
     (CLUSTERS, SIGNATURE): (0.04, 0.8),
     (CLUSTERS, EXAMPLES): (0.25, 1.75),
+    (CLUSTERS, DESCRIPTOR): (0.05, 0.3),
     (CLUSTERS, GRAM): (0.8, 3.0),
     (CLUSTERS, EIGENVECTORS): (0.005, 0.1),
     (CLUSTERS, LOSSES): (0.05, 0.2),
@@ -73,6 +75,7 @@ LIMITS: dict[tuple[str, str], tuple[float, float]] = {
 }
 # by the names of draws whose rows have a structure of their own
 NAMED = {"gram": GRAM, "eigenvectors": EIGENVECTORS}
+DESCRIPTORS = ("describe", "describe_features")  # calls of FLUX
 SIGNATURES = ("signature", "coordinates")
 # options that have the noise of some kinds in place of the run's, where they are given
 OWN_NOISE = {
@@ -95,6 +98,7 @@ _WORDS = {
     SKETCH: "row",
     SIGNATURE: "signature",
     EXAMPLES: "mean over examples",
+    DESCRIPTOR: "descriptor",
     GRAM: "Gram matrix",
     EIGENVECTORS: "eigenvectors",
     LOSSES: "row of losses",
@@ -467,7 +471,7 @@ class _Measured:
         if event.replace == 1.0 and not is_update:
             return LOSSES
         if self.per_example:
-            return EXAMPLES
+            return DESCRIPTOR if event.method in DESCRIPTORS else EXAMPLES
         if draw.purpose in SIGNATURES:
             return SIGNATURE
         return UPDATE if is_update else SKETCH

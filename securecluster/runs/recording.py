@@ -393,7 +393,8 @@ class Recording:
             failed: by node that replied with an error, its code.
         """
         self._number(sent)
-        order = sorted(sent, key=self.nodes.index)
+        numbers = self._numbers()
+        order = sorted(sent, key=numbers.__getitem__)
         first = sent[order[0]]
         earlier = [exchange for exchange in self.exchanges if exchange["kind"] == first.kind]
         # an app that tells its clients no round has one in each exchange
@@ -409,7 +410,7 @@ class Recording:
                 reply = vector_of(replies[node], self.most_bytes)
                 note = _difference(sent[node].vector, reply, layout, rows, node)
             if note:
-                notes[str(self.nodes.index(node))] = note
+                notes[str(numbers[node])] = note
         first_layout = self.layout
         changed = bool(layout and first_layout and layout != first_layout)
         if changed:
@@ -421,17 +422,21 @@ class Recording:
         line = {
             "kind": first.kind,
             "round": first.round,
-            "to": [self.nodes.index(node) for node in order],
+            "to": [numbers[node] for node in order],
             "down": [sent[node].bytes for node in order],
             "up": [bytes_of(replies[node]) if node in replies else 0 for node in order],
             "layout": layout if changed or not first_layout else (),
             "updates": updates,
-            "metrics": {str(self.nodes.index(node)): found for node, found in metrics.items()},
+            "metrics": {str(numbers[node]): found for node, found in metrics.items()},
             "notes": notes,
         }
         text = json.dumps(line)
         atomic_files.append_line(self.folder / EXCHANGES, text, atomic_files.OWNER, durable=True)
         self.exchanges.append(json.loads(text))
+
+    def _numbers(self) -> dict[int, int]:
+        """Return the number of each node: a search of the list costs in proportion to it."""
+        return {node: number for number, node in enumerate(self.nodes)}
 
     def _number(self, nodes: Iterable[int], partitions: Mapping[int, int] | None = None) -> None:
         """Give nodes that are new the next numbers.
@@ -440,8 +445,9 @@ class Recording:
             nodes: their ids.
             partitions: by id, the part of a simulation's data that a node has.
         """
+        known_nodes = set(self.nodes)
         for node in sorted(nodes):
-            if node in self.nodes:
+            if node in known_nodes:
                 continue
             known: dict[str, int] = {"node": node}
             if partitions and node in partitions:
@@ -449,6 +455,7 @@ class Recording:
             line = json.dumps(known)
             atomic_files.append_line(self.folder / NODES, line, atomic_files.OWNER, durable=True)
             self.nodes.append(node)
+            known_nodes.add(node)
         self.transcript.names = tuple(self.names)
 
     def _store(
@@ -468,14 +475,15 @@ class Recording:
             rows: updates by node.
             sizes: numbers of samples by node, of nodes that sent them.
         """
-        order = sorted(sent, key=self.nodes.index)
+        number_of = self._numbers()
+        order = sorted(sent, key=number_of.__getitem__)
         asked = [node for node in order if sent[node].vector.layout == layout]
         models = torch.stack([sent[node].vector.values for node in asked])  # type: ignore[misc]
         index = None
         if bool((models == models[0]).all()):
             index = (0,) * len(asked)
             models = models[:1]
-        numbers = tuple(self.nodes.index(node) for node in asked)
+        numbers = tuple(number_of[node] for node in asked)
         method = first.kind.replace(".", "_")
         call = Call(
             config=self.app,
@@ -492,7 +500,7 @@ class Recording:
         if all(node in sizes for node in replied):
             size = Rows(torch.tensor([sizes[node] for node in replied]))
         reply = Update(Rows(torch.stack([rows[node] for node in replied])), size)
-        ids = tuple(self.nodes.index(node) for node in replied)
+        ids = tuple(number_of[node] for node in replied)
         self.transcript.record(call, Response(ids, reply))
 
 

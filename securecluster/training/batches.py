@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 
 IntArray = NDArray[np.int64]
@@ -140,10 +141,10 @@ def packed(
         widths = []
         for step, count in enumerate(active):
             widths.append(_largest_size(batches[:count], step))
-    first_rows = torch.as_tensor(first, device=device)
+    first_rows = to_device(first, device)
     return Chunk(
-        index=torch.as_tensor(index).to(device),
-        weight=torch.as_tensor(weight).to(device, dtype),
+        index=to_device(index, device),
+        weight=to_device(weight, device, dtype),
         active=active,
         width=widths,
         first=first_rows[:, None],

@@ -25,6 +25,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +35,13 @@ from securecluster.models.dropout import example_keys
 from securecluster.models.flat_model import FlatModel, Params
 from securecluster.models.fused_layers import Stack
 from securecluster.models.optimizers import Optimizer
-from securecluster.models.per_example_gradients import Each, clipped
+from securecluster.models.per_example_gradients import Each, clip_factors, clipped
+from securecluster.privacy.dp.device_noise import Tags, add_noise
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
+from securecluster.privacy.keyed_digest import keyed_digest
 from securecluster.training.batches import Minibatches
 from securecluster.training.config import LocalTraining, Secret
+from securecluster.training.device_clip import factors_there
 
 # examples whose convolutions' gradients are in memory at once (not in the paper)
 CONVOLVED = 64
@@ -60,6 +64,7 @@ class DPSGDState:
             by hand.
         data: digest of each client's examples. Other examples get other noise: under the same
             noise, the difference of two replies would have none.
+        equal: whether all initial weights are known to be the same.
     """
 
     def __init__(  # noqa: PLR0913 (everything that a draw follows from)
@@ -72,13 +77,14 @@ class DPSGDState:
         step: int,
         block: int,
         data: Sequence[bytes],
+        equal: bool = False,
     ) -> None:
         self._plan = plan
         self._sizes = sizes
         self._block = block
         self._batches: list[bytes] = []  # seeds of the batches, 32 bytes each
         self._secrets: list[bytes] = []  # keys of the noise, 32 bytes each
-        requests = _digests(weights, plan)
+        requests = _digests(weights, plan, equal)
         for client, request, examples in zip(ids, requests, data, strict=True):
             about = request + examples
             self._batches.append(secret.seed(client, "dp-sgd batches", step, about))
@@ -94,6 +100,7 @@ class DPSGDState:
                 self._grid.append(spacing(plan.noise, norm, dimension))
                 self._sigma.append(deviation(plan.noise, norm, dimension))
         self._sums = torch.empty_like(weights)
+        self._tags: Tags | None = None  # made by the first noise that is drawn on a GPU
 
     def batches(self, k: int) -> Iterator[NDArray[np.int64]]:
         """Yield a client's mini-batches in order (Poisson sampling), some of which may be empty.
@@ -127,6 +134,10 @@ class DPSGDState:
         """
         active = len(sums)
         grid = self._grid[:active]
+        if sums.device.type != "cpu":
+            self._add_noise_there(sums)
+            self._steps += 1
+            return
         spacings = sums.new_tensor(grid)[:, None]  # (k, 1)
         # exact: spacings are powers of two, and a rounded sum needs no more bits than before
         sums.div_(spacings).round_().mul_(spacings)
@@ -134,17 +145,32 @@ class DPSGDState:
         seeds = []
         # clients that no longer train have secrets and no row
         for secret, row in zip(self._secrets, sums, strict=False):
-            seeds.append(_keyed(secret, about, row))
+            array = row.detach().cpu().contiguous().numpy()
+            seeds.append(keyed_digest(secret, about, array))
         noise = GridNoise(seeds)
         noise.add_to(sums, grid, self._sigma[:active])
         self._steps += 1
+
+    def _add_noise_there(self, sums: torch.Tensor) -> None:
+        """Round the sums of a step and add noise, in place, without a copy to main memory.
+
+        Args:
+            sums: sums of the first k clients, (k, d).
+        """
+        if self._tags is None:
+            self._tags = Tags([_derived(key, b"tags") for key in self._secrets], self._sums)
+        active = len(sums)
+        purpose = b"noise of step %d" % self._steps
+        secrets = [_derived(key, purpose) for key in self._secrets[:active]]
+        add_noise(sums, secrets, self._grid[:active], self._sigma[:active], self._tags)
 
     def step(
         self,
         model: FlatModel,
         params: Params,
         batch: Minibatches,
-        positions: torch.Tensor,
+        rows: torch.Tensor,
+        first: torch.Tensor,
         optimizer: Optimizer,
     ) -> None:
         """Make one step of the first k clients, by (Σ clipped gradients + noise)/(q n).
@@ -153,28 +179,45 @@ class DPSGDState:
             model: the network.
             params: parameters of the k clients, by name.
             batch: mini-batch of each client; the weight of a loss is 1/(q n).
-            positions: positions of the examples among their client's own, (k, n). They determine
-                the dropout masks, so an example's mask does not depend on which others are drawn.
+            rows: rows of the examples, (k, n). Those after a client's first one determine the
+                dropout masks, so an example's mask does not depend on which others are drawn.
+            first: row of each client's first example, (k, 1).
             optimizer: updates the parameters.
         """
         active = len(batch.x)
         clip = self._plan.clip
         stack = model.stack
-        sums = self._sums[:active].zero_()  # (k, d)
+        sums = self._sums[:active]  # (k, d)
+        on_gpu = sums.device.type != "cpu"
+        dense = stack is not None and not stack.convolves and batch.weight.shape[1] > 0
+        # the one block of a GPU's dense layers overwrites what was there
+        if not (on_gpu and dense):
+            sums.zero_()
         views = model.views(sums)
         # the backward pass of convolutions by hand is that of one client
         if stack is not None and (active == 1 or not stack.convolves):
             _by_hand(stack, params, batch, clip, views)
         else:
             if batch.keys is not None:
-                keys = example_keys(batch.keys[:, None], positions)  # (k, n)
+                keys = example_keys(batch.keys[:, None], rows - first)  # (k, n)
                 batch = replace(batch, keys=keys)
             _one_by_one(model, params, batch, clip, views, self._block)
         if self._plan.noise:
             self.add_noise(sums)
         optimizer.begin()
-        for name, gradient in views.items():
+        for name, gradient in stepped(sums, views).items():
             optimizer.value(name, gradient)
+
+
+def stepped(flat: torch.Tensor, views: Params) -> Params:
+    """Return what an optimizer of DP-SGD steps, by name: on a GPU all parameters at once.
+
+    Args:
+        flat: parameters or gradients, (b, d).
+        views: the same by name.
+    """
+    # on a CPU short rows by themselves may be rounded otherwise than as parts of a long one
+    return views if flat.device.type == "cpu" else {"": flat}
 
 
 class _Uniform:
@@ -201,30 +244,31 @@ class _Uniform:
         return np.ldexp(mantissas, -53)
 
 
-def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:
-    """Return 32 bytes (keyed BLAKE2b) that follow from a secret and the numbers of a row."""
-    array = row.detach().cpu().contiguous().numpy()
-    contents = about + array.tobytes()
-    return hashlib.blake2b(contents, digest_size=32, key=secret).digest()
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    """Return 32 bytes (keyed BLAKE2b) that follow from a secret and a purpose."""
+    person = b"dp-sgd on device"
+    return hashlib.blake2b(purpose, digest_size=32, key=secret, person=person).digest()
 
 
-def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
+def _digests(weights: torch.Tensor, plan: LocalTraining, equal: bool) -> Iterator[bytes]:
     """Yield a digest of each client's request: its initial weights and the plan.
 
     Args:
         weights: initial weights, (b, d).
         plan: hyper-parameters.
+        equal: whether all rows are known to be the same.
     """
     values = astuple(plan)[:-2]  # without keep_momentum and label_power, which DP-SGD refuses
     numbers = [_plain_number(value) for value in values]
     training = json.dumps(numbers).encode()
     digest = b""
-    for k, row in enumerate(weights):
+    # one copy of what lies on a GPU
+    distinct = weights[:1].cpu().expand_as(weights) if equal else weights.cpu()
+    for k, row in enumerate(distinct):
         # neighbours often start from the same weights, whose digest is computed once
-        repeated = k > 0 and torch.equal(row, weights[k - 1])
+        repeated = k > 0 and (equal or torch.equal(row, distinct[k - 1]))
         if not repeated:
-            array = row.cpu().numpy()
-            contents = array.tobytes() + training
+            contents = row.numpy().tobytes() + training
             digest = hashlib.blake2b(contents, digest_size=32).digest()
         yield digest
 
@@ -258,9 +302,15 @@ def _by_hand(stack: Stack, params: Params, batch: Minibatches, clip: float, sums
         y = batch.y[:, columns]
         weight = batch.weight[:, columns]
         gradients = stack.examples(params, x, y)
-        by_name, factors = clipped(gradients, weight, clip)
+        by_name, factors = clipped(gradients, weight, clip, _factors_on(weight.device))
+        overwrites = weight.device.type != "cpu" and not stack.convolves
         for name, gradient in by_name.items():
-            gradient.add_to(sums[name], factors)
+            gradient.add_to(sums[name], factors, kept=0 if overwrites else 1)
+
+
+def _factors_on(device: torch.device) -> Any:
+    """Return what computes the factors of clipping on a device."""
+    return clip_factors if device.type == "cpu" else factors_there
 
 
 def _one_by_one(
@@ -331,7 +381,7 @@ def _add_block(
         _weights_of(params, owner), x[:, None], y[:, None], weight.new_ones(len(owner), 1), keys
     )
     examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
-    by_name, factors = clipped(examples, weight[None], clip)
+    by_name, factors = clipped(examples, weight[None], clip, _factors_on(weight.device))
     for name, gradient in by_name.items():
         if len(batch.weight) == 1:
             gradient.add_to(sums[name], factors)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
 
@@ -72,12 +74,19 @@ class Samples:
         Args:
             k: position of the client.
         """
-        rows = self._slice(k)
-        hasher = hashlib.blake2b(digest_size=32)
-        for table in (self.x, self.y):
-            array = table[rows].cpu().numpy()
-            hasher.update(array.tobytes())
-        return hasher.digest()
+        return self._digests[k]
+
+    @cached_property
+    def _digests(self) -> list[bytes]:
+        """Return the digest of each client's samples."""
+        tables = [table.cpu().numpy() for table in (self.x, self.y)]  # a GPU copies them once
+        digests = []
+        for k in range(len(self.offsets) - 1):
+            hasher = hashlib.blake2b(digest_size=32)
+            for table in tables:
+                hasher.update(table[self._slice(k)].tobytes())
+            digests.append(hasher.digest())
+        return digests
 
     def targets(self, clients: Sequence[int]) -> NDArray[Any]:
         """Return the targets of some clients' samples, one client after the other.
@@ -112,17 +121,27 @@ class Samples:
             Means, (len(clients),); NaN for a client without samples.
         """
         means = np.full(len(clients), np.nan)
-        for row, entries in self._entries_by_model(flat, clients).items():
-            rows_by_entry = [self._rows(clients[entry]) for entry in entries]
-            # the samples of all clients of a model in one pass
-            rows = np.concatenate(rows_by_entry)
-            scores = self._scores(score, model, flat.table[row], rows)
-            if bound is not None:
-                scores = scores.clip(0, bound)
-            sizes = [len(client_rows) for client_rows in rows_by_entry]
-            ends = np.cumsum(sizes)
-            scores_by_entry = np.split(scores, ends[:-1])
-            means[entries] = [client_scores.mean() for client_scores in scores_by_entry]
+        by_model = self._entries_by_model(flat, clients)
+        if not by_model:
+            return means
+        # the samples of all clients of a model in one pass
+        in_order = [entry for entries in by_model.values() for entry in entries]
+        rows_by_entry = [self._rows(clients[entry]) for entry in in_order]
+        sizes = [len(rows) for rows in rows_by_entry]
+        size_of = dict(zip(in_order, sizes, strict=True))
+        of_models = [sum(size_of[entry] for entry in entries) for entries in by_model.values()]
+        # one copy to a GPU, and one back, whatever the number of models
+        index = to_device(np.concatenate(rows_by_entry), self.x.device)
+        values = []
+        for row, rows in zip(by_model, torch.split(index, of_models), strict=True):
+            values += self._scores(score, model, flat.table[row], rows)
+        # means are taken in float64, whatever the models' type
+        scores: FloatArray = torch.cat(values).double().cpu().numpy()
+        scores = np.where(np.isnan(scores), np.inf, scores)
+        if bound is not None:
+            scores = scores.clip(0, bound)
+        scores_by_entry = np.split(scores, np.cumsum(sizes)[:-1])
+        means[in_order] = [client_scores.mean() for client_scores in scores_by_entry]
         return means
 
     def _entries_by_model(self, flat: Rows, clients: Sequence[int]) -> dict[int, list[int]]:
@@ -149,28 +168,24 @@ class Samples:
         return np.arange(first, end)
 
     def _scores(
-        self, score: Score, model: FlatModel, flat: torch.Tensor, rows: IntArray
-    ) -> FloatArray:
+        self, score: Score, model: FlatModel, flat: torch.Tensor, rows: torch.Tensor
+    ) -> list[torch.Tensor]:
         """Return each sample's score under one model, without dropout.
 
         Args:
             score: function of (outputs, targets) with a number per sample.
             model: the network.
             flat: its parameters, (d,).
-            rows: rows of the samples.
+            rows: rows of the samples, on their device.
 
         Returns:
-            Scores, (len(rows),); infinite where a diverged model has none (inf − inf).
+            Scores, (len(rows),) in parts; NaN where a diverged model has none (inf − inf).
         """
         views = model.views(flat)
-        index = torch.as_tensor(rows).to(self.x.device)
-        blocks = torch.split(index, EVALUATED)
+        blocks = torch.split(rows, EVALUATED)
         values = []
         with torch.no_grad():
             for block in blocks:
                 outputs = model.call(views, self.x[block])
                 values.append(score(outputs, self.y[block]))
-        # means are taken in float64, whatever the models' type
-        table = torch.cat(values).double()
-        scores: FloatArray = table.cpu().numpy()
-        return np.where(np.isnan(scores), np.inf, scores)
+        return values

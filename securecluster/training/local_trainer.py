@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
 from securecluster.data import Federation
@@ -338,7 +339,7 @@ class LocalTrainer:
                 start_rows = [task.start.index[entry] for entry in entries]
             models = task.start.table
             weights = worker.buffer[: len(entries)]  # (b, d)
-            index = torch.as_tensor(start_rows, device=self.device)
+            index = to_device(start_rows, self.device)
             torch.index_select(models, 0, index, out=weights)
             clients = [task.clients[entry] for entry in entries]
             means = None
@@ -351,13 +352,54 @@ class LocalTrainer:
                 joint.train(chunk)
             else:
                 self.train_chunk(chunk, worker.model)
-            for row, entry, start_row in zip(weights, entries, start_rows, strict=True):
-                # row by row and in place, without a second matrix of the chunk's size
-                start = models[start_row]
-                update = task.out[entry]
-                torch.sub(row, start, out=update)
-                if task.scale is not None:
-                    update *= task.scale[entry]
+            if self.device.type == "cpu":
+                self._write_updates(weights, entries, start_rows, task)
+            else:
+                self._write_together(weights, entries, index, equal, task)
+
+    def _write_updates(
+        self, weights: torch.Tensor, entries: Sequence[int], start_rows: Sequence[int], task: _Task
+    ) -> None:
+        """Write the updates of a chunk row by row, without a second matrix of the chunk's size.
+
+        Args:
+            weights: weights of the chunk, (b, d).
+            entries: the chunk's clients, as entries of the call.
+            start_rows: row of the start model of each.
+            task: the call.
+        """
+        for row, entry, start_row in zip(weights, entries, start_rows, strict=True):
+            start = task.start.table[start_row]
+            update = task.out[entry]
+            torch.sub(row, start, out=update)
+            if task.scale is not None:
+                update *= task.scale[entry]
+
+    def _write_together(
+        self,
+        weights: torch.Tensor,
+        entries: Sequence[int],
+        start_rows: torch.Tensor,
+        equal: bool,
+        task: _Task,
+    ) -> None:
+        """Write the updates of a chunk with a number of launches that clients do not change.
+
+        Args:
+            weights: weights of the chunk, (b, d), overwritten.
+            entries: the chunk's clients, as entries of the call.
+            start_rows: row of the start model of each, on the device.
+            equal: whether these are all the same.
+            task: the call.
+        """
+        # one row serves all clients without a copy for each
+        needed = start_rows[:1] if equal else start_rows
+        weights.sub_(task.start.table.index_select(0, needed))
+        if task.scale is not None:
+            scales = [task.scale[entry] for entry in entries]
+            factors = to_device(scales, self.device, self.dtype)
+            weights.mul_(factors[:, None])
+        task.out.index_copy_(0, to_device(entries, self.device), weights)
 
     def _joint_for(self, task: _Task) -> joint_training.Member | None:
         """Return the training that other runs share with this one, or None.
@@ -381,7 +423,7 @@ class LocalTrainer:
         task = request.task
         means = request.means
         plan = task.plan
-        private = self._private(clients, task, weights, means)
+        private = self._private(request)
         chunk = self._schedule(clients, plan, task.step, private)
         params = model.views(weights)
         momenta = None
@@ -391,9 +433,12 @@ class LocalTrainer:
             momenta = self._momenta
             buffers = momenta.start(clients)
             velocity = model.views(buffers)
-        optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
+        steps_of = _of_training(private)
+        trained = steps_of(weights, params)
+        optimizer = build_optimizer(plan.optimizer, trained, plan.lr, plan.momentum, velocity)
         if means is not None:
-            optimizer = _regularized(optimizer, params, model.views(means), task)
+            regularized = steps_of(means, model.views(means))
+            optimizer = _regularized(optimizer, trained, regularized, task)
         span = self._window(model, params, task.plan, task.regularizer)
         if span:
             self._train_in_windows(model, params, chunk, request, optimizer, span)
@@ -406,8 +451,7 @@ class LocalTrainer:
             if private is None:
                 sgd_step(model, active_params, batch, optimizer)
             else:
-                positions = index - chunk.first[:active]
-                private.step(model, active_params, batch, positions, optimizer)
+                private.step(model, active_params, batch, index, chunk.first[:active], optimizer)
         if momenta is not None and buffers is not None:
             momenta.end(clients, buffers)
 
@@ -485,10 +529,11 @@ class LocalTrainer:
                     deferred.step(slice(start, start + width), y, weight, optimizer)
                 deferred.finish()
 
-    def _private(
-        self, clients: Sequence[int], task: _Task, weights: torch.Tensor, means: torch.Tensor | None
-    ) -> DPSGDState | None:
-        """Return the state of DP-SGD from initial weights (b, d); None for plain training."""
+    def _private(self, request: Request) -> DPSGDState | None:
+        """Return the state of DP-SGD of a chunk's clients; None for plain training."""
+        clients = request.clients
+        task = request.task
+        means = request.means
         if not task.plan.private or self.secret is None:
             return None
         from securecluster.training.dp_sgd import DPSGDState
@@ -506,11 +551,12 @@ class LocalTrainer:
             secret=self.secret,
             ids=ids,
             sizes=sizes,
-            weights=weights,
+            weights=request.weights,
             plan=task.plan,
             step=task.step,
             block=block,
             data=digests,
+            equal=request.equal,
         )
 
     def _chunks(
@@ -638,7 +684,7 @@ class LocalTrainer:
             generator = self._randomness.generator("client", number, "dropout", step)
             keys.append(generator.integers(KEY_RANGE, size=steps))
         table = np.stack(keys, 1)
-        return torch.as_tensor(table).to(self.device)
+        return to_device(table, self.device)
 
     @property
     def training_samples(self) -> Samples:
@@ -786,6 +832,19 @@ class LocalTrainer:
         return np.stack(columns, 1)
 
 
+def _of_training(private: DPSGDState | None) -> Callable[[torch.Tensor, Params], Params]:
+    """Return a function of flat parameters and their views: those that the optimizer steps.
+
+    Args:
+        private: state of DP-SGD, which steps all parameters of a GPU at once; None for plain SGD.
+    """
+    if private is None:
+        return lambda flat, views: views
+    from securecluster.training.dp_sgd import stepped
+
+    return stepped
+
+
 def _regularized(optimizer: Optimizer, params: Params, means: Params, task: _Task) -> Optimizer:
     """Return an optimizer of the loss with the task's term for the clients' means.
 
@@ -808,8 +867,8 @@ def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) 
         strength: λ.
     """
     extended = []
-    for digest, row in zip(digests, means, strict=True):
-        contents = row.cpu().numpy().tobytes() + repr(float(strength)).encode()
+    for digest, row in zip(digests, means.cpu(), strict=True):
+        contents = row.numpy().tobytes() + repr(float(strength)).encode()
         extended.append(digest + hashlib.blake2b(contents, digest_size=32).digest())
     return extended
 
@@ -864,7 +923,10 @@ def selected(
     keys = None
     if chunk.keys is not None:
         keys = chunk.keys[step, :active]
-    return Minibatches(_rows(x, index), _rows(y, index), weight, keys), index
+    flat = index.flatten()  # a copy where batches are narrower than the table
+    of_x = x.index_select(0, flat).view(*index.shape, *x.shape[1:])
+    of_y = y.index_select(0, flat).view(*index.shape, *y.shape[1:])
+    return Minibatches(of_x, of_y, weight, keys), index
 
 
 def _rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

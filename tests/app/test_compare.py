@@ -606,6 +606,15 @@ def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str
     assert re.search(
         r" 8 .* 9 .*ε of one client: cfl; ε of one example: cfl", capsys.readouterr().out, re.S
     ), "units are told apart"
+    totals = [
+        {"unit": unit, "protocols": ["cfl"], "epsilon": 1.0, "delta": delta}
+        for unit, delta in (("client", 1e-5), ("example", 1e-6))
+    ]
+    priced = [row | {"dp_unit": "client"}, row | {"dp_unit": "example"}]
+    comparison.show(content | {"protocols": priced, "together": totals})
+    assert "ε of one client, at δ = 1e-05: cfl; ε of one example, at δ = 1e-06: cfl" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 PRIVATE = ["--clip", "0.5", "--model", "linear", "--epochs", "1"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import linkage
 
+from securecluster.clustering.metrics import spread
 from securecluster.runs.plots import curves
 from securecluster.runs.plots.dendrogram import dendrogram
 from securecluster.runs.plots.matrices import graph, relevance, similarity
@@ -87,14 +88,16 @@ def test_squares_show_the_true_clusters_in_the_order_of_the_clients() -> None:
     truth = [5, 3, 3, 3]
     (squares,) = relevance(BETWEEN, LABELS, truth=truth).axes[0].collections
     colours = [to_hex(color) for color in squares.get_facecolor()]
-    # clients 0, 2, 1, 3
-    assert colours[1] == colours[2] == colours[3] != colours[0]
+    # clients 2, 0, 1, 3: within a cluster by true cluster
+    assert colours[0] == colours[2] == colours[3] != colours[1]
     assert [y for _, y in squares.get_offsets()] == [0, 1, 2, 3]
+    marks = relevance(BETWEEN, LABELS, truth=truth).axes[0].get_xticklabels()
+    assert [text.get_text() for text in marks] == ["2", "0", "1", "3"]
     merges = torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average"))
     record = SimpleNamespace(ids=[0, 1, 2, 3], merges=merges, threshold=0.5)
     axes = dendrogram(record, LABELS, truth=truth).axes[0]
     (squares,) = axes.collections
-    odd = [to_hex(color) for color in squares.get_facecolor()].index(colours[0])
+    odd = [to_hex(color) for color in squares.get_facecolor()].index(colours[1])
     assert axes.get_xticklabels()[odd].get_text() == "0"
     assert "true clusters" in axes.get_xlabel()
 
@@ -109,6 +112,41 @@ def test_starts_that_were_given_up_begin_where_the_kept_one_does() -> None:
     assert (list(given_up.get_xdata()), list(given_up.get_ydata())) == ([1, 2], [0.1, 0.2])
     assert (list(kept.get_xdata()), list(kept.get_ydata())) == ([1, 2, 3], [0.3, 0.4, 0.5])
     assert given_up.get_label() == "other starts, given up (1)"
+    assert not axes.collections  # these lines know no spread
+
+
+def test_a_curve_lies_between_the_scores_of_its_clients() -> None:
+    scores = np.array([[0.1, 0.2, 0.4, 0.5, 0.9], [0.3, 0.3, 0.6, 0.8, 1.0]])
+    history = [
+        {"round": t, "accuracy": own.mean(), "splits": [], **spread(own)}
+        for t, own in enumerate(scores, 1)
+    ]
+    history.append({"round": 3, "accuracy": None, "splits": []})  # not evaluated
+    (axes,) = curves.learning(history, "accuracy", "", "").axes
+    everybody, middle = axes.collections
+    for band, lows, highs in (
+        (everybody, [0.1, 0.3], [0.9, 1.0]),
+        (middle, [0.2, 0.3], [0.5, 0.8]),
+    ):
+        (outline,) = band.get_paths()
+        corners = {(float(x), float(y)) for x, y in outline.vertices}
+        assert corners == {*zip((1, 2), lows, strict=True), *zip((1, 2), highs, strict=True)}
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["mean over clients", "all clients", "middle half of clients"]
+    axes.figure.draw_without_rendering()
+    legend = axes.get_legend().get_window_extent()
+    assert not legend.overlaps(axes.get_window_extent())
+
+
+def test_starts_that_were_given_up_have_no_band() -> None:
+    own = spread(np.array([0.1, 0.5, 0.9]))
+    history = [
+        {"round": t, "start": start, "accuracy": 0.5, "splits": [], **own}
+        for t, start in ((1, 0), (2, 0), (3, 1), (4, 1), (5, 1))
+    ]
+    (axes,) = curves.learning(history, "accuracy", "", "").axes
+    for band in axes.collections:
+        assert {x for x, _ in band.get_paths()[0].vertices} == {1, 2, 3}
 
 
 def _graph(edges: list[float], at: float, distance: np.ndarray) -> Any:

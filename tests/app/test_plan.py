@@ -57,8 +57,8 @@ def test_scores_are_those_of_runs_on_the_stand_ins(outlook: Outlook) -> None:
     line = outlook.forecasts[3]
     assert line.accuracy == pytest.approx(sum(scores) / 2)
     assert line.accuracy_least == pytest.approx(min(scores))
-    assert line.accuracy_high == pytest.approx(min(1, max(scores) + plans.MARGIN["accuracy"]))
-    assert line.accuracy_low == pytest.approx(max(0, min(scores) - plans.MARGIN["accuracy"]))
+    ends = interval(scores, "accuracy", power="no noise", own=False)
+    assert (line.accuracy_low, line.accuracy_high) == pytest.approx(ends)
 
 
 def test_what_looks_for_no_clusters_has_no_ari(outlook: Outlook) -> None:
@@ -75,9 +75,41 @@ def test_an_interval_with_noise_spans_half_and_twice_the_epsilon() -> None:
 
 
 def test_an_interval_stays_within_what_a_score_can_be() -> None:
-    assert interval([1.0, 0.95], "ari") == (pytest.approx(0.95 - plans.MARGIN["ari"]), 1.0)
-    assert interval([0.0], "accuracy") == (0.0, plans.MARGIN["accuracy"])
-    assert interval([None], "ari") == (None, None)
+    told: dict[str, Any] = {"power": "clusters carries", "own": True}
+    margin = plans.MARGINS["ari", False]
+    assert interval([1.0, 0.95], "ari", **told) == (pytest.approx(0.95 - margin), 1.0)
+    assert interval([0.0], "ari", **told) == (-0.25, margin)
+    # what simulations did is in it in any case
+    assert interval([-0.3], "ari", **told)[0] == -0.3
+    assert interval([None], "ari", **told) == (None, None)
+    for accuracy in (0.0, 0.01, 0.99, 1.0):
+        low, high = interval([accuracy], "accuracy", **told)
+        assert low is not None and high is not None
+        assert 0 <= low <= accuracy <= high <= 1
+
+
+def test_an_interval_is_narrower_where_stand_ins_are_a_good_guide() -> None:
+    def width(values: list[float], score: str, power: str, own: bool) -> float:
+        low, high = interval(values, score, power=power, own=own)
+        assert low is not None and high is not None
+        return high - low
+
+    lost = "clusters drowned, training carries"
+    sure = plans.MARGINS["ari", True]
+    assert width([0.1], "ari", lost, False) == pytest.approx(2 * sure)
+    # the check alone, or the stand-ins alone, are no such proof
+    assert width([0.3], "ari", lost, False) > 2 * sure
+    assert width([0.1], "ari", "clusters doubtful, training drowned", False) > 2 * sure
+    assert width([0.5], "accuracy", lost, True) < width([0.5], "accuracy", lost, False)
+    # by logits: less room near the ends
+    assert width([0.95], "accuracy", lost, True) < width([0.5], "accuracy", lost, True) / 2
+    middle = 1 / (1 + math.exp(plans.MARGINS["accuracy", True]))
+    assert interval([0.5], "accuracy", power=lost, own=True)[0] == pytest.approx(middle)
+
+
+def test_a_sample_that_is_handed_in_is_the_clients_own_kind() -> None:
+    assert not public_sample("digits").like((12, 12), 5).own
+    assert public_sample((np.eye(10, dtype=np.float32), np.arange(10))).own
 
 
 @pytest.mark.parametrize(
@@ -111,6 +143,8 @@ def test_the_least_epsilon_suffices_and_the_one_before_does_not() -> None:
     ).forecasts
     assert at[0].ari is not None and at[1].ari is not None
     assert at[0].ari < 0.9 <= at[1].ari == answer.ari
+    # the same prediction as the other way round
+    assert (answer.ari_low, answer.ari_high) == (at[1].ari_low, at[1].ari_high)
     assert f"signature: ε {answer.value:.3g}" in repr(found)
 
 
@@ -120,10 +154,11 @@ def test_the_head_of_a_search_names_what_is_given() -> None:
         ("clients", "clients with 20 samples each:"),
         ("samples", "8 clients:"),
     ):
-        answer = plans.Need("cfl", find, None, 384, 0.5)
+        answer = plans.Need("cfl", find, None, 384, 0.5, "client", 1e-5)
         lines = Outlook(8, 20, needs=(answer,)).lines()
+        assert lines[-1] == "ε of one client, at δ = 1e-05: cfl"
         assert lines[0].startswith(head)
-        assert "up to 384 suffices (mean ARI 0.50 there)" in lines[1]
+        assert "up to 384 suffices (ARI 0.50 there)" in lines[1]
 
 
 def test_stand_ins_have_the_size_of_the_clients_and_only_public_rows() -> None:
@@ -178,6 +213,28 @@ def test_a_frame_and_a_picture_have_all_forecasts(outlook: Outlook) -> None:
     assert [panel.get_ylabel() for panel in panels] == ["ARI", "accuracy"]
     (drawn, _) = panels[1].get_lines()
     assert list(drawn.get_ydata()) == [outlook.forecasts[0].accuracy]
+    assert {panel.get_xlabel() for panel in panels} == {"ε of a run for one client, at δ = 1e-05"}
+    assert list(outlook.to_frame().dp_unit) == ["client"] * 4
+
+
+def test_epsilon_of_a_client_and_of_an_example_share_no_axis() -> None:
+    made = plan(["fedavg", "cfl:dp-unit=example"], epsilon=[4, 16], **SMALL)
+    assert [(line.dp_unit, line.delta) for line in made.forecasts] == [
+        ("client", 1e-5), ("client", 1e-5), ("example", 1e-5), ("example", 1e-5),
+    ]  # fmt: skip
+    text = repr(made)
+    assert "\nε of one client, at δ = 1e-05: fedavg\n" in text
+    assert "\nε of one example, at δ = 1e-05: cfl:dp-unit=example\n" in text
+    figure = securecluster.plot.plan(made)
+    drawn = [panel for panel in figure.axes if panel.get_lines()]
+    assert [(panel.get_xlabel(), panel.get_ylabel()) for panel in drawn] == [
+        ("ε of a run for one client, at δ = 1e-05", "accuracy"),
+        ("ε of a run for one example, at δ = 1e-05", "ARI"),
+        ("ε of a run for one example, at δ = 1e-05", "accuracy"),
+    ]
+    assert all(len(panel.get_lines()) == 1 for panel in drawn)
+    with pytest.raises(UsageError, match="share no axis"):
+        securecluster.plot.plan(made, ax=figure.axes[0])
 
 
 def test_the_command_prints_the_table_and_leaves_files(

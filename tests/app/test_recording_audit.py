@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from securecluster import Federation, LabelSplit, load, open_transcript
+from securecluster import Federation, ForeignModel, LabelSplit, load, open_transcript
 from securecluster.app import audit_summary
 from securecluster.app.audit import RUN, Finding
 from securecluster.app.cli import main
@@ -112,6 +112,17 @@ def app(folder: Path, federation: Federation, facts: TrainingFacts = FACTS) -> C
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=2)
     return clients
+
+
+def untrained(arrays: Any, x: Any, y: Any, call: Any) -> Any:
+    """Return the arrays: an audit of a recording trains nothing."""
+    return arrays
+
+
+def scores(arrays: Any, x: Any) -> Any:
+    """Return the logits of `Net`."""
+    weights, bias = arrays
+    return x.reshape(len(x), -1) @ weights.T + bias
 
 
 def found(findings: list[Finding]) -> dict[str, Finding]:
@@ -254,3 +265,46 @@ def test_declared_noise_is_priced_where_its_parameters_are_known(
     assert "against the server over 2 rounds" in sentence
     unpriced = price(Recording.read(tmp_path / "b" / "server"))
     assert "unpriced: it takes clip, placement, delta" in unpriced
+
+
+def test_a_model_of_another_framework_is_attacked_as_far_as_its_functions_go(
+    tmp_path: Path, federation: Federation
+) -> None:
+    clients = app(tmp_path, federation)
+    start = [np.zeros((10, 64), np.float32), np.zeros(10, np.float32)]
+    by_outputs = ["membership-loss-threshold", "label-counts", "source-inference"]
+    attacks = ["linkage", "gradient-inversion-dlg", *by_outputs]
+
+    def tried(outputs: Any) -> dict[str, Finding]:
+        results = audit_recording(
+            tmp_path / "server",
+            federation,
+            model=ForeignModel(start, untrained, outputs),
+            partitions=clients.partition,
+            attacks=attacks,
+        )
+        return found(results.findings[RUN])
+
+    silent = tried(None)
+    for name in by_outputs:
+        reason = silent[name].reason
+        assert reason.startswith("not applicable: this needs outputs of the clients' models")
+        assert reason.endswith("give outputs=, of (arrays, x)") and not silent[name].trace
+    telling = tried(scores)
+    for some in (silent, telling):
+        assert some["linkage"].verdict == BETTER
+        assert "through which no gradient is taken" in some["gradient-inversion-dlg"].reason
+    # what torch's own network scores
+    own = audit_recording(
+        tmp_path / "server", federation, model=Net(), partitions=clients.partition,
+        attacks=by_outputs,
+    )  # fmt: skip
+    for name, finding in found(own.findings[RUN]).items():
+        mine = telling[name].score
+        assert mine is not None and finding.score is not None, telling[name]
+        assert mine.value == pytest.approx(finding.score.value, abs=1e-6)
+    with pytest.raises(UsageError, match="give the app's network"):
+        audit_recording(
+            tmp_path / "server", federation, model=ForeignModel(start[:1], untrained),
+            partitions=clients.partition,
+        )  # fmt: skip

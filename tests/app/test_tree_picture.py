@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.runs.plots.curves import draw, separation
+from securecluster.runs.plots.curves import draw, separation, title_of
 from securecluster.runs.plots.matrices import similarity
 from securecluster.runs.plots.parameter_tree import WIDEST, few, positions, tree
 
@@ -83,6 +83,7 @@ def test_boxes_do_not_overlap_and_stay_inside(kind: str) -> None:
     clients, cuts = TREES[kind]
     nodes = grown(clients, cuts)
     told = content(clients, 1 + len(cuts), fallback={"nodes": [0] * (1 + len(cuts))})
+    told["truth"] = [client % 3 for client in range(clients)]
     made = tree(nodes, told | {"names": [f"hospital-number-{i}" for i in range(clients)]})
     made.draw_without_rendering()
     (axes,) = made.axes
@@ -103,6 +104,10 @@ def test_each_box_says_what_its_node_is() -> None:
     assert texts[2] == "node 2: 10 clients\n10 11 12 13 14 15 16 …\nsplit in round 30"
     assert texts[3] == "node 3: 5 clients\n0 1 2 3 4\ncluster 0: accuracy 0.900"
     assert texts[4] == "node 4: 5 clients\n5 6 7 8 9\ncluster 2: accuracy 0.902\nhas node 1's model"
+    known = content(20, 4, truth=[0] * 5 + [1] * 7 + [2] * 8)
+    texts = [text.get_text() for text in tree(nodes, known).axes[0].texts]
+    assert texts[3].endswith("\ntrue cluster 0") and texts[5].endswith("\n2 true clusters")
+    assert "true" not in texts[0] + texts[1] + texts[2], "only of leaves"
     bare = content(1, 1)
     bare["metrics"]["accuracy"]["per_cluster"] = [None]
     assert [t.get_text() for t in tree(grown(1, []), bare).axes[0].texts] == [
@@ -130,6 +135,15 @@ def test_a_row_keeps_its_order_and_its_distance(cuts: list[tuple[int, float]]) -
 
     walk(0, 0)
     assert all(right - left >= 1 - 1e-9 for row in rows.values() for left, right in pairwise(row))
+
+
+def test_the_title_of_a_run_has_room_above_a_single_box() -> None:
+    told = content(100, 1, labels=[0] * 100, scenario="client-dirichlet")
+    picture = tree(grown(100, []), told)
+    title = picture.suptitle(title_of(told), fontsize=11)
+    picture.draw_without_rendering()
+    box = title.get_window_extent()
+    assert picture.bbox.x0 < box.x0 and box.x1 < picture.bbox.x1
 
 
 def test_names_of_any_length_are_cut_to_a_box() -> None:

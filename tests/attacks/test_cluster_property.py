@@ -79,7 +79,6 @@ def test_the_models_read_are_the_clusters_own(clustered: FLHC) -> None:
         assert torch.allclose(models[cluster], own, atol=1e-6)
 
 
-@pytest.mark.exhaustive
 def test_the_rotation_of_a_cluster_is_that_of_which_its_model_knows_digits() -> None:
     turned = digits(scenario=Rotation(clusters=2), clients=8, samples=40)
     upright = Federation.simulate("digits", scenario=Iid(), clients=4, samples=40, seed=7)

@@ -245,7 +245,6 @@ def test_every_rule_has_a_guard_that_can_be_removed() -> None:
     assert set(GUARDS) == set(RULES)
 
 
-@pytest.mark.few(10)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_holds_and_says_why(rule: str) -> None:
     probed = RULES[rule]()
@@ -253,7 +252,6 @@ def test_a_rule_holds_and_says_why(rule: str) -> None:
     assert SAID.get(rule, "") in str(probed.refusal)
 
 
-@pytest.mark.few(10)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_without_its_guard_is_reported_as_broken(
     rule: str, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,27 @@ def test_the_picture_of_the_readme_has_five_methods_with_intervals(
     assert min(sizes) >= 12, "a phone shows half of it"
 
 
+def test_pictures_of_pages_are_drawn_of_their_tables_and_are_linked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: dict[str, Any] = {}
+
+    def keep(path: Path, figure: Any) -> Path:
+        drawn[path.name] = figure
+        return path
+
+    monkeypatch.setattr("securecluster.runs.plots.figure.save", keep)
+    noise.main(["--picture"])
+    page = Path("docs/evidence/noise.md").read_text()
+    assert len(drawn) == 5
+    for name in drawn:
+        assert f"benchmarks/results/{name})" in page or f"benchmarks/results/{name}\n" in page
+    there = {path.name for path in noise.RESULTS.glob("noise*.png")} | {"methods.png"}
+    assert there == set(drawn), "no other picture lies there"
+    (left, right) = drawn["noise_digits_updates_over_epsilon.png"].axes
+    assert left.get_xlabel() == right.get_xlabel() == "ε of a run for one client, at δ = 1e-05"
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Results in a folder of their own, a tiny grid, and no pictures."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from benchmarks import plan
-from securecluster.app import plan as plans
 
 
 def row(**changes: Any) -> dict[str, str]:
     """Return a line of the sheet of a run that found its clusters."""
     values = {
         "part": plan.HELD_OUT, "number": "0", "protocol": "cfl", "data": "mnist",
-        "public": "digits", "epsilon": "8", "status": "done", "ari": "1", "ari_least": "0.5",
+        "public": "digits", "epsilon": "8", "power": "no noise", "status": "done",
+        "ari": "1", "ari_least": "0.5",
         "ari_most": "1", "ari_happened": "1", "accuracy": "0.7", "accuracy_least": "0.6",
         "accuracy_most": "0.8", "accuracy_happened": "0.75",
     }  # fmt: skip
@@ -22,9 +23,11 @@ def row(**changes: Any) -> dict[str, str]:
 
 
 def test_no_setting_is_in_both_parts_and_each_protocol_in_both() -> None:
-    parts = {name: plan.drawn(name) for name in (plan.CALIBRATION, plan.HELD_OUT)}
-    seeds = [{cell["seed"] for cell in cells} for cells in parts.values()]
-    assert not seeds[0] & seeds[1]
+    parts = {name: plan.drawn(name) for name in plan.PARTS}
+    seeds = [cell["seed"] for cells in parts.values() for cell in cells]
+    assert len(seeds) == len(set(seeds))
+    pairs = [set(plan.PAIRS[name]) for name in (plan.CALIBRATION, plan.HELD_OUT)]
+    assert not pairs[0] & pairs[1]
     for name, cells in parts.items():
         assert len(cells) == plan.DRAWS[name][1]
         assert {cell["protocol"] for cell in cells} == set(plan.PROTOCOLS)
@@ -35,9 +38,10 @@ def test_no_setting_is_in_both_parts_and_each_protocol_in_both() -> None:
     ("score", "happened", "covered", "short"),
     [
         ("ari", 0.5, 1, 0.0),
-        ("ari", 0.5 - plans.MARGIN["ari"] - 0.01, 0, plans.MARGIN["ari"] + 0.01),
-        ("accuracy", 0.8 + plans.MARGIN["accuracy"] - 0.01, 1, plans.MARGIN["accuracy"] - 0.01),
-        ("accuracy", 0.8 + plans.MARGIN["accuracy"] + 0.01, 0, plans.MARGIN["accuracy"] + 0.01),
+        ("ari", 0.5 - plan.TESTED["ari", False] + 0.01, 1, plan.TESTED["ari", False] - 0.01),
+        ("ari", 0.5 - plan.TESTED["ari", False] - 0.01, 0, plan.TESTED["ari", False] + 0.01),
+        ("accuracy", 0.87, 1, 0.515),
+        ("accuracy", 0.89, 0, 0.704),
     ],
 )
 def test_an_interval_covers_up_to_its_margin(
@@ -46,7 +50,29 @@ def test_an_interval_covers_up_to_its_margin(
     lines = plan.judged([row(**{f"{score}_happened": str(happened)})])
     (line,) = [line for line in lines if line["score"] == score]
     assert line["covered"] == covered
+    # of accuracies in logits
     assert float(line["short_by"]) == pytest.approx(short, abs=1e-3)
+
+
+def test_a_margin_is_the_conformal_quantile() -> None:
+    short = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    # of nine the largest covers nine tenths of what comes next, and fewer are no proof
+    assert plan.quantile(short) == 0.8
+    assert plan.quantile(short[:8]) == math.inf
+    assert plan.quantile([*short, 0.9, 1.0]) == 1.0
+    assert plan.quantile([*short] * 3) == 0.8
+
+
+def test_a_data_set_is_judged_by_margins_of_the_others() -> None:
+    # ten runs of one data set that ended as simulated, and ten of another that were far off
+    near = [row(data="mnist", ari_happened="0.5") for _ in range(10)]
+    far = [row(data="femnist", ari_happened="0.2") for _ in range(10)]
+    found = {
+        line["data"]: line["covered"]
+        for line in plan.left_out([*near, *far])
+        if line["score"] == "ari"
+    }
+    assert found == {"mnist": True, "femnist": False}
 
 
 def test_baselines_have_accuracy_alone_and_what_was_not_run_nothing() -> None:
@@ -63,7 +89,8 @@ def test_images_of_the_sample_are_no_clients(monkeypatch: pytest.MonkeyPatch) ->
 
     count = plan.PUBLIC_ROWS + 200
     x = np.arange(count, dtype=np.float32)[:, None]
-    made = Source("made", 2, (1,), ArrayPool(x, np.arange(count) % 2))
+    pool = ArrayPool(x, np.arange(count) % 2)
+    made = Source("made", 2, (1,), pool, pool)
     monkeypatch.setitem(plan.SOURCES, "made", lambda: made)
     (images, _), private = plan.parted("made")
     assert len(images) == plan.PUBLIC_ROWS

@@ -45,7 +45,7 @@ def test_a_seed_that_is_not_whole_does_not_count() -> None:
 
 def test_the_grid_gives_everything_that_the_rule_chooses() -> None:
     settings = target.settings_of(target.HELD_OUT)
-    assert len(settings) == len(target.OF_OTHERS) + target.DRAWN
+    assert len(settings) == len(target.OF_OTHERS) + target.DRAWS[target.HELD_OUT][1]
     for setting in settings.values():
         grid = target.grid_of(setting)
         assert len(grid) == len({str(options) for options in grid}) >= 3
@@ -53,7 +53,17 @@ def test_the_grid_gives_everything_that_the_rule_chooses() -> None:
     assert not settings.keys() & target.settings_of(target.DEVELOPMENT).keys() - {"hidden"}
 
 
-@pytest.mark.parametrize("part", [target.DEVELOPMENT, target.HELD_OUT])
+def test_new_settings_have_clients_and_seeds_of_their_own() -> None:
+    clients = {
+        part: {(s.clients, s.shift) for s in target.settings_of(part).values() if s.clients < 21}
+        for part in target.PARTS
+    }
+    assert len(target.settings_of(target.NEW)) == 15
+    assert len(set(target.FIRST_SEED.values())) == len(target.PARTS)
+    assert not clients[target.NEW] & (clients[target.HELD_OUT] | clients[target.DEVELOPMENT])
+
+
+@pytest.mark.parametrize("part", target.PARTS)
 def test_each_setting_has_its_default_first(part: str) -> None:
     cells = target.cells(part, 1)
     defaults = [cell for cell in cells if cell["options"] == target.DEFAULT]

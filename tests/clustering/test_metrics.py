@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from securecluster.clustering.metrics import agreement, mean
+from securecluster.clustering.metrics import agreement, mean, spread
 
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -64,3 +64,13 @@ def test_the_mean_leaves_out_clients_without_test_data() -> None:
     assert mean(np.array([0.0])) == 0.0
     assert mean(np.array([np.nan, np.nan])) is None
     assert mean(np.array([])) is None
+
+
+def test_the_spread_is_of_clients_with_test_data() -> None:
+    scores = np.array([np.nan, 0.9, 0.1, 0.5, 0.3, 0.7])
+    expected = {"lowest": 0.1, "lower_quartile": 0.3, "upper_quartile": 0.7, "highest": 0.9}
+    assert spread(scores) == expected
+    assert spread(np.array([np.nan])) == {}
+    assert set(spread(np.array([0.5])).values()) == {0.5}
+    # perplexities
+    assert spread(np.array([np.inf, np.inf, 2.0]))["highest"] == np.inf

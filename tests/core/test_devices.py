@@ -1,18 +1,9 @@
-"""A device that exists in name only: what lies on it refuses to meet main memory, and rounds
-differently.
-
-Its tensors are computed in main memory. As on CUDA, it is an error to combine them with a CPU
-tensor, to turn them into numpy, or to index a CPU tensor by them; and their products and sums
-differ from the CPU's in the last places, so numbers are equal bit for bit only if they were
-computed in the same place. This does not show that CUDA has a kernel for an operation, or that the
-kernel is deterministic or right: `benchmarks.gpu` does, where there is a GPU.
-"""
+"""Runs on the pretended device of `pretended` equal those on the CPU, resume and replay."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cases import Protocol
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from pretended import NAME, PRETENDED, Placed, pretending
 
 from securecluster import Federation, protocols
 from securecluster.core import devices
@@ -42,154 +31,6 @@ from securecluster.privacy.masking import masks
 from securecluster.runs import carry_out, endpoints, server_half
 from securecluster.runtime import chunks
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-NAME = "meta"  # the one device besides the CPU that every torch knows
-PRETENDED = torch.device(NAME)
-aten: Any = torch.ops.aten
-
-# Operations that take tensors of both places on CUDA: copies, and indices from main memory.
-COPIES = {aten.copy_.default, aten._to_copy.default}
-INDEXED = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-}
-# Operations that round differently on the pretended device.
-ROUNDED = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.baddbmm_, aten.sum, aten.mean}
-ROUNDED |= {aten.convolution, aten._softmax, aten.linalg_vector_norm, aten.sqrt, aten.log, aten.cos}
-FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
-SUBSCRIPTS = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
-
-
-class Placed(torch.Tensor):
-    """A tensor that says it lies on the pretended device; `held` has its numbers."""
-
-    held: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, held: torch.Tensor) -> Placed:
-        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            held.shape,
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            device=PRETENDED,
-        )
-        made.held = held
-        return made  # type: ignore[no-any-return]
-
-    def __repr__(self, **_: Any) -> str:
-        return f"Placed({self.held!r})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        found: torch.Tensor = Placed(self.held.detach().clone())
-        if isinstance(self, torch.nn.Parameter):
-            found = torch.nn.Parameter(found, self.requires_grad)
-        memo[id(self)] = found
-        return found
-
-    def tolist(self) -> Any:
-        return self.detach().cpu().tolist()
-
-    def numpy(self, **_: Any) -> Any:
-        raise TypeError("a tensor on the pretended device cannot become numpy: use .cpu() first")
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.numpy()
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(func, args, kwargs or {})
-
-
-def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute one operation in main memory; refuse tensors of two places."""
-    _check_places(func, args, kwargs)
-    given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Placed)]
-    to = kwargs.get("device")
-    there = bool(given) if to is None else torch.device(to).type == NAME
-    if func is aten.copy_.default:
-        there = isinstance(args[0], Placed)
-    if to is not None:
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    bare_args, bare_kwargs = tree_map(_bare, (args, kwargs))
-    found = func(*bare_args, **bare_kwargs)
-    if not there:
-        return found
-    if func.overloadpacket in ROUNDED and found.is_floating_point():
-        found.mul_(1 + 8 * torch.finfo(found.dtype).eps)
-    known = {id(v.held): v for v in given}
-
-    def wrapped(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or isinstance(value, Placed):
-            return value
-        return known.get(id(value)) if id(value) in known else Placed(value)
-
-    return tree_map(wrapped, found)
-
-
-def _check_places(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    others = [v for v in tensors if not isinstance(v, Placed)]
-    if any(v.device.type == NAME for v in others):
-        raise RuntimeError(
-            f"{func}: a tensor without numbers: this harness does not know how it was made"
-        )
-    apart = [v for v in others if v.ndim]  # CUDA takes single numbers from main memory
-    if func in INDEXED and isinstance(args[0], Placed):
-        indices = {id(v) for v in args[1] if v is not None}
-        apart = [v for v in apart if id(v) not in indices]
-    if apart and len(others) < len(tensors) and func not in COPIES:
-        shapes = [tuple(v.shape) for v in apart]
-        raise RuntimeError(
-            f"{func}: expected all tensors on the same device, {shapes} lie in main memory"
-        )
-
-
-def _bare(value: Any) -> Any:
-    return value.held if isinstance(value, Placed) else value
-
-
-class _Operations(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        to = kwargs.get("device")
-        made_there = to is not None and torch.device(to).type == NAME
-        if made_there or any(isinstance(v, Placed) for v in tree_leaves((args, kwargs))):
-            return _run(func, args, kwargs)
-        return func(*args, **kwargs)
-
-
-class _Factories(TorchFunctionMode):
-    """What torch makes of Python's numbers before it asks its dispatcher."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.Tensor.new_tensor:
-            like, *rest = args
-            made = torch.tensor(*rest, **{"dtype": like.dtype, **kwargs, "device": "cpu"})
-            return made.to(kwargs.get("device", like.device))
-        to = kwargs.get("device")
-        if func in FROM_DATA and to is not None and not isinstance(args[0], torch.Tensor):
-            return func(*args, **{**kwargs, "device": "cpu"}).to(to)
-        if func in SUBSCRIPTS and isinstance(args[0], Placed):
-            args = (args[0], _subscript(args[1]), *args[2:])
-        return func(*args, **kwargs)
-
-
-def _subscript(index: Any) -> Any:
-    """Turn lists into tensors: torch would look for their numbers on the device."""
-    if isinstance(index, list):
-        return torch.tensor(index, dtype=None if index else torch.long)
-    return tuple(map(_subscript, index)) if isinstance(index, tuple) else index
-
-
-@contextmanager
-def pretending() -> Iterator[None]:
-    with _Factories(), _Operations():
-        yield
 
 
 @pytest.fixture
@@ -394,6 +235,8 @@ def test_mechanisms_elsewhere() -> None:
         return [sketch.forward(x, 1), clip.forward(x, 1), noised]
 
     here = released(rows)
+    # the rows of a device have streams of their own, which the CPU can compute
+    draws.noise_together([4, 5, 6], "row", 1, here[2].copy_(rows), 0.5, 1.0)
     coded = {name: code.decode(code.forward(rows, 1)) for name, code in codes.items()}
     with pretending():
         far = rows.to(PRETENDED)
@@ -444,19 +287,23 @@ def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
     plan = LocalTraining(lr=0.1, epochs=1, batch_size=3, steps=2, momentum=0.5, clip=clip)
     secret = NoiseStreams(lambda client: bytes(32), "run")
 
-    def trained(device: torch.device) -> torch.Tensor:
+    def trained(device: torch.device, plan: LocalTraining) -> torch.Tensor:
         cohort = LocalTrainer(federation, flat, Randomness(0), device, torch.float64, secret=secret)
         updates = cohort.train(Rows(cohort.start[None], (0, 0, 0)), range(3), plan, 1)
         assert cohort.loss(Rows(cohort.start[None] + updates), range(3)).shape == (3,)
         return updates.cpu()
 
     # batches of DP-SGD are drawn from the bits of a client's samples, which are the same everywhere
-    if clip:
-        plan = replace(plan, noise=0.1)
-    here = trained(torch.device("cpu"))
+    here = trained(torch.device("cpu"), plan)
     with pretending():
-        there = trained(PRETENDED)
+        there = trained(PRETENDED, plan)
     torch.testing.assert_close(there, here, rtol=1e-9, atol=1e-11)
+    if clip:  # a device has noise of its own
+        noisy = replace(plan, noise=0.1)
+        with pretending():
+            once, again = trained(PRETENDED, noisy), trained(PRETENDED, noisy)
+        assert torch.equal(once, again)
+        assert once.isfinite().all() and (once - there).std() > 1e-4
 
 
 def test_a_gpu_computes_float32_alike_every_time_and_settings_are_put_back() -> None:
@@ -471,6 +318,25 @@ def test_a_gpu_computes_float32_alike_every_time_and_settings_are_put_back() -> 
         assert torch.get_deterministic_debug_mode() == 1
         raise UsageError("stop")
     assert (settings(), torch.get_deterministic_debug_mode()) == (before, mode)
+
+
+def test_numbers_go_to_a_gpu_from_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.tolist())
+        return tensor
+
+    def to(tensor: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+        assert non_blocking == (device.type == "cuda")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    for name in ("cpu", "cuda"):
+        found = devices.to_device([1, 2], torch.device(name), torch.float64)
+        assert found.dtype == torch.float64
+    assert pinned == [[1.0, 2.0]]
 
 
 def test_drawing_a_model_leaves_the_generators_of_devices_alone(

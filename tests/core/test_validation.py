@@ -14,6 +14,7 @@ from securecluster.core.validation import (
     Number,
     OneOf,
     check_ranges,
+    check_whole_value,
 )
 from securecluster.errors import UsageError
 
@@ -80,3 +81,11 @@ def test_names_of_a_registry_are_those_that_it_has_when_they_are_checked() -> No
         valid.check(Options(), "kind")
     registry["b"] = 2
     valid.check(Options(), "kind")
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "2", None])
+def test_what_is_no_whole_number_is_refused_by_its_name(value: object) -> None:
+    check_whole_value("seeds", -2)
+    sentence = f"seeds = {value!r} is not possible: it is a whole number"
+    with pytest.raises(UsageError, match=f"^{sentence}$"):
+        check_whole_value("seeds", value)

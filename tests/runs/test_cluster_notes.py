@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from securecluster import Federation, Iid, LabelPermutation, LabelSwap
 from securecluster.app.cli import main
 from securecluster.errors import SecureClusterWarning
-from securecluster.protocols import CFL, FLHC, CLoVE, FedAvg, Hidden, Settings, Signature
+from securecluster.protocols import CFL, FLHC, IFCA, CLoVE, FedAvg, Hidden, Settings, Signature
 from securecluster.runs.cluster_differences import alike, clients_differ
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -165,3 +166,80 @@ def test_blocks_on_rays_actors_say_the_same() -> None:
     blocks = CFL(**made).fit(federation, Settings(engine="ray", workers=2))
     assert one.warning_ is not None and "they differ" in one.warning_
     assert blocks.warning_ == one.warning_
+
+
+def private(method: Any, federation: Federation, **options: Any) -> str | None:
+    """Return what a run with noise, of the unit example, says in the end."""
+    given: dict[str, Any] = {"dp_unit": "example", "model": "linear", "rounds": 12, **options}
+    said: str | None = method(**given).fit(federation, Settings(keys_from_seed=True)).warning_
+    return said
+
+
+def test_after_a_private_run_noise_is_named_where_the_check_took_clusters_for_lost() -> None:
+    drowned: dict[str, Any] = {"dp_unit": "client", "clip": 1.0, "noise": 0.3, "epochs": 1}
+    federation = digits(LabelSwap(4), 12, 60)
+    one = private(FLHC, federation, threshold=1e9, **drowned)
+    assert one is not None and "one cluster" in one
+    assert "noise is the likeliest reason, since the power check took clusters for lost" in one
+    several = private(IFCA, federation, k=4, starts=1, **{**drowned, "noise": 0.2})
+    assert several is not None and "most likely of noise alone" in several
+
+
+def test_after_a_private_run_few_samples_are_named_where_noise_is_hardly_the_reason() -> None:
+    said = private(FLHC, digits(LabelSwap(4), 40, 12), clip=1.0, noise=0.05, pre_rounds=5)
+    assert said is not None and "noise" not in said
+    assert (
+        "too few samples are the likeliest reason (12 samples of 10 classes, a client's median)"
+        in said
+    )
+
+
+def test_after_a_private_run_small_clusters_of_few_samples_are_named() -> None:
+    federation = digits(LabelSwap(4), 40, 12)
+    options: dict[str, Any] = {"clip": 1.0, "noise": 0.05, "pre_rounds": 5, "threshold": 0.01}
+    said = private(FLHC, federation, **options)
+    assert said is not None and "have fewer than 4 clients on average" in said
+    assert "too few samples are the likeliest reason (12 samples" in said
+    enough = private(FLHC, digits(LabelSwap(4), 12, 80), **options)
+    assert enough is None
+
+
+def test_after_a_private_run_one_cluster_by_signatures_has_its_reason() -> None:
+    federation = digits(Iid(), 12, 80)
+    options: dict[str, Any] = {"clip": 1.0, "noise": 0.3}
+    options |= {"signature": "gradient", "signature_noise": 0.3}
+    said = private(CFL, replace(federation, truth=None), **options)
+    assert said is not None and "all 12 clients ended in one cluster; most likely" in said
+    # where one is right, and where a method looks for none, nothing is said
+    assert private(CFL, federation, **options) is None
+    assert private(FedAvg, replace(federation, truth=None), clip=1.0, noise=0.3) is None
+
+
+def test_after_a_private_run_no_clusters_are_the_reason_where_nothing_else_is() -> None:
+    federation = replace(digits(Iid(), 12, 80), truth=None)
+    said = private(FLHC, federation, clip=1.0, noise=0.3, pre_rounds=5)
+    assert said is not None and "most likely there are no other clusters" in said
+    # numbers of samples are private where whole clients are, and nothing is said of them
+    unknown = private(
+        FLHC, federation, clip=1.0, noise=0.001, dp_unit="client", pre_rounds=5, threshold=1e9
+    )
+    assert unknown is not None
+    assert "there may be no clusters, or too few samples to tell them" in unknown
+
+
+def test_after_a_private_run_doubt_is_said_as_doubt() -> None:
+    said = private(
+        FLHC, digits(LabelSwap(4), 12, 60), clip=1.0, noise=0.1, dp_unit="client", threshold=1e9
+    )
+    assert said is not None
+    assert "noise may be the reason: the power check was in doubt about clusters" in said
+
+
+def test_after_a_private_run_that_found_its_clusters_nothing_is_said() -> None:
+    assert private(FLHC, digits(LabelSwap(4), 12, 80), clip=1.0, noise=0.1, pre_rounds=5) is None
+
+
+def test_a_private_run_at_chance_says_that_training_was_lost() -> None:
+    said = private(FedAvg, digits(Iid(), 8, 20), clip=1.0, noise=10.0, dp_unit="client", epochs=1)
+    assert said is not None and "no better than chance" in said
+    assert "noise is the likeliest reason, since the power check took training for lost" in said

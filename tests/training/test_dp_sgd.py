@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pretended import PRETENDED, pretending
 from scipy import stats
 from torch import nn
 
@@ -73,6 +74,48 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 
 def close(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def test_noise_on_a_device_is_new_each_step_and_belongs_to_the_sums() -> None:
+    def drawn(value: float, start: float = 0.0) -> list[torch.Tensor]:
+        weights = torch.full((2, 30), start, dtype=torch.float64)
+        plan = LocalTraining(0.3, 2, 10, clip=0.5, noise=1.0)
+        with pretending():
+            state = DPSGDState(
+                Keys(), [0, 1], [20, 9], weights.to(PRETENDED), plan, 1, 1, [b"a", b"b"]
+            )
+            found = []
+            for clients in (2, 1):  # the second has no more batches
+                sums = torch.full((clients, 30), value, dtype=torch.float64)
+                there = sums.to(PRETENDED)
+                state.add_noise(there)
+                found += list(there.cpu() - value)
+        return found
+
+    once = drawn(0.0)
+    for noise, batch in zip(once, (10, 9, 10), strict=True):  # σ = z C / (q n)
+        assert 0.6 < noise.std() * batch / 0.5 < 1.5
+    assert all(torch.equal(noise, again) for noise, again in zip(once, drawn(0.0), strict=True))
+    every = [*once, *drawn(0.5), *drawn(0.0, start=1.0)]
+    assert len({tuple((noise * 2**20).round().tolist()) for noise in every}) == len(every)
+
+
+def test_steps_on_a_device_begin_from_no_sums_also_with_empty_batches() -> None:
+    draw = np.random.default_rng(0)
+    arrays = {"a": (draw.random((25, 36)).astype(np.float32), draw.integers(3, size=25))}
+    federation = Federation.from_arrays(arrays, test={"a": ([], [])}, classes=3, seed=0)
+    flat = FlatModel(NETWORKS["mlp"](36, 3))
+    plan = LocalTraining(0.1, 1, 1, steps=12, clip=0.5)
+
+    def trained(device: torch.device) -> torch.Tensor:
+        cohort = LocalTrainer(federation, flat, Randomness(0), device, torch.float64, secret=Keys())
+        return cohort.train(Rows(cohort.start[None], (0,)), [0], plan, 1).cpu()
+
+    here = trained(CPU)
+    with pretending():
+        there = trained(PRETENDED)
+    assert here.any()
+    close(there, here)
 
 
 class Branch(nn.Module):

@@ -60,7 +60,7 @@ def show(content: Content, console: Any = None) -> None:
         cells = [[row[heading] for heading in columns] for row in rows]
         console.print(terminal.table(columns, cells, title, numbers=True, light=True))
         title = ""
-    units = _units_of_privacy(content["protocols"])
+    units = _units_of_privacy(content)
     if units:
         console.print("; ".join(units))
     for line in _together(content):
@@ -134,18 +134,21 @@ def _width(headings: list[str], rows: list[Cells]) -> int:
     return width
 
 
-def _units_of_privacy(rows: list[Row]) -> list[str]:
-    """Return which protocols' ε is that of a client and which that of an example.
+def _units_of_privacy(content: Content) -> list[str]:
+    """Return which protocols' ε is that of a client and which that of an example, and δ of both.
 
     Args:
-        rows: `protocols` of compare.json.
+        content: content of compare.json.
     """
     # both stand in one column, although the two cannot be compared
+    deltas = {cost["unit"]: cost["delta"] for cost in content.get("together", [])}
     lines = []
     for unit in ("client", "example"):
+        rows = content["protocols"]
         names = [row["protocol"] for row in rows if row.get("dp_unit") == unit]
+        at = f", at δ = {deltas[unit]:g}" if unit in deltas else ""
         if names:
-            lines.append(f"ε of one {unit}: {', '.join(names)}")
+            lines.append(f"ε of one {unit}{at}: {', '.join(names)}")
     return lines
 
 

@@ -106,7 +106,7 @@ def over(
         # what releases nothing has ε = 0 of either unit
         parts = [[row for row in rows if _is_of(row, rows, unit)] for unit in found]
     if axes is None:
-        picture, panels = _panels(len(parts), len(scores))
+        picture, panels = panels_of(len(parts), len(scores))
     else:
         picture, panels = axes.figure, [[axes]]
     drawn = _Drawn(looks(_variants(rows)), _dots(runs), names or {}, labels)
@@ -117,7 +117,7 @@ def over(
             else:
                 _draw_bytes(panel, part, score, drawn)
     if axes is None:
-        return _with_legend(picture, [panel for line in panels for panel in line])
+        return with_legend(picture, [panel for line in panels for panel in line])
     axes.legend(fontsize=8)
     return picture
 
@@ -170,7 +170,7 @@ def _key(row: Row) -> Any:
     return row["variant"], target, noise
 
 
-def _label(rows: Sequence[Row], column: str) -> str:
+def axis_label(rows: Sequence[Row], column: str) -> str:
     """Return the label of an axis of levels, with its unit.
 
     Args:
@@ -211,7 +211,7 @@ def _draw_levels(panel: Any, rows: Sequence[Row], column: str, score: str, drawn
         else:
             places = [scale(_level(row, column)) for row in points]
             _draw_curve(panel, places, points, score, drawn, ends)
-    _finish(panel, _label(rows, column), drawn.labels[score], score)
+    _finish(panel, axis_label(rows, column), drawn.labels[score], score)
     _ticks(panel, values, ends)
     _mark_breaks(panel, values, ends)
 
@@ -290,7 +290,7 @@ def _ticks_of_bytes(panel: Any, places: Sequence[float]) -> None:
     panel.set_xlim(low, high)
 
 
-def _panels(rows: int, columns: int) -> tuple[Any, list[list[Any]]]:
+def panels_of(rows: int, columns: int) -> tuple[Any, list[list[Any]]]:
     """Return a figure with some panels: in each row those of the scores."""
     picture, axes = figure(
         4.6 * columns + 0.4, 3.7 * rows + 0.7, rows=rows, columns=columns, share=False
@@ -542,7 +542,7 @@ def _finish(panel: Any, xlabel: str, ylabel: str, score: str) -> None:
         bounded(panel, score)
 
 
-def _with_legend(picture: Any, panels: Sequence[Any]) -> Any:
+def with_legend(picture: Any, panels: Sequence[Any]) -> Any:
     """Return the figure with one legend below its panels."""
     entries: dict[str, Any] = {}
     for panel in panels:

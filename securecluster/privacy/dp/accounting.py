@@ -98,6 +98,8 @@ HARDLY_ANY = 0.15
 TOLERANCE = 1e-3
 # largest noise multiplier that is searched for
 LARGEST = 1e6
+# 1/z² from which on batches are taken for all samples in an estimate, since its formula is no use
+MOST_SQUARE = 100.0
 
 
 class Cost(NamedTuple):
@@ -455,6 +457,61 @@ def find_noise_for_all(
         if largest is None or largest[1].epsilon <= target:
             return z
         worst = released.index(largest[0])
+
+
+def estimated_noise(
+    histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float
+) -> float:
+    """Return about the z at which each of several histories costs a target ε, in milliseconds.
+
+    By the central limit theorem many releases are about as private as one Gaussian release (Dong et
+    al. 2022), also where they are of random batches (Bu et al. 2020, theorem 5). No price: what is
+    released costs what `epsilon` says.
+
+    Args:
+        histories: as `find_noise_for_all` takes them.
+        target: ε, positive.
+        delta: δ, in (0, 1).
+
+    Returns:
+        z; 0 if no history costs anything.
+    """
+    allowed = _bisected(lambda mu: gaussian_epsilon(mu, delta) <= target, 1 / LARGEST, LARGEST)
+
+    def fits(inverse: float) -> bool:
+        return all(_distance(history(1 / inverse)) <= allowed for history in histories)
+
+    if not any(merged(history(1.0)) for history in histories):
+        return 0.0
+    return 1 / _bisected(fits, 1 / LARGEST, LARGEST)
+
+
+def _bisected(fits: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the largest number that fits, to a relative `TOLERANCE`.
+
+    Args:
+        fits: whether a number does; larger ones must fit no better.
+        low: taken to fit.
+        high: taken not to.
+    """
+    while high / low > 1 + TOLERANCE:
+        middle = math.sqrt(low * high)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _distance(history: Iterable[Step]) -> float:
+    """Return about the μ of the one Gaussian release that is as private as a history."""
+    total = 0.0
+    for z, q, count in history:
+        square = z**-2
+        if q < 1 and square < MOST_SQUARE:
+            square = min(square, q * q * math.expm1(square))
+        total += count * square
+    return math.sqrt(total)
 
 
 def _rough_cost(history: Callable[[float], Iterable[Step]]) -> float:

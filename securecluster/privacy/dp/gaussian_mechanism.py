@@ -105,7 +105,8 @@ def _zero_where_dropped(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tens
         factors: factors (b, 1).
     """
     dropped = factors == 0
-    if bool(dropped.any()):
+    # a GPU would have to be waited for
+    if rows.device.type != "cpu" or bool(dropped.any()):
         return rows.masked_fill(dropped, 0)
     return rows
 
@@ -172,6 +173,9 @@ class Noise:
             raise UsageError(
                 "these clients have no keys to draw noise from: set them first with Pipeline.arm"
             )
+        if rows.device.type != "cpu":
+            self._draws.noise_together(ids, field, step, rows, self._share_multiplier, self.norm)
+            return rows
         for row, client in zip(rows, ids, strict=True):
             noisy = self._draws.noised(client, field, step, row, self._share_multiplier, self.norm)
             row.copy_(noisy)

@@ -15,7 +15,10 @@ at most `ERROR`. The integer is the right one unless σn/g lies that close to wh
 or the radius is one of the few that are less accurate. Such a draw, about one in a hundred
 thousand, is made again with as many more bits of the cipher as it takes (mpmath). So no part of the
 Gaussian is cut off, and δ needs no addition. The assumptions are that the cipher's words are random
-and that float64 functions err by less than a hundred units in the last place.
+and that float64 functions err by less than a hundred units in the last place. The integers do not
+depend on how the functions are computed: numpy does here, which has less to do a call than torch,
+and cosine and sine are polynomials, of which it takes sums and products of whole blocks. On a GPU
+the same integers are computed by `device_noise`.
 
 One gap remains: float32 sums of DP-SGD's gradients are rounded while they are formed.
 `benchmarks.grid_noise` measures this, and the margin of the clip is larger.
@@ -23,16 +26,22 @@ One gap remains: float32 sums of DP-SGD's gradients are rounded while they are f
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 
 if TYPE_CHECKING:
     import mpmath
+
+Numbers = NDArray[np.float64]
 
 # numbers that are drawn together, so that temporaries stay in cache (not in the papers)
 BLOCK = 1 << 16
@@ -44,9 +53,28 @@ FINE = 10
 FINEST = 30
 # error of a Gaussian in float64, where u and 1 − u are at least TAIL
 ERROR = 2.0**-40
-TAIL = 2.0**-20
+TAIL = 2.0**-23
 # bits of a word that are used for the radius
 HALF = 63
+# Coefficients of 2 cos x and 2 sin x / x in powers of x², the highest one first, for an eighth of
+# an angle, which is then doubled this often: they interpolate at Chebyshev's points up to π/8, and
+# the coordinates err by less than 2^-46 (not in the papers).
+DOUBLINGS = 3
+COSINE = (
+    -5.492177754152349e-07,
+    4.9602840182414876e-05,
+    -0.0027777777510432414,
+    0.08333333333236717,
+    -0.9999999999999872,
+    2.0,
+)
+SINE = (
+    5.492178094266644e-06,
+    -0.0003968227958158085,
+    0.016666666523446564,
+    -0.3333333333305728,
+    1.9999999999999916,
+)
 
 
 def spacing(multiplier: float, sensitivity: float, d: int) -> float:
@@ -98,7 +126,7 @@ class GridNoise:
         self._drawn = [0] * len(self._seeds)
         self._zeros = b""
         self._words = bytearray()
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, Numbers] = {}
 
     def __repr__(self) -> str:
         return f"GridNoise({len(self._streams)} streams, seeds hidden)"
@@ -114,107 +142,114 @@ class GridNoise:
             sigma: standard deviation of the noise for each row (k,).
         """
         deviations = [s / g for s, g in zip(sigma, grid, strict=True)]
-        count = max(1, BLOCK // rows.shape[1])
+        held = rows.cpu()  # on a CPU the rows themselves
+        numbers = held.numpy()
+        width = rows.shape[1]
+        count = max(1, BLOCK // width)
         for first in range(0, len(rows), count):
             selected = slice(first, first + count)
-            spacings = _column(grid[selected], rows)
+            spacings = _column(grid[selected])
             inverse = 1 / spacings  # exact, of powers of two
-            for block in torch.split(rows[selected], BLOCK, dim=1):
-                noise = self._integers(first, block, deviations[selected])
-                released = self._buffer("released", block.shape, block.device)
+            steps = deviations[selected]
+            for start in range(0, width, BLOCK):
+                block = numbers[selected, start : start + BLOCK]
+                cosines, sines = self._integers(first, block.shape, steps)
+                # the memory of numbers that are needed no more
+                released = self._buffer("exact", block.shape)
                 # whole numbers below 2^53: no error
-                released.copy_(block)
-                released.mul_(inverse).round_().add_(noise)
-                released.mul_(spacings)
-                block.copy_(released)
+                np.multiply(block, inverse, out=released)
+                np.rint(released, out=released)
+                half = cosines.shape[1]
+                released[:, :half] += cosines
+                # An odd width leaves one Gaussian of the last pair unused.
+                released[:, half:] += sines[:, : block.shape[1] - half]
+                np.multiply(released, spacings, out=block)
+        if held is not rows:
+            rows.copy_(held)
 
-    def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:
-        """Return rounded Gaussians in the shape of `rows`, float64.
+    def _integers(self, first: int, shape: Sequence[int], steps: Sequence[float]) -> Numbers:
+        """Return rounded Gaussians for the first and the second half of some rows.
 
         Args:
             first: first stream to draw from.
-            rows: rows (c, w), of which the shape and the device are used.
+            shape: that of the rows, (c, w).
             steps: standard deviation for each row (c,), in steps of its grid.
+
+        Returns:
+            Whole numbers (2, c, ⌈w/2⌉).
         """
-        count, width = rows.shape
+        count, width = shape
         # A pair of words gives two Gaussians: the cosine and the sine of one angle.
         half = -(-width // 2)
         words = self._next(first, count, half)
-        words = words.to(rows.device)
-        scale = _column(steps, rows)
+        exact = self._buffer("exact", (2, count, half))
+        integers = self._buffer("integers", (2, count, half))
+        angle = self._buffer("one", (count, half))
+        angle[...] = words[:, 1]
+        _turn(angle, exact, integers[0])
         # uniform numbers u in (0, 1), which become the radius in place
-        radius = self._buffer("radius", (count, half), rows.device)
-        radius.copy_(words[:, :half])
-        radius.add_(0.5).abs_().mul_(2.0**-HALF)
+        radius = self._buffer("one", (count, half))
+        radius[...] = words[:, 0]
+        radius += 0.5
+        np.abs(radius, out=radius)
+        radius *= 2.0**-HALF
         inaccurate = _tails(radius)
-        # scale · √(−2 log u)
-        variance = scale.square()
-        radius.log_().mul_(-2 * variance).sqrt_()
-        angle = self._buffer("angle", (count, half), rows.device)
-        angle.copy_(words[:, half:])
-        angle.mul_(math.pi * 2.0**-63)
-        exact = self._buffer("exact", (count, 2 * half), rows.device)
-        torch.cos(angle, out=exact[:, :half])
-        torch.sin(angle, out=exact[:, half:])
-        pairs = exact.view(count, 2, half)
-        pairs.mul_(radius[:, None])
-        integers = self._buffer("integers", exact.shape, rows.device)
-        torch.round(exact, out=integers)
-        unsure = _unsure(exact.sub_(integers), scale, inaccurate)
+        # scale · √(−2 log u), for points at length 2
+        scale = _column(steps)
+        np.log(radius, out=radius)
+        radius *= scale * scale * -0.5
+        np.sqrt(radius, out=radius)
+        exact *= radius
+        np.rint(exact, out=integers)
+        exact -= integers
+        unsure = _unsure(exact, scale, inaccurate)
         if unsure is not None:
-            # An odd width leaves one Gaussian of the last pair unused.
-            unsure = unsure[:, :width]
-            self._settle(first, words, unsure, steps, integers)
+            self._settle(first, words, np.argwhere(unsure).tolist(), steps, integers)
         for stream in range(first, first + count):
             self._drawn[stream] += 1
-        return integers[:, :width]
+        return integers
 
-    def _buffer(self, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Return uninitialised float64 memory that is used again.
+    def _buffer(self, name: str, shape: Sequence[int]) -> Numbers:
+        """Return uninitialised memory that is used again.
 
         Fresh pages would cost as much time as the numbers.
 
         Args:
             name: purpose of the memory; what it contained before is overwritten.
             shape: shape of the numbers.
-            device: device of the memory when it is allocated.
         """
         size = math.prod(shape)
         memory = self._buffers.get(name)
         if memory is None or len(memory) < size:
-            memory = torch.empty(size, dtype=torch.float64, device=device)
-            self._buffers[name] = memory
-        return memory[:size].view(*shape)
+            memory = self._buffers[name] = np.empty(size)
+        return memory[:size].reshape(*shape)
 
     def _settle(
         self,
         first: int,
-        words: torch.Tensor,
-        unsure: torch.Tensor,
+        words: NDArray[np.int64],
+        positions: Sequence[Sequence[int]],
         steps: Sequence[float],
-        integers: torch.Tensor,
+        integers: Numbers,
     ) -> None:
         """Write the right integers where float64 may have rounded to a wrong one.
 
         Args:
             first: stream of the first row.
-            words: words (c, 2·half) of the draws.
-            unsure: mask (c, w) of the integers to compute again.
+            words: words (c, 2, half) of the draws.
+            positions: 1 for a sine, row and pair of each integer to compute again.
             steps: standard deviation for each row (c,), in steps of its grid.
-            integers: rounded Gaussians (c, 2·half), corrected in place.
+            integers: rounded Gaussians (2, c, half), corrected in place.
         """
-        half = words.shape[1] // 2
-        for row, column in unsure.nonzero().tolist():
-            pair = column % half
-            radius_word = int(words[row, pair])
-            angle_word = int(words[row, half + pair])
-            sine = column >= half
+        for sine, row, pair in positions:
+            radius_word = int(words[row, 0, pair])
+            angle_word = int(words[row, 1, pair])
             key = self._more_bits(first + row, pair)
-            integer = rounded(radius_word, angle_word, steps[row], sine, key)
-            integers[row, column] = integer
+            integer = rounded(radius_word, angle_word, steps[row], bool(sine), key)
+            integers[sine, row, pair] = integer
 
-    def _next(self, first: int, count: int, half: int) -> torch.Tensor:
-        """Return the next words of some streams, (count, 2·half) int64.
+    def _next(self, first: int, count: int, half: int) -> NDArray[np.int64]:
+        """Return the next words of some streams, (count, 2, half) int64.
 
         Args:
             first: first stream.
@@ -223,8 +258,9 @@ class GridNoise:
         """
         length = 16 * half
         # Encrypted zeros are the stream itself.
-        if len(self._zeros) != length:
+        if len(self._zeros) < length:
             self._zeros = bytes(length)
+        zeros = memoryview(self._zeros)[:length]
         if len(self._words) < length * count:
             self._words = bytearray(length * count)
         memory = memoryview(self._words)
@@ -232,10 +268,10 @@ class GridNoise:
             start = k * length
             row = memory[start : start + length]
             stream = self._streams[first + k]
-            stream.update_into(self._zeros, row)
+            stream.update_into(zeros, row)
         size = 2 * half * count
-        words: torch.Tensor = torch.frombuffer(self._words, dtype=torch.int64, count=size)
-        return words.view(count, 2 * half)
+        words = np.frombuffer(self._words, dtype=np.int64, count=size)
+        return words.reshape(count, 2, half)
 
     def _more_bits(self, stream: int, pair: int) -> bytes:
         """Return the key of further bits of one pair of draws.
@@ -250,14 +286,78 @@ class GridNoise:
         return digest.digest()
 
 
-def _column(values: Sequence[float], rows: torch.Tensor) -> torch.Tensor:
-    """Return numbers as a column (k, 1), float64, on the device of `rows`."""
+def _column(values: Sequence[float]) -> Numbers:
+    """Return numbers as a column.
+
+    Args:
+        values: numbers (k,).
+
+    Returns:
+        (k, 1), or (1, 1) where all are the same: then blocks of short rows are read as one.
+    """
     numbers = list(values)
-    column: torch.Tensor = torch.tensor(numbers, dtype=torch.float64, device=rows.device)
-    return column[:, None]
+    if len(set(numbers)) == 1:
+        numbers = numbers[:1]
+    return np.array(numbers, dtype=np.float64)[:, None]
 
 
-def _tails(u: torch.Tensor) -> torch.Tensor | None:
+def _turn(angle: Numbers, points: Numbers, square: Numbers) -> None:
+    """Write the coordinates of points at length 2, by polynomials and doublings of the angle.
+
+    numpy's cosine and sine of float64 go number by number, and take several times as long.
+
+    Args:
+        angle: angles (c, half) in units of π/2^63, in [−2^63, 2^63).
+        points: memory (2, c, half) for the first and the second coordinates.
+        square: further memory (c, half).
+    """
+    cosine, sine = points
+    of_cosine, of_sine = _polynomials()
+    np.multiply(angle, angle, out=square)
+    _polynomial(square, of_cosine, cosine)
+    _polynomial(square, of_sine, sine)
+    sine *= angle
+    for _ in range(DOUBLINGS):
+        # C = 2 cos x and S = 2 sin x: of the doubled angle these are C² − 2 and S C
+        sine *= cosine
+        cosine *= cosine
+        cosine -= 2.0
+
+
+@functools.cache
+def _polynomials() -> tuple[list[Any], list[Any]]:
+    """Return `COSINE` and `SINE` for words in place of angles, so that no word is scaled.
+
+    Returns:
+        Coefficients of 2 cos x and 2 sin x / w in powers of w², where x = w π/2^(63 + `DOUBLINGS`):
+        arrays without dimensions, of which numpy takes less time than of numbers.
+    """
+    unit = math.pi * 2.0 ** (-63 - DOUBLINGS)
+
+    def scaled(coefficients: Sequence[float], power: int) -> list[Any]:
+        powers = range(2 * len(coefficients) - 2 + power, -1, -2)
+        return [np.array(c * unit**k) for c, k in zip(coefficients, powers, strict=True)]
+
+    return scaled(COSINE, 0), scaled(SINE, 1)
+
+
+def _polynomial(x: Numbers, coefficients: Sequence[Any], out: Numbers) -> None:
+    """Write the values of a polynomial.
+
+    Args:
+        x: numbers of any shape.
+        coefficients: at least two, the highest one first.
+        out: memory in the shape of x.
+    """
+    highest, *others, lowest = coefficients
+    np.multiply(x, highest, out=out)
+    for coefficient in others:
+        out += coefficient
+        out *= x
+    out += lowest
+
+
+def _tails(u: Numbers) -> NDArray[np.bool_] | None:
     """Return the mask of u or 1 − u below `TAIL`; None if there is none.
 
     There the error of a Gaussian in float64 may exceed `ERROR`.
@@ -265,35 +365,33 @@ def _tails(u: torch.Tensor) -> torch.Tensor | None:
     Args:
         u: uniform numbers (c, half).
     """
-    smallest, largest = map(float, torch.aminmax(u))
-    if smallest < TAIL or largest > 1 - TAIL:
+    if float(u.min()) < TAIL or float(u.max()) > 1 - TAIL:
         return (u < TAIL) | (u > 1 - TAIL)
     return None
 
 
 def _unsure(
-    remainders: torch.Tensor, scale: torch.Tensor, inaccurate: torch.Tensor | None
-) -> torch.Tensor | None:
-    """Return the mask (c, 2·half) of numbers that float64 may have rounded to a wrong integer.
+    remainders: Numbers, scale: Numbers, inaccurate: NDArray[np.bool_] | None
+) -> NDArray[np.bool_] | None:
+    """Return the mask (2, c, half) of numbers that float64 may have rounded to a wrong integer.
 
     Args:
-        remainders: Gaussians minus their integers (c, 2·half).
-        scale: standard deviation for each row (c, 1).
-        inaccurate: mask (c, half) of pairs whose error may exceed `ERROR`.
+        remainders: Gaussians minus their integers (2, c, half).
+        scale: standard deviation for each row (c, 1), or (1, 1).
+        inaccurate: mask (c, half) of pairs whose error may exceed `ERROR`, or None.
 
     Returns:
         None if there is no such number.
     """
     bound = 0.5 - scale * ERROR
     if inaccurate is None:
-        # The usual case is decided without a mask, from the extremes of each row.
-        low, high = torch.aminmax(remainders, dim=1, keepdim=True)
-        largest = torch.maximum(high, -low)
-        if not bool((largest >= bound).any()):
+        # The usual case is decided without a mask, from the extremes.
+        smallest = float(bound.min())
+        if -smallest < float(remainders.min()) and float(remainders.max()) < smallest:
             return None
-    unsure: torch.Tensor = remainders.abs() >= bound
+    unsure: NDArray[np.bool_] = abs(remainders) >= bound
     if inaccurate is not None:
-        unsure |= inaccurate.repeat(1, 2)
+        unsure |= inaccurate
     return unsure
 
 

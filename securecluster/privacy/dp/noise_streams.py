@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.dp import skellam_noise
+from securecluster.privacy.dp.device_noise import add_noise
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
 from securecluster.privacy.dp.skellam_noise import Integers
 
@@ -127,14 +128,66 @@ class NoiseStreams:
         grid = spacing(multiplier, sensitivity, count)
         row = _within_precision(row, grid)
         sigma = deviation(multiplier, sensitivity, count)
-        # The noise level and the row itself are in the seed: two answers under one number with
-        # equal noise would reveal the difference of their rows.
-        mechanism = struct.pack("<2d", grid, sigma)
-        about = mechanism + digest(row)
-        seed = self.seed(client, f"gaussian {purpose}", step, about)
+        seed = self._gaussian_seed(client, purpose, step, row, (grid, sigma))
         noisy = row.reshape(1, -1).clone()
         GridNoise([seed]).add_to(noisy, [grid], [sigma])
         return noisy.view(row.shape)
+
+    def noise_together(
+        self,
+        clients: Sequence[int],
+        purpose: str,
+        step: int,
+        rows: torch.Tensor,
+        multiplier: float,
+        sensitivity: float,
+    ) -> None:
+        """Add the noise of `noised` to rows on a GPU in place, with one copy to main memory.
+
+        Args:
+            clients: clients by whose keys the noise is drawn, (b,).
+            purpose: name of the draws, together with `step`.
+            step: number of the call.
+            rows: finite numbers (b, d).
+            multiplier: z, positive.
+            sensitivity: Δ, largest L2 distance of rows of neighbouring data.
+        """
+        for client in clients:
+            self.log(client, multiplier)
+        if not rows.numel():
+            return
+        if self._bounds_rows:
+            lengths = torch.linalg.vector_norm(rows.double(), dim=1, keepdim=True)
+            longer = lengths > sensitivity * (1 + ROUNDING)
+            rows.copy_(torch.where(longer, rows * (sensitivity / lengths), rows))
+        count = rows.shape[1]
+        grid = spacing(multiplier, sensitivity, count)
+        rows.copy_(_within_precision(rows, grid))
+        sigma = deviation(multiplier, sensitivity, count)
+        level = (grid, sigma)
+        seeds = [
+            self._gaussian_seed(client, purpose, step, row, level)
+            for client, row in zip(clients, rows.cpu(), strict=True)
+        ]
+        add_noise(rows, seeds, [grid] * len(seeds), [sigma] * len(seeds))
+
+    def _gaussian_seed(
+        self, client: int, purpose: str, step: int, row: torch.Tensor, level: tuple[float, float]
+    ) -> bytes:
+        """Return the seed of Gaussian noise on a row.
+
+        Args:
+            client: client by whose key the noise is drawn.
+            purpose: name of the draw, together with `step`.
+            step: number of the call.
+            row: the numbers that get noise.
+            level: spacing of the grid, and standard deviation of the noise.
+        """
+        # The noise level and the row itself are in the seed: two answers under one number with
+        # equal noise would reveal the difference of their rows.
+        mechanism = struct.pack("<2d", *level)
+        about = mechanism + digest(row)
+        return self.seed(client, f"gaussian {purpose}", step, about)
 
     def skellam(
         self,

@@ -13,15 +13,20 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.threads import each_in_a_thread
 from securecluster.errors import UsageError
+from securecluster.privacy.dp.device_cipher import WORDS_IN_BLOCK, keystream, words_of
 from securecluster.privacy.pipeline import Kind
 
 D = TypeVar("D")
 
 # Numbers in the narrowest row that is gathered by itself, and in rows that are worth threads.
 WIDE_ROW = 1 << 13
+# Numbers that are worked on at a time, on a CPU and on a GPU.
+CACHED_NUMBERS = 1 << 18
+NUMBERS_ON_GPU = 1 << 26
 MANY_NUMBERS = 1 << 20
 
 # Purposes of a draw. Each has a stream of its own, so that no two of them share words.
@@ -45,14 +50,18 @@ def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[n
 
     # 32-bit block counter (zero), then 96 bits of nonce
     block_counter = bytes(4)
-    number = step + (purpose << 64)
-    nonce = number.to_bytes(12, "little")
-    algorithm = ChaCha20(seed, block_counter + nonce)
+    algorithm = ChaCha20(seed, block_counter + _nonce(step, purpose))
     stream = Cipher(algorithm, mode=None).encryptor()
     # Encrypted zeros are the stream itself.
     zeros = bytes(8 * count)
     data = stream.update(zeros)
     return np.frombuffer(data, dtype="<u8")
+
+
+def _nonce(step: int, purpose: int) -> bytes:
+    """Return the 12 bytes of a nonce."""
+    number = step + (purpose << 64)
+    return number.to_bytes(12, "little")
 
 
 def order(seed: bytes, step: int, count: int) -> NDArray[np.int64]:
@@ -109,6 +118,41 @@ def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float3
     return np.float32(1) - np.float32(2) * bits
 
 
+def words_there(
+    seed: bytes, step: int, count: int, purpose: int, device: torch.device
+) -> torch.Tensor:
+    """Return `words` of the same arguments, computed on a device, (count,) int64.
+
+    Args:
+        seed: 32 secret bytes.
+        step: number of the call.
+        count: number of words.
+        purpose: purpose of the draw.
+        device: of the words, on which none is copied from main memory.
+    """
+    nonce = np.frombuffer(bytearray(_nonce(step, purpose)), dtype="<i4")
+    nonces = to_device(nonce[None], device)
+    blocks = -(-2 * count // WORDS_IN_BLOCK)
+    stream = keystream(words_of([seed], device), nonces, blocks)
+    return stream[0].view(torch.int64)[:count]
+
+
+def order_there(seed: bytes, step: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return `order` of the same arguments, computed on a device, (count,) int64."""
+    keys = words_there(seed, step, count, ORDER, device)
+    # signed words are in the order of unsigned ones once their highest bit is the other
+    return keys.bitwise_xor(-(1 << 63)).sort(stable=True).indices
+
+
+def signs_there(
+    seed: bytes, step: int, count: int, purpose: int, device: torch.device
+) -> torch.Tensor:
+    """Return `signs` of the same arguments, computed on a device, (count,) float32."""
+    data = words_there(seed, step, -(-count // 64), purpose, device)
+    bits = (data[:, None] >> torch.arange(64, device=device)).bitwise_and_(1)
+    return 1 - 2 * bits.flatten()[:count].float()
+
+
 def gaussians(seed: bytes, step: int, count: int) -> NDArray[np.float64]:
     """Return standard Gaussians (count,): Φ⁻¹ of the upper 52 bits of a word each.
 
@@ -139,7 +183,7 @@ class Keyed(ABC, Generic[D]):
 
     def __init__(self) -> None:
         self._seed: bytes | None = None
-        self._drawn: OrderedDict[tuple[int, int], D] = OrderedDict()
+        self._drawn: OrderedDict[tuple[int, int, str], D] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(seed hidden)"
@@ -163,12 +207,13 @@ class Keyed(ABC, Generic[D]):
         """
         return d
 
-    def _of(self, d: int, step: int) -> D:
+    def _of(self, d: int, step: int, device: torch.device | None = None) -> D:
         """Return the map of one step.
 
         Args:
             d: numbers in a row.
             step: number of the call.
+            device: where `_draw_there` computes it; None for main memory.
 
         Raises:
             UsageError: no seed was set.
@@ -178,23 +223,35 @@ class Keyed(ABC, Generic[D]):
                 "this client has no mask seed yet: it must take part in the key agreement before "
                 "it can mask"
             )
-        if (d, step) not in self._drawn:
-            self._drawn[d, step] = self._draw(self._seed, d, step)
+        there = device is not None and device.type != "cpu"
+        key = (d, step, str(device) if there else "cpu")
+        if key not in self._drawn:
+            if device is not None and there:
+                self._drawn[key] = self._draw_there(self._seed, d, step, device)
+            else:
+                self._drawn[key] = self._draw(self._seed, d, step)
             while len(self._drawn) > self._CACHED:
                 self._drawn.popitem(last=False)
-        return self._drawn[d, step]
+        return self._drawn[key]
+
+    def _draw_there(self, seed: bytes, d: int, step: int, device: torch.device) -> D:
+        """Return the map of one step, computed on a device where a mask can do that."""
+        return self._draw(seed, d, step)
 
     @abstractmethod
     def _draw(self, seed: bytes, d: int, step: int) -> D: ...
 
 
-def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]:
+def blocks(rows: torch.Tensor, numbers: int | None = None) -> Sequence[torch.Tensor]:
     """Return views of whole rows, so that work on them needs no second matrix.
 
     Args:
         rows: contiguous rows (…, d).
-        numbers: approximate numbers in a view.
+        numbers: approximate numbers in a view; None for as many as caches hold, or as many as keep
+            a GPU busy.
     """
+    if numbers is None:
+        numbers = CACHED_NUMBERS if rows.device.type == "cpu" else NUMBERS_ON_GPU
     d = rows.shape[-1]
     table = rows.view(-1, d)
     row_count = max(1, numbers // d)

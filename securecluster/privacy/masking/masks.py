@@ -38,7 +38,15 @@ import numpy as np
 from securecluster.core import installed_packages
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
-from securecluster.privacy.masking.keystream import SIGNS, Keyed, gather, order, signs
+from securecluster.privacy.masking.keystream import (
+    SIGNS,
+    Keyed,
+    gather,
+    order,
+    order_there,
+    signs,
+    signs_there,
+)
 from securecluster.privacy.masking.rotations import Haar, RotationMask, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
@@ -173,10 +181,13 @@ class Permutation(Keyed["torch.Tensor"]):
     def _positions(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Return the position that each coordinate is taken from, (d,), on the rows' device."""
         d = rows.shape[-1]
-        return self._of(d, step).to(rows.device)
+        return self._of(d, step, rows.device)
 
     def _draw(self, seed: bytes, d: int, step: int) -> torch.Tensor:
         return torch.from_numpy(order(seed, step, d))
+
+    def _draw_there(self, seed: bytes, d: int, step: int, device: torch.device) -> torch.Tensor:
+        return order_there(seed, step, d, device)
 
 
 class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
@@ -224,14 +235,19 @@ class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
     def _map(self, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return π and s, (d,) each, on the rows' device; s in the rows' type."""
         d = rows.shape[-1]
-        positions, flips = self._of(d, step)
-        flips = flips.to(rows.device, rows.dtype)
-        return positions.to(rows.device), flips
+        positions, flips = self._of(d, step, rows.device)
+        return positions, flips.to(rows.dtype)
 
     def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.from_numpy(order(seed, step, d))
         flips = np.asarray(signs(seed, step, d, SIGNS))
         return positions, torch.from_numpy(flips)
+
+    def _draw_there(
+        self, seed: bytes, d: int, step: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        flips = signs_there(seed, step, d, SIGNS, device)
+        return order_there(seed, step, d, device), flips
 
 
 def _haar(dimension: int | None) -> Haar:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,8 @@ KEY = 32
 # bytes of a pad that are made at once: they stay in a core's cache
 BLOCK_BYTES = 1 << 16
 ZEROS = memoryview(bytes(BLOCK_BYTES))
+# encodings of public names and numbers that are kept in memory
+KEPT = 64
 # prime of Curve25519
 FIELD_PRIME = (1 << 255) - 19
 
@@ -43,16 +47,22 @@ def transcript(label: str, *parts: bytes | str | int) -> bytes:
         label: purpose of the encoding; labels keep derived keys apart.
         parts: bytes, text in UTF-8, or integers between 0 and 2^64 - 1.
     """
-    encoded = [label.encode()]
-    for piece in parts:
-        if isinstance(piece, int):
-            data = piece.to_bytes(8, "big")
-        elif isinstance(piece, str):
-            data = piece.encode()
-        else:
-            data = piece
-        encoded.append(len(data).to_bytes(8, "big") + data)
-    return b"".join(encoded)
+    return label.encode() + b"".join(encoded(piece) for piece in parts)
+
+
+def encoded(piece: bytes | str | int) -> bytes:
+    """Return one part of a `transcript`, after its length.
+
+    Args:
+        piece: bytes, text in UTF-8, or an integer between 0 and 2^64 - 1.
+    """
+    if isinstance(piece, int):
+        data = piece.to_bytes(8, "big")
+    elif isinstance(piece, str):
+        data = piece.encode()
+    else:
+        data = piece
+    return len(data).to_bytes(8, "big") + data
 
 
 def members_hash(members: Sequence[int]) -> bytes:
@@ -207,8 +217,13 @@ def call_key(pair_key: bytes, call: int, attempt: int, members: bytes) -> bytes:
         attempt: number of the attempt at this call, from 0.
         members: `members_hash` of the clients that are asked for a row.
     """
-    info = transcript("securecluster sum call v1", call, attempt, members)
-    return expand(pair_key, info)
+    return expand(pair_key, _call_info(call, attempt, members))
+
+
+@lru_cache(KEPT)
+def _call_info(call: int, attempt: int, members: bytes) -> bytes:
+    """Return what a call's keys are for, which all pairs have in common."""
+    return transcript("securecluster sum call v1", call, attempt, members)
 
 
 def field_key(key: bytes, field: str) -> bytes:
@@ -218,8 +233,13 @@ def field_key(key: bytes, field: str) -> bytes:
         key: a call key, or the seed of a self mask, 32 bytes.
         field: name of the field.
     """
-    info = transcript("securecluster sum field v1", field)
-    return expand(key, info)
+    return expand(key, _field_info(field))
+
+
+@lru_cache(KEPT)
+def _field_info(field: str) -> bytes:
+    """Return what a field's keys are for."""
+    return transcript("securecluster sum field v1", field)
 
 
 def expand(key: bytes, info: bytes) -> bytes:
@@ -277,9 +297,6 @@ def add_pad(buffer: torch.Tensor, key: bytes, sign: int) -> None:
 def add_pads(buffer: torch.Tensor, pads: Sequence[tuple[bytes, int]]) -> None:
     """Add the pads of several keys to a buffer, in place and in the ring.
 
-    All pads of a block are added before the next block is read, so that the block stays in the
-    cache.
-
     Args:
         buffer: contiguous int32 or int64 tensor (…) on the CPU.
         pads: (key of 32 bytes, sign 1 or -1) of each pad.
@@ -287,44 +304,65 @@ def add_pads(buffer: torch.Tensor, pads: Sequence[tuple[bytes, int]]) -> None:
     Raises:
         UsageError: another buffer or sign.
     """
-    words = _words(buffer)
-    streams = []
-    for key, sign in pads:
-        if sign not in (1, -1):
-            raise UsageError(f"the sign of a pad is 1 or -1, not {sign}")
-        # typed as Any: numpy's ufuncs have no common type
-        operation: Any = np.add if sign == 1 else np.subtract
-        streams.append((_stream(key), operation))
-    block_words = BLOCK_BYTES // words.itemsize
-    # RFC 8439 serializes its words in little-endian order.
-    scratch = np.empty(block_words, dtype=words.dtype.newbyteorder("<"))
-    scratch_bytes = scratch.data.cast("B")
-    for start in range(0, len(words), block_words):
-        block = words[start : start + block_words]
-        pad = scratch[: len(block)]
-        zeros = ZEROS[: pad.nbytes]
-        for stream, operation in streams:
-            # Encrypted zeros are the stream itself.
-            stream.update_into(zeros, scratch_bytes)
-            operation(block, pad, out=block)
+    add_shared_pads(buffer[None], [(key, [(0, sign)]) for key, sign in pads])
 
 
-def _words(buffer: torch.Tensor) -> NDArray[Any]:
-    """Return a view of a buffer's memory as a vector of integers, which wrap.
+def add_shared_pads(
+    table: torch.Tensor, pads: Sequence[tuple[bytes, Sequence[tuple[int, int]]]]
+) -> None:
+    """Add each of several keys' pads to some rows of a table, in place and in the ring.
+
+    A pad of two rows is made once. All pads of a block of columns are added before the next block
+    is read, so that the block stays in the cache.
 
     Args:
-        buffer: contiguous int32 or int64 tensor (…) on the CPU.
+        table: contiguous int32 or int64 tensor (k, …) on the CPU.
+        pads: key of 32 bytes, and (row, sign 1 or -1) of each row that its pad is added to.
 
     Raises:
-        UsageError: another buffer.
+        UsageError: another table or sign.
     """
-    is_ring = buffer.dtype in (torch.int32, torch.int64)
-    if not is_ring or buffer.device.type != "cpu" or not buffer.is_contiguous():
+    rows = _words(table)
+    streams = []
+    for key, places in pads:
+        # typed as Any: numpy's ufuncs have no common type
+        operations: list[tuple[int, Any]] = []
+        for row, sign in places:
+            if sign not in (1, -1):
+                raise UsageError(f"the sign of a pad is 1 or -1, not {sign}")
+            operations.append((row, np.add if sign == 1 else np.subtract))
+        streams.append((_stream(key), operations))
+    block_words = BLOCK_BYTES // rows.itemsize
+    # RFC 8439 serializes its words in little-endian order.
+    scratch = np.empty(block_words, dtype=rows.dtype.newbyteorder("<"))
+    scratch_bytes = scratch.data.cast("B")
+    for start in range(0, rows.shape[1], block_words):
+        blocks = list(rows[:, start : start + block_words])
+        pad = scratch[: len(blocks[0])]
+        zeros = ZEROS[: pad.nbytes]
+        for stream, operations in streams:
+            # Encrypted zeros are the stream itself.
+            stream.update_into(zeros, scratch_bytes)
+            for row, operation in operations:
+                operation(blocks[row], pad, blocks[row])
+
+
+def _words(table: torch.Tensor) -> NDArray[Any]:
+    """Return a view of a table's memory as rows of integers, which wrap.
+
+    Args:
+        table: contiguous int32 or int64 tensor (k, …) on the CPU.
+
+    Raises:
+        UsageError: another table.
+    """
+    is_ring = table.dtype in (torch.int32, torch.int64)
+    if not is_ring or table.device.type != "cpu" or not table.is_contiguous():
         raise UsageError(
             "pads are added to contiguous int32 or int64 tensors on the CPU, not to "
-            f"{buffer.dtype} on {buffer.device}"
+            f"{table.dtype} on {table.device}"
         )
-    words: NDArray[Any] = buffer.view(-1).numpy()
+    words: NDArray[Any] = table.view(len(table), math.prod(table.shape[1:])).numpy()
     return words
 
 
@@ -350,8 +388,16 @@ def _stream(key: bytes) -> CipherContext:
     Args:
         key: 32 secret bytes.
     """
+    cipher, chacha20 = _ciphers()
+    counter_and_nonce = bytes(16)
+    stream: CipherContext = cipher(chacha20(key, counter_and_nonce), mode=None).encryptor()
+    return stream
+
+
+@cache
+def _ciphers() -> tuple[Any, Any]:
+    """Return the classes of a stream, which take longer to import again than a stream to begin."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-    counter_and_nonce = bytes(16)
-    return Cipher(ChaCha20(key, counter_and_nonce), mode=None).encryptor()
+    return Cipher, ChaCha20

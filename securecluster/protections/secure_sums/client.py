@@ -21,22 +21,24 @@ Security rules:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
-from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.messaging.octets import as_rows, as_table
 from securecluster.privacy.cohorts import Cohort
+from securecluster.privacy.keyed_digest import keyed_digest
 from securecluster.privacy.masking.key_agreement import KeyRing
-from securecluster.privacy.masking.pads import KEY, transcript
+from securecluster.privacy.masking.pads import KEY, encoded, expand, transcript
 from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.secure_sums.double_mask import (
     ClientMasks,
     SumContext,
     UnmaskingGuard,
+    mask_table,
 )
 from securecluster.protections.secure_sums.graph import Graph, build_graph
 from securecluster.protections.secure_sums.messages import (
@@ -207,18 +209,21 @@ class SecureSumService(ClientHalf):
         commitments = []
         boxes: list[bytes] = []
         picks = []
-        for k, (client, members) in enumerate(groups):
-            context, graph = self._context(call, call.method, members)
+        all_masks = []
+        # keys of pairs of these clients, for this call alone
+        call_keys: dict[tuple[bytes, bytes], bytes] = {}
+        for k, (client, context, graph) in enumerate(self._contexts(call, call.method)):
             rows = [table[k] for table in tables.values()]
             self._take_part(client, context, graph, rows, minimum)
-            masks = self._masks(client, context, graph)
-            for name, table in tables.items():
-                masks.mask(table[k], name)
+            masks = self._masks(client, context, graph, call_keys)
+            all_masks.append(masks)
             commitments.append(masks.commitment())
             sealed = masks.boxes()
             first = len(boxes)
             boxes += [sealed[peer] for peer in sorted(sealed)]
             picks.append(tuple(range(first, len(boxes))))
+        for name, table in tables.items():
+            mask_table(all_masks, table, name)
         fields = {name: Rows(tables[name]) if name in tables else None for name in bits}
         return masked(
             **fields,
@@ -234,12 +239,15 @@ class SecureSumService(ClientHalf):
         groups: Sequence[tuple[int, tuple[int, ...]]],
     ) -> torch.Tensor:
         """Return a field's rows (b, …) as integers, each in the precision of its group."""
-        dtype = torch.int32 if bits == 32 else torch.int64
-        table = torch.empty(rows.shape, dtype=dtype)
-        for k, (_, members) in enumerate(groups):
-            codec = self._ranges.fixed_point(name, bits, len(members))
-            table[k : k + 1] = codec.encode(rows[k : k + 1], self._ranges.saturates(name))
-        return table
+        saturates = self._ranges.saturates(name)
+        sizes = [len(members) for _, members in groups]
+        if len(set(sizes)) == 1:
+            return self._ranges.fixed_point(name, bits, sizes[0]).encode(rows, saturates)
+        encoded = []
+        for row, members in zip(rows, sizes, strict=True):
+            codec = self._ranges.fixed_point(name, bits, members)
+            encoded.append(codec.encode(row[None], saturates))
+        return torch.cat(encoded)
 
     def _noised(
         self,
@@ -272,9 +280,11 @@ class SecureSumService(ClientHalf):
                 f"client {client} refuses the secure sum of call {context.call}: it has long "
                 "answered later ones"
             )
+        key = expand(self._mask_secret(client), transcript("securecluster row digests v1"))
         digest = hashlib.blake2b(digest_size=32)
-        for row in rows:
-            digest.update(row.numpy().tobytes())
+        for number, row in enumerate(rows):
+            about = context.hash + encoded(number)
+            digest.update(keyed_digest(key, about, row.numpy()))
         guard = self._guard(client, len(context.members))
         guard.take_part(context, graph, digest.digest(), least)
         record.forget()
@@ -284,10 +294,9 @@ class SecureSumService(ClientHalf):
         query: LostMembers = call.query
         keys: list[bytes] = []
         picks = []
-        for k, (client, members) in enumerate(members_of(call)):
-            context, graph = self._context(call, query.purpose, members)
+        for k, (client, context, graph) in enumerate(self._contexts(call, query.purpose)):
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
-            check_cohorts(client, set(members).difference(lost), self._cohorts)
+            check_cohorts(client, set(context.members).difference(lost), self._cohorts)
             peers = self._guard(client, len(context.members)).reveal_pads(context, lost)
             revealed = self._masks(client, context, graph).pad_keys(peers)
             first = len(keys)
@@ -300,14 +309,13 @@ class SecureSumService(ClientHalf):
         query: RelayedBoxes = call.query
         shares: list[bytes] = []
         picks = []
-        for k, (client, members) in enumerate(members_of(call)):
-            context, graph = self._context(call, query.purpose, members)
+        for k, (client, context, graph) in enumerate(self._contexts(call, query.purpose)):
             lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
-            survivors = [member for member in members if member not in lost]
+            survivors = [member for member in context.members if member not in lost]
             check_cohorts(client, survivors, self._cohorts)
             owners = self._guard(client, len(context.members)).reveal_shares(context, survivors)
             senders = [owner for owner in owners if owner != client]
-            boxes = [as_bytes(row) for row in query.boxes.table[list(query.boxes.picks[k])]]
+            boxes = as_rows(query.boxes.table[list(query.boxes.picks[k])])
             if len(boxes) != len(senders):
                 raise FrameError(
                     f"client {client} was sent {len(boxes)} boxes of {len(senders)} survivors: the "
@@ -319,6 +327,15 @@ class SecureSumService(ClientHalf):
             shares += [values[owner].to_bytes(VALUE, "big") for owner in owners]
             picks.append(tuple(range(first, len(shares))))
         return SeedShares(Picks(as_table(shares, VALUE), tuple(picks)))
+
+    def _contexts(self, call: Call, purpose: str) -> Iterator[tuple[int, SumContext, Graph]]:
+        """Yield each client of a call, the attempt that it belongs to, and the members' graph."""
+        # clients of one sum share both
+        found: dict[tuple[int, ...], tuple[SumContext, Graph]] = {}
+        for client, members in members_of(call):
+            if members not in found:
+                found[members] = self._context(call, purpose, members)
+            yield client, *found[members]
 
     def _context(
         self, call: Call, purpose: str, members: tuple[int, ...]
@@ -356,14 +373,25 @@ class SecureSumService(ClientHalf):
         """
         return max(self._shares, self._ranges.least_members(self._minimum, members))
 
-    def _masks(self, client: int, context: SumContext, graph: Graph) -> ClientMasks:
+    def _masks(
+        self,
+        client: int,
+        context: SumContext,
+        graph: Graph,
+        call_keys: dict[tuple[bytes, bytes], bytes] | None = None,
+    ) -> ClientMasks:
         """Return a client's masks for one attempt."""
+        secret = self._mask_secret(client)
+        neighbours = graph.neighbours(client)
+        pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
+        return ClientMasks(client, secret, pair_keys, context, graph, self._seal, call_keys)
+
+    def _mask_secret(self, client: int) -> bytes:
+        """Return the secret of a client's self masks, 32 bytes, drawn once a run."""
         record = self._record(client)
         if not record.mask:
             record.mask = self._keys.secret(client, "secure sum self masks")
-        neighbours = graph.neighbours(client)
-        pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
-        return ClientMasks(client, record.mask, pair_keys, context, graph, self._seal)
+        return record.mask
 
 
 def same_rows(purpose: str, fixed: Collection[str]) -> str:

@@ -134,6 +134,8 @@ class ClientMasks:
         context: the attempt.
         graph: graph of its members.
         seal: returns the seal of a pair's key; None makes it anew.
+        call_keys: (key of a pair, hash of the context) -> key of its pads in this call, as another
+            client of the machine has derived it; completed in place.
 
     Raises:
         UsageError: a graph of other members or another threshold, or a neighbour without a key.
@@ -147,6 +149,7 @@ class ClientMasks:
         context: SumContext,
         graph: Graph,
         seal: Callable[[bytes], ShareSeal] | None = None,
+        call_keys: dict[tuple[bytes, bytes], bytes] | None = None,
     ) -> None:
         _check_graph(context, graph)
         self.client = client
@@ -161,6 +164,7 @@ class ClientMasks:
         # Keys of clients that are no neighbours stay out of reach of a request to reveal them.
         self._pair_keys = {peer: pair_keys[peer] for peer in self.neighbours}
         self._seal_of = seal or partial(ShareSeal, run=context.run)
+        self._derived = {} if call_keys is None else call_keys
         self._seed = self._derive("securecluster self mask v1")
 
     def __repr__(self) -> str:
@@ -173,13 +177,7 @@ class ClientMasks:
             rows: contiguous int32 or int64 row (…) on the CPU.
             field: name of the field; each field of a reply has masks of its own.
         """
-        # The self mask keeps the row hidden if the server learns all of its pads: a row may come
-        # late.
-        streams = [(pads.field_key(self._seed, field), 1)]
-        for peer in self.neighbours:
-            key = pads.field_key(self._call_keys[peer], field)
-            streams.append((key, pad_sign(self.client, peer)))
-        pads.add_pads(rows, streams)
+        mask_table([self], rows[None], field)
 
     def commitment(self) -> bytes:
         """Return the commitment to the seed of the self mask, 32 bytes, for the server."""
@@ -247,13 +245,41 @@ class ClientMasks:
         context = self._context
         keys = {}
         for peer, pair_key in self._pair_keys.items():
-            keys[peer] = pads.call_key(
-                pair_key, context.call, context.attempt, context.members_hash
-            )
+            ends = (pair_key, context.hash)
+            if ends not in self._derived:
+                self._derived[ends] = pads.call_key(
+                    pair_key, context.call, context.attempt, context.members_hash
+                )
+            keys[peer] = self._derived[ends]
         return keys
 
     def _seal(self, peer: int) -> ShareSeal:
         return self._seal_of(self._pair_keys[peer])
+
+
+def mask_table(clients: Sequence[ClientMasks], table: torch.Tensor, field: str) -> None:
+    """Add the masks of clients of one machine to their rows, in place.
+
+    Each row becomes what it would be alone, but a pad of two of the clients is made once.
+
+    Args:
+        clients: masks of each row's client (k,).
+        table: contiguous int32 or int64 rows (k, …) on the CPU.
+        field: name of the field; each field of a reply has masks of its own.
+    """
+    # key of a pad -> rows that it is added to, with its signs
+    places: dict[bytes, list[tuple[int, int]]] = {}
+    pad_keys: dict[bytes, bytes] = {}  # by the call's key
+    for row, own in enumerate(clients):
+        # The self mask keeps the row hidden if the server learns all of its pads: a row may come
+        # late.
+        places[pads.field_key(own._seed, field)] = [(row, 1)]
+        for peer, call_key in own._call_keys.items():
+            key = pad_keys.get(call_key)
+            if key is None:
+                key = pad_keys[call_key] = pads.field_key(call_key, field)
+            places.setdefault(key, []).append((row, pad_sign(own.client, peer)))
+    pads.add_shared_pads(table, list(places.items()))
 
 
 class MaskedSum:

@@ -22,7 +22,7 @@ from typing import Any
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, Rows, format_ids
-from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.messaging.octets import as_bytes, as_rows, as_table
 from securecluster.privacy.cohorts import Cohort, whole_cohorts
 from securecluster.protections.key_exchange import KeyRelay
 from securecluster.protections.secure_sums.client import NAME, same_rows, sum_graph
@@ -285,9 +285,7 @@ class _MaskedRow:
             if value is not None:
                 fields[name] = value.row(position)
         boxes = reply.boxes.table[list(reply.boxes.picks[position])]
-        return cls(
-            fields, as_bytes(reply.commitment.row(position)), [as_bytes(box) for box in boxes]
-        )
+        return cls(fields, as_bytes(reply.commitment.row(position)), as_rows(boxes))
 
     @property
     def bytes(self) -> int:
@@ -573,7 +571,7 @@ class _Rounds:
                 error = FrameError(f"client {client} revealed other shares than it was asked for")
                 self._port.refuse(error, [client])
                 continue
-            values = [int.from_bytes(as_bytes(share), "big") for share in shares]
+            values = [int.from_bytes(share, "big") for share in as_rows(shares)]
             unmasking.add_shares(client, dict(zip(owners, values, strict=True)))
         return response.ids
 

@@ -7,15 +7,18 @@ again sends the same bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from securecluster.errors import FrameError, UsageError
-from securecluster.privacy.masking.pads import KEY, transcript
+from securecluster.privacy.masking.pads import KEPT, KEY, encoded, transcript
 from securecluster.protections.secure_sums.shamir import PRIME, VALUE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
+# names of pairs that are kept in memory
+KEPT_ENDS = 4096
 # bytes by which a box is longer than its shares
 OVERHEAD = 16
 
@@ -109,8 +112,19 @@ class ShareSeal:
             sender: client that seals the box.
             receiver: client that may open it.
         """
-        text = transcript("securecluster share box v1", self._run, block, sender, receiver)
-        return [text]
+        return [_about(self._run, block) + _ends(sender, receiver)]
+
+
+@lru_cache(KEPT_ENDS)
+def _ends(sender: int, receiver: int) -> bytes:
+    """Return the end of the associated data of boxes."""
+    return encoded(sender) + encoded(receiver)
+
+
+@lru_cache(KEPT)
+def _about(run: bytes, block: bytes) -> bytes:
+    """Return the beginning of the associated data of boxes, which all pairs have in common."""
+    return transcript("securecluster share box v1", run, block)
 
 
 def _cipher(pair_key: bytes) -> AESSIV:

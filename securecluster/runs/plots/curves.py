@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from securecluster.clustering.metrics import SPREAD
 from securecluster.runs.contents import Result
 from securecluster.runs.number_format import printable
 from securecluster.runs.plots.dendrogram import dendrogram
@@ -17,6 +19,11 @@ from securecluster.runs.plots.similarity_scatter import similarity_pairs
 
 UPDATES = ("distance", "clients' updates")  # axis label and title of a dendrogram
 RELATED = ("1 − R", "clients by relevance of data")
+BANDS = {  # opacity of what lies between two scores of a round, and what it is called
+    ("lowest", "highest"): (0.12, "all clients"),
+    ("lower_quartile", "upper_quartile"): (0.25, "middle half of clients"),
+}
+BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "fontsize": 8}
 MOST_LINES = 24  # with as many lines, the legend would cover the curves
 History = list[dict[str, Any]]
 Drawings = dict[str, Drawing]  # by file name
@@ -71,7 +78,9 @@ def _titled(drawing: Drawing, title: str) -> Any:
     """Return a figure under the title of its run; None where there is nothing to show."""
     picture = drawing()
     if picture is not None:
-        picture.suptitle(title, fontsize=10)
+        picture.suptitle(title, fontsize=11)
+        for axes in picture.axes:
+            axes.title.set_fontsize(9)
     return picture
 
 
@@ -166,16 +175,16 @@ def _mark_rounds(axes: Any, history: History) -> None:
 
 
 def learning(history: History, metric: str, unit: str, title: str, axes: Any = None) -> Any:
-    """Return a figure of the metric over the rounds.
+    """Return a figure of the metric over the rounds: its mean, and how far clients are apart.
 
     Args:
-        history: a line for each round.
+        history: a line for each round; those of earlier versions have the mean alone.
         metric: the name of the clients' score.
         unit: of the metric; empty where it has none.
         title: of the picture.
         axes: matplotlib axes to draw on; None for a new figure.
     """
-    picture, axes = figure_of(axes, 6.4, 3.8)
+    picture, axes = figure_of(axes, 7.6, 3.8)
     continued = kept(history)
     _draw_given_up(axes, history, continued, metric)
     rounds = [line["round"] for line in history]
@@ -183,12 +192,30 @@ def learning(history: History, metric: str, unit: str, title: str, axes: Any = N
         rounds = list(range(1, len(continued) + 1))
     # matplotlib leaves a gap where a round was not evaluated (None)
     values = [line[metric] for line in continued]
-    axes.plot(rounds, values, marker=".", label="mean over clients")
+    axes.plot(rounds, values, color="C0", marker=".", label="mean over clients")
+    _draw_spread(axes, rounds, continued)
     _mark_rounds(axes, history)
     axes.set(title=printable(title), xlabel="round", ylabel=labelled(metric, unit))
     bounded(axes, metric)
-    axes.legend(loc=legend_place(metric))
+    axes.legend(**BESIDE)
     return picture
+
+
+def _draw_spread(axes: Any, rounds: list[int], history: History) -> None:
+    """Draw between which scores the clients lie in each round, where its line says so.
+
+    Args:
+        axes: matplotlib axes over rounds.
+        rounds: numbers of the rounds at the axis.
+        history: their lines.
+    """
+    if not any(SPREAD.keys() <= line.keys() for line in history):
+        return
+    for (low, high), (opacity, label) in BANDS.items():
+        # NaN leaves a gap
+        lows = [line.get(low, math.nan) for line in history]
+        highs = [line.get(high, math.nan) for line in history]
+        axes.fill_between(rounds, lows, highs, color="C0", alpha=opacity, linewidth=0, label=label)
 
 
 def kept(history: History) -> History:
@@ -263,9 +290,7 @@ def bounded(axes: Any, metric: str) -> None:
     elif metric == "perplexity":
         # perplexity spans orders of magnitude
         axes.set(yscale="log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
-        axes.tick_params(axis="y", which="minor", labelsize=7)
+        _plain_numbers(axes)
 
 
 def separation(history: History) -> Any:
@@ -285,10 +310,22 @@ def separation(history: History) -> Any:
         handles, _ = axes.get_legend_handles_labels()
         if handles and len(axes.get_lines()) < MOST_LINES:
             # beside the curves, which may be anywhere
-            axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
+            axes.legend(**BESIDE)
     gap_axes.set(ylabel="separation gap")
     norm_axes.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
+    _plain_numbers(norm_axes)
     return picture
+
+
+def _plain_numbers(axes: Any) -> None:
+    """Write the numbers of a logarithmic vertical axis without powers of ten."""
+    from matplotlib.ticker import LogLocator
+
+    # evenly enough that they do not overlap
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
 def _tests_by_cluster(history: History) -> dict[int, list[NumberedTest]]:

@@ -159,6 +159,9 @@ def _draw_matrix(
 ) -> Any:
     """Draw a matrix with the clients of a cluster side by side, and lines between clusters.
 
+    Within one, clients of a true cluster stand side by side, so that one that holds several true
+    clusters shows them as blocks.
+
     Args:
         axes: matplotlib axes.
         matrix: a row and a column for each of the clients `ids`, (r, r).
@@ -174,8 +177,9 @@ def _draw_matrix(
     if ids is None:
         ids = range(len(labels))
     clusters = np.array([labels[client] for client in ids])
-    # a stable sort keeps clients of a cluster in the order of their numbers
-    order = np.argsort(clusters, kind="stable")
+    true = [0 if truth is None else truth[client] for client in ids]
+    # within a found cluster clients stand by true cluster, and then by number
+    order = np.lexsort((np.array(true), clusters))
     ordered = matrix[np.ix_(order, order)]
     image = axes.imshow(ordered, **colours)
 

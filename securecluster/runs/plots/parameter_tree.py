@@ -13,6 +13,7 @@ from securecluster.runs.plots.figure import figure_of
 
 COLUMN = 1.6  # inches between boxes side by side
 ROW = 0.95  # inches between rows of boxes
+TITLE = 4.8  # inches
 WIDEST = 24  # characters in a line of a box
 Box = tuple[float, int]  # x and depth, in boxes
 Extent = tuple[float, float]  # smallest and largest x of a row of boxes
@@ -39,17 +40,15 @@ def tree(nodes: Sequence[Any], content: Result, axes: Any = None) -> Any:
     xs = [x for x, _ in boxes]
     row_count = max(depth for _, depth in boxes) + 1
     width = max(xs) - min(xs) + 1
-    # the title needs 3.2 inches also above a single box
-    figure_width = max(3.2, COLUMN * width + 0.3)
+    # the title needs as much also above a single box
+    figure_width = max(TITLE, COLUMN * width + 0.3)
     figure_height = ROW * row_count + 0.5
     picture, axes = figure_of(axes, figure_width, figure_height)
     for number, node in enumerate(nodes):
         _draw_edges(axes, boxes, number, node)
         _draw_box(axes, boxes, number, node, content)
     axes.set(
-        xlim=(min(xs) - 0.55, max(xs) + 0.55),
-        ylim=(0.5 - row_count, 0.5),
-        title=f"parameter tree of {content['protocol']}",
+        xlim=(min(xs) - 0.55, max(xs) + 0.55), ylim=(0.5 - row_count, 0.5), title="parameter tree"
     )
     axes.title.set_fontsize(9)
     axes.set_axis_off()
@@ -172,7 +171,11 @@ def _text(number: int, node: PlottedNode, content: Result) -> str:
 
 
 def _leaf_lines(number: int, node: PlottedNode, content: Result) -> list[str]:
-    """Return a leaf's cluster with its metric, and the node of its model where that is another."""
+    """Return the lines of a leaf's box below its clients.
+
+    They name its cluster with the metric, the true clusters within where these are known, and the
+    node of its model where that is another.
+    """
     metric = content["metric"]
     score = scores_of(content)["per_cluster"][node.cluster]
     cluster = f"cluster {node.cluster}"
@@ -180,6 +183,9 @@ def _leaf_lines(number: int, node: PlottedNode, content: Result) -> list[str]:
         value = shown(score, metric, content["unit"])
         cluster += f": {metric} {value}"
     lines = [cluster]
+    if content["truth"] is not None:
+        held = sorted({content["truth"][client] for client in node.members})
+        lines.append(f"true cluster {held[0]}" if len(held) == 1 else f"{len(held)} true clusters")
     model_nodes: list[int] = []
     if "fallback" in content:
         model_nodes = content["fallback"]["nodes"]

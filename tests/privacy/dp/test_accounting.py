@@ -413,3 +413,25 @@ def test_an_exact_release_beside_sampled_ones_costs_most() -> None:
     found = dearest([((0.5, 0.1, 500),), exact], DELTA)
     assert found is not None and found[0] == exact
     assert math.isinf(found[1].epsilon)
+
+
+@pytest.mark.parametrize("target", [0.5, 2.0, 8.0, 32.0])
+@pytest.mark.parametrize("step", [(1.0, 1.0, 40), (1.0, 0.4, 100), (1.0, 0.05, 2000)])
+def test_an_estimate_is_close_to_the_noise_that_a_search_finds(
+    step: tuple[float, float, int], target: float
+) -> None:
+    z, q, count = step
+
+    def history(scale: float) -> list[tuple[float, float, int]]:
+        return [(scale * z, q, count), (scale / 4, 1.0, 1)]
+
+    found = find_noise(history, target, DELTA)
+    assert accounting.estimated_noise([history], target, DELTA) == pytest.approx(found, rel=0.06)
+
+
+def test_an_estimate_is_of_the_dearest_history_and_of_nothing_zero() -> None:
+    one, two = [partial(lambda count, z: [(z, 1.0, count)], count) for count in (3, 12)]
+    both = accounting.estimated_noise([one, two], 2.0, DELTA)
+    assert both == accounting.estimated_noise([two], 2.0, DELTA)
+    assert both == pytest.approx(2 * accounting.estimated_noise([one], 2.0, DELTA), rel=5e-3)
+    assert accounting.estimated_noise([lambda z: []], 2.0, DELTA) == 0

@@ -86,6 +86,19 @@ def test_integers_are_those_of_the_definition(
     assert (len(settled) > 0) == (scale > 2**29)
 
 
+def test_numbers_that_float64_may_round_to_a_wrong_integer_are_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many as lie within the error of float64 of a half: one in 512 of these steps."""
+    settled: list[list[int]] = []
+    drawn, steps, count = GridNoise(SEEDS), 2.0**30, 4000
+    monkeypatch.setattr(drawn, "_settle", lambda first, words, found, *_: settled.extend(found))
+    drawn.add_to(torch.zeros(5, count, dtype=torch.float64), [1.0] * 5, [steps] * 5)
+    mean = 5 * count * 2 * steps * ERROR
+    assert stats.poisson.cdf(len(settled), mean) > 1e-5
+    assert stats.poisson.sf(len(settled) - 1, mean) > 1e-5
+
+
 def test_a_stream_goes_on_where_it_was_and_blocks_change_nothing_between_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -115,12 +128,12 @@ def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPa
     ends = [int(TAIL * 2**63) + 1, int((1 - TAIL) * 2**63) - 1]
     radius = np.concatenate([draw.integers(ends[0], ends[1], 4000), np.repeat(ends, 500)])
     angle = np.concatenate([draw.integers(-(2**63), 2**63 - 1, 4996), [-(2**63), 2**63 - 1, 0, -1]])
-    words = torch.from_numpy(np.concatenate([radius, angle]))[None]
+    words = np.stack([radius, angle])[None]
     scale = 2.0**50  # so large that rounding to whole numbers adds nothing
     drawn = GridNoise([bytes(32)])
     monkeypatch.setattr(drawn, "_next", lambda *_: words)
     monkeypatch.setattr(drawn, "_settle", lambda *_: None)
-    found = drawn._integers(0, torch.zeros(1, 10_000), [scale])[0].numpy() / scale
+    found = drawn._integers(0, (1, 10_000), [scale]).reshape(-1) / scale
     with mpmath.workprec(200):
         wanted = [exact(r, a) for r, a in zip(radius.tolist(), angle.tolist(), strict=True)]
         wrong = [abs(found[k] - w[0]) for k, w in enumerate(wanted)] + [
@@ -129,6 +142,30 @@ def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPa
         corners = zip(ends * 50, angle[:100].tolist(), strict=True)
         cell = max(abs(exact(r, a)[0] - exact(r + 1, a)[0]) for r, a in corners)
         assert max(wrong) + cell < ERROR / 2
+
+
+def test_polynomials_are_cosine_and_sine_all_around_the_circle() -> None:
+    draw = np.random.default_rng(0)
+    ends = np.linspace(-(2.0**63), 2.0**63, 4097)[:-1]
+    words = np.concatenate([ends, draw.uniform(-(2.0**63), 2.0**63, 4000)])[None]
+    points, square = np.empty((2, *words.shape)), np.empty(words.shape)
+    grid_noise._turn(words, points, square)
+    with mpmath.workprec(120):
+        for k, word in enumerate(words[0].tolist()):
+            angle = mpmath.pi * mpmath.ldexp(word, -63)
+            assert abs(points[0, 0, k] / 2 - mpmath.cos(angle)) < 2.0**-46
+            assert abs(points[1, 0, k] / 2 - mpmath.sin(angle)) < 2.0**-46
+
+
+def test_rows_with_grids_and_deviations_of_their_own_get_what_each_gets_alone() -> None:
+    grid, sigma = [0.25, 1.0, 0.25, 2.0**-20, 4.0], [3.0, 3.0, 70.0, 1.0, 1e4]
+    together = torch.linspace(-40, 40, 5 * 11, dtype=torch.float64).view(5, 11)
+    rows = together.clone()
+    GridNoise(SEEDS).add_to(together, grid, sigma)
+    for k, seed in enumerate(SEEDS):
+        alone = rows[k : k + 1].clone()
+        GridNoise([seed]).add_to(alone, grid[k : k + 1], sigma[k : k + 1])
+        assert torch.equal(together[k : k + 1], alone)
 
 
 @pytest.mark.parametrize("word", [0, 1, 2**63 - 1])

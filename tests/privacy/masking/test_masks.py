@@ -199,6 +199,26 @@ def test_words_that_agree_are_ordered_alike_on_every_machine(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 1000])
+def test_a_device_draws_the_same_order_and_signs(count: int) -> None:
+    seed, device = bytes(range(32)), torch.device("cpu")
+    order = stream.order_there(seed, 7, count, device)
+    assert order.tolist() == stream.order(seed, 7, count).tolist()
+    signs = stream.signs_there(seed, 7, count, stream.SIGNS, device)
+    assert signs.tolist() == stream.signs(seed, 7, count, stream.SIGNS).tolist()
+    assert signs.dtype == torch.float32
+
+
+def test_a_device_orders_words_that_agree_as_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = np.array([3, 2**64 - 1, 0, 2**63, 3, 2**63 - 1, 0, 2**63], dtype=np.uint64)
+    there = torch.from_numpy(keys.view(np.int64))
+    monkeypatch.setattr(stream, "words", lambda *arguments: keys)
+    monkeypatch.setattr(stream, "words_there", lambda *arguments: there)
+    order = stream.order_there(bytes(32), 0, len(keys), torch.device("cpu"))
+    assert order.tolist() == stream.order(bytes(32), 0, len(keys)).tolist()
+    assert order.tolist() == np.argsort(keys, kind="stable").tolist()
+
+
 def test_the_order_of_a_large_model_is_the_stable_argsort_of_its_words() -> None:
     for step in range(3):  # words agree in their upper 43 bits in about every sixth
         expected = np.argsort(words(bytes(32), step, 1_663_370), kind="stable")

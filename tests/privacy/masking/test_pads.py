@@ -254,6 +254,23 @@ def test_a_transcript_tells_its_parts_apart() -> None:
     assert len({transcript("label", *own) for own in parts}) == 6
 
 
+def test_a_pad_that_rows_share_is_the_one_that_each_gets_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pads, "BLOCK_BYTES", 128)
+    draw = torch.Generator().manual_seed(0)
+    table = torch.randint(-(2**31), 2**31, (3, 2, 35), dtype=torch.int64, generator=draw)
+    start = table.clone()
+    shared = [(b"a" * 32, [(0, 1), (2, -1)]), (b"b" * 32, [(1, -1)]), (b"c" * 32, [(2, 1), (1, 1)])]
+    pads.add_shared_pads(table, shared)
+    for row, own in enumerate(start):
+        alone = own.clone()
+        add_pads(alone, [(key, sign) for key, places in shared for k, sign in places if k == row])
+        assert torch.equal(table[row], alone)
+    with pytest.raises(UsageError, match="1 or -1"):
+        pads.add_shared_pads(table, [(b"a" * 32, [(0, 2)])])
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
 def test_pads_wrap_cancel_and_do_not_depend_on_blocks(

@@ -23,6 +23,7 @@ from securecluster.protections.secure_sums.double_mask import (
     UnmaskingGuard,
     broken_pairs,
     coordinate,
+    mask_table,
 )
 from securecluster.protections.secure_sums.graph import Graph, complete_graph
 from securecluster.protections.secure_sums.shamir import PRIME
@@ -95,6 +96,29 @@ class Group:
         totals = [sum(column) for column in zip(*rows, strict=True)]
         wrapped = [(x + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1) for x in totals]
         return torch.tensor(wrapped, dtype=self.rows[self.members[0]].dtype)
+
+
+def test_clients_of_one_machine_send_what_each_sends_alone() -> None:
+    """Also clients that are in sums of other members, or of another attempt."""
+    groups = [
+        Group(complete_graph(range(5), 4)),
+        Group(complete_graph(range(4), 3)),
+        Group(complete_graph(range(5), 4), attempt=1),
+    ]
+    known: dict[tuple[bytes, bytes], bytes] = {}
+    clients, rows, alone = [], [], []
+    for group in groups:
+        for i in (3, 0, 2):
+            keys = group.masks[i]._pair_keys
+            secret = group.masks[i]._secret
+            own = ClientMasks(i, secret, keys, group.context, group.graph, call_keys=known)
+            clients.append(own)
+            rows.append(group.rows[i])
+            alone.append(group.masked[i])
+    table = torch.stack(rows)
+    mask_table(clients, table, FIELD)
+    assert torch.equal(table, torch.stack(alone))
+    assert len(known) == 9 + 6 + 9  # of all pairs with one of the three clients
 
 
 @dataclass

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from securecluster import Federation
-from securecluster.errors import UpdateError
-from securecluster.messaging.messages import Call, Response
-from securecluster.protocols import ClusteringProtocol, FedAvg, Local, Settings
+from securecluster.errors import PolicyError, UpdateError
+from securecluster.messaging.messages import Call, Empty, Response
+from securecluster.protocols import FLHC, FLUX, ClusteringProtocol, FedAvg, Local, Settings
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runs.endpoints import build_client
+from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
@@ -134,6 +135,19 @@ def test_lone_clients_survive_dropouts_and_resume(
     again = Told(rounds=6, mask=mask).fit(small, settings, folder=tmp_path)
     assert torch.equal(again.client_models_.values, whole.client_models_.values)
     assert again.history_ == whole.history_
+
+
+@pytest.mark.parametrize("kind", [FLHC, FLUX])
+def test_a_model_that_was_trained_alone_does_not_leave_as_one_of_averages(
+    kind: Any, small: Federation
+) -> None:
+    client: Any = build_client(kind(model="mlp-32"), small, Settings()).client
+    nothing = PendingUpdates.start(len(small), fresh=False).message_for([1])
+    client.train_locally(CallContext((1,), (1,), 1, 1), nothing)
+    posted = client.post(CallContext((0, 2), (0, 2), 1, 2), Empty())
+    assert not posted.delta.table.any()  # no average has arrived yet
+    with pytest.raises(PolicyError, match="who has trained alone holds one of its own"):
+        client.post(CallContext((0, 1), (0, 1), 1, 2), Empty())
 
 
 def test_local_training_diverges_by_name(small: Federation) -> None:

@@ -185,7 +185,7 @@ def test_iid_clients_stay_together_whatever_the_clusterer(
     assert kind(rounds=15, clusterer=clusterer, **way).fit(federation).labels_.max() == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*lost in the noise")
+@pytest.mark.filterwarnings("ignore:.*lost in the noise|.*noise is the likeliest reason")
 def test_noise_that_drowns_whole_updates_leaves_sketches_clusters() -> None:
     federation = Federation.simulate("digits", seed=0)
     params: dict[str, Any] = {

@@ -20,6 +20,7 @@ from securecluster.errors import UsageError
 from securecluster.protocols import (
     CFL,
     FLHC,
+    FLUX,
     IFCA,
     CLoVE,
     FedAvg,
@@ -117,6 +118,16 @@ def test_means_over_examples_have_noise_over_their_number(digits: Federation) ->
     kind = {"signature_blocks": "plain", "signature_centre": 0.3, "signature_releases": 1}
     protocol = Signature(**EXAMPLE, noise=1.0, signature_noise=3.0, **kind)
     assert ratio(protocol, digits, CLUSTERS) == pytest.approx(3.0 * math.sqrt(64) / 40)
+
+
+def test_descriptors_have_limits_of_their_own(digits: Federation) -> None:
+    for moments in (1, 2):
+        # noise of descriptors is a multiple of that of training
+        protocol = FLUX(**EXAMPLE, k=2, pre_rounds=0, moments=moments, noise=1.0)
+        check = power_check(protocol, digits)
+        assert check is not None
+        kinds = {power.kind for power in check.powers if power.use == CLUSTERS}
+        assert kinds == {"descriptor"}
 
 
 def test_a_row_of_blocks_is_an_update_of_its_cluster(digits: Federation) -> None:
@@ -272,10 +283,13 @@ def test_fit_warns_with_options_as_python_has_them(digits: Federation) -> None:
         warnings.simplefilter("always", SecureClusterWarning)
         CFL(**{**CLIENT, "rounds": 10}, noise=1.0).fit(digits)
     assert re.search("clusters are lost in the noise.*sketch=64", str(caught[0].message))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SecureClusterWarning)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SecureClusterWarning)
         CFL(**{**CLIENT, "rounds": 10}, noise=0.001).fit(digits)
         CFL(**CLIENT, noise=1.0).fit(digits)  # in three rounds nobody expects clusters
+    # the run may end without clusters, of which its last sentence says that noise is no reason
+    said = [str(warning.message) for warning in caught]
+    assert all("noise is hardly the reason" in sentence for sentence in said)
 
 
 def test_sweeps_have_a_column_of_verdicts() -> None:

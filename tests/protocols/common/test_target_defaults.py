@@ -117,6 +117,60 @@ def test_methods_with_several_mechanisms_take_one_that_bears_noise(digits: Feder
     assert not {"signature", "sketch"} & chosen_for(given, digits.facts).keys()
 
 
+def test_dp_sgd_gives_up_no_rounds_however_drowned(digits: Federation) -> None:
+    drowned = FedAvg(target_epsilon=0.2, dp_unit="example")
+    assert strain(drowned, digits) > 1
+    assert chosen_for(drowned, digits.facts) == {"clip": 1.0, "model": "linear"}
+    # of whole clients' updates the noise counts in full
+    assert chosen_for(FedAvg(target_epsilon=0.2), digits.facts)["rounds"] == target_defaults.FEWEST
+
+
+def test_a_network_that_is_tuned_without_noise_stays_until_it_is_drowned(
+    digits: Federation,
+) -> None:
+    tuned: dict[str, Any] = {"dp_unit": "example", "tune_rounds": 3}
+    assert chosen_for(FedAvg(target_epsilon=4.0, **tuned), digits.facts) == {"clip": 1.0}
+    # without tuning the larger network is not worth its noise
+    untuned = FedAvg(target_epsilon=4.0, dp_unit="example")
+    assert chosen_for(untuned, digits.facts)["model"] == "linear"
+    drowned = FedAvg(target_epsilon=0.2, **tuned)
+    assert strain(FedAvg(**{**drowned.get_params(), "clip": 1.0}), digits) > 1
+    chosen = chosen_for(drowned, digits.facts)
+    assert chosen == {"clip": 1.0, "model": "linear", "rounds": target_defaults.FEWEST}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        CFL(target_epsilon=8.0, dp_unit="example"),
+        Hidden(target_epsilon=8.0, k=2),
+        Signature(target_epsilon=4.0, k=2),
+    ],
+)
+def test_the_choice_searches_for_no_exact_noise(
+    made: Any, digits: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from securecluster.privacy.dp import accounting
+
+    def searched(*arguments: Any, **options: Any) -> float:
+        raise AssertionError("a search takes seconds")
+
+    monkeypatch.setattr(accounting, "find_noise_for_all", searched)
+    monkeypatch.setattr(accounting, "find_skellam_noise", searched)
+    assert chosen_for(made, digits.facts)["clip"] == 1.0
+
+
+def test_the_noise_of_a_run_is_no_estimate(digits: Federation) -> None:
+    for options in ({}, {"dp_unit": "example"}):
+        made = FedAvg(target_epsilon=4.0, rounds=5, model="linear", **options)
+        settled = made.privacy.settled(made, digits.facts)
+        noise = settled.config(digits, "float32")["noise"]
+        rough = copy.copy(settled)
+        rough.privacy = settled.privacy.for_estimates()
+        estimate = rough.config(digits, "float32")["noise"]
+        assert estimate != noise and estimate == pytest.approx(noise, rel=0.1)
+
+
 def test_what_is_so_by_default_is_not_chosen(digits: Federation) -> None:
     # sums are secure anyway, and the network is the linear one under noise
     chosen = chosen_for(Hidden(target_epsilon=8.0, k=2), digits.facts)
