@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from securecluster.models.per_example_gradients import clip_factors
-from securecluster.privacy.dp.device_cipher import THREADS, compiled
+from securecluster.privacy.dp.device_cipher import THREADS, compiled, usable
 
 # Tests compile it for the CPU.
 KERNEL = """
@@ -125,8 +125,8 @@ def _kernel(index: int) -> Callable[..., None] | None:
         index: number of the device.
     """
     device = torch.device("cuda", index)
-    try:
-        kernel = compiled(device, KERNEL)("clip_factors")
-        return kernel if right(kernel, device) else None
-    except Exception:  # no NVRTC, an older torch, a driver that takes no such code
-        return None
+    return usable(
+        "clipping",
+        lambda: compiled(device, KERNEL)("clip_factors"),
+        lambda kernel: right(kernel, device),
+    )

@@ -2,22 +2,27 @@
 
 `keystream` and `gaussians` are one operation of torch each. On CUDA each is one kernel, which is
 compiled when it is first needed and compared with the operations of `by_operations`. Without a
-compiler, with a kernel that differs, and on other devices, these operations take its place: some
-five hundred of them, on integers and in float64, whose number depends on no row.
+compiler or with a kernel that differs, of which a warning tells, and on other devices, these
+operations take its place: some five hundred of them, on integers and in float64, whose number
+depends on no row.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
+from securecluster.errors import SecureClusterWarning
 from securecluster.privacy.dp.grid_noise import ERROR, HALF, TAIL
+
+T = TypeVar("T")
 
 # "expand 32-byte k", the first words of a state (RFC 8439, section 2.3)
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
@@ -266,6 +271,30 @@ def compiled(device: torch.device, source: str) -> Callable[[str], Callable[...,
     return kernel
 
 
+def usable(purpose: str, make: Callable[[], T], right: Callable[[T], bool]) -> T | None:
+    """Return compiled kernels, or None with a warning where they are not to be had or wrong.
+
+    Args:
+        purpose: what they compute, in words.
+        make: compiles them.
+        right: whether they compute what torch's operations do.
+    """
+    try:
+        kernels = make()
+        if right(kernels):
+            return kernels
+        reason = "they differ from torch's operations"
+    except Exception as error:  # no NVRTC, an older torch, a driver that takes no such code
+        reason = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"compiled kernels for {purpose} cannot be used on this GPU ({reason}): torch's operations "
+        "take their place, with the same results and more launches a step",
+        SecureClusterWarning,
+        stacklevel=2,
+    )
+    return None
+
+
 @functools.cache
 def _kernels(index: int) -> Kernels | None:
     """Return the compiled kernels of a CUDA device, or None where they are not to be had or wrong.
@@ -274,11 +303,9 @@ def _kernels(index: int) -> Kernels | None:
         index: number of the device.
     """
     device = torch.device("cuda", index)
-    try:
-        kernels = Kernels(compiled(device, KERNELS))
-        return kernels if kernels.right(device) else None
-    except Exception:  # no NVRTC, an older torch, a driver that takes no such code
-        return None
+    return usable(
+        "noise", lambda: Kernels(compiled(device, KERNELS)), lambda kernels: kernels.right(device)
+    )
 
 
 def by_operations(

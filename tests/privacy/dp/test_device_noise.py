@@ -17,8 +17,15 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from pretended import PRETENDED, counted, pretending
 from scipy import stats
 
+from securecluster.errors import SecureClusterWarning
 from securecluster.privacy.dp import device_cipher, device_noise
-from securecluster.privacy.dp.device_cipher import Kernels, by_operations, gaussians, keystream
+from securecluster.privacy.dp.device_cipher import (
+    Kernels,
+    by_operations,
+    gaussians,
+    keystream,
+    usable,
+)
 from securecluster.privacy.dp.device_noise import Tags, add_noise
 from securecluster.privacy.dp.grid_noise import rounded
 from securecluster.privacy.dp.noise_streams import NoiseStreams
@@ -251,3 +258,14 @@ def test_wrong_kernels_are_not_used(compiled: Callable[[str], Any], changed: str
         return wrong
 
     assert not Kernels(other).right(CPU)
+
+
+def test_kernels_that_cannot_be_used_are_told_of() -> None:
+    def missing() -> str:
+        raise RuntimeError("no compiler here")
+
+    assert usable("noise", lambda: "kernels", lambda _: True) == "kernels"
+    with pytest.warns(SecureClusterWarning, match=r"for noise .*RuntimeError: no compiler here"):
+        assert usable("noise", missing, lambda _: True) is None
+    with pytest.warns(SecureClusterWarning, match="they differ from torch's operations"):
+        assert usable("noise", lambda: "kernels", lambda _: False) is None
