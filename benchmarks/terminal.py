@@ -4,7 +4,8 @@ python -m benchmarks.terminal [--repeats 7]
 
 Each command runs in a process of its own, all of them once in each repetition, so that other work
 of the machine meets them alike. Processor and wall-clock seconds are medians; `import torch` and
-`python` alone are what no command can be faster than if it trains, and if it does not.
+`python` alone are what no command can be faster than if it trains, and if it does not. Modules are
+compiled, as after an installation: a first repetition, which does that, is not counted.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
 }
 BASE = "--help"
 TORCH = "import torch"
+ENVIRONMENT = {name: os.environ[name] for name in os.environ if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def once(command: Sequence[str], folder: Path) -> tuple[float, float, int]:
@@ -49,7 +51,7 @@ def once(command: Sequence[str], folder: Path) -> tuple[float, float, int]:
     """
     began = time.monotonic()
     with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         assert process.stdout is not None
         lines = len(process.stdout.read().splitlines())
@@ -65,10 +67,12 @@ def measured(repeats: int) -> list[dict[str, Any]]:
         repeats: runs of each of them.
     """
     runs: dict[str, list[tuple[float, float, int]]] = {name: [] for name in CASES}
-    for _ in range(repeats):
+    for repetition in range(repeats + 1):
         with tempfile.TemporaryDirectory() as folder:
             for name, command in CASES.items():
-                runs[name].append(once(command, Path(folder)))
+                run = once(command, Path(folder))
+                if repetition:
+                    runs[name].append(run)
     base = median(seconds for seconds, _, _ in runs[BASE])
     torch = median(seconds for seconds, _, _ in runs[TORCH])
     rows = []

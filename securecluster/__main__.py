@@ -20,7 +20,7 @@ def entry() -> None:
         code = main(sys.argv[1:])
     except KeyboardInterrupt as stop:  # while the program was still being loaded
         print("securecluster: stopped", file=sys.stderr)
-        code = getattr(stop, "code", 130)
+        sys.exit(getattr(stop, "code", 130))
     sys.exit(stops.flush() or code)
 
 

@@ -231,8 +231,13 @@ def _run(argv: list[str]) -> int:
     console = execution.console(options.output.quiet)
     with run_folder.claimed(out, options.output.force, default_name, texts) as folder:
         with execution.resumable(folder):
-            content, pictures = execution.watched_run(plan, federation, folder, console)
-        return _show(content, pictures, folder, console)
+            content, fitted = execution.watched_run(plan, federation, folder, console)
+        _show(content, folder, console)
+        if options.output.pictures:
+            drawn = execution.draw(folder, content, fitted, console)
+            with output():
+                console.print(f"pictures: {', '.join(picture.name for picture in drawn)}")
+        return 0
 
 
 def _resume(argv: list[str]) -> int:
@@ -266,8 +271,9 @@ def _resume(argv: list[str]) -> int:
         federation = execution.federation_of(folder, plan, config)
         console = execution.console(quiet)
         with execution.resumable(folder):
-            content, pictures = execution.watched_run(plan, federation, folder, console)
-        return _show(content, pictures, folder, console)
+            content, _ = execution.watched_run(plan, federation, folder, console)
+        _show(content, folder, console)
+        return 0
 
 
 def _check_no_sweep_options(options: Resume, what: str) -> None:
@@ -320,12 +326,11 @@ def _print_price(content: Result) -> None:
             print(price)
 
 
-def _show(content: Result, pictures: Sequence[Path], folder: Path, console: Any) -> int:
+def _show(content: Result, folder: Path, console: Any) -> None:
     """Show the report of a run that has just ended.
 
     Args:
         content: of result.json.
-        pictures: their paths.
         folder: of the run.
         console: quiet where nothing but errors is printed.
     """
@@ -333,18 +338,15 @@ def _show(content: Result, pictures: Sequence[Path], folder: Path, console: Any)
 
     if console.quiet:
         _print_price(content)
-        return 0
+        return
     with output():
         report.show(content, folder)
-        names = ", ".join(picture.name for picture in pictures)
-        console.print(f"pictures: {names}")
         shown = shlex.quote(str(folder))
         console.print(
-            f"next: securecluster report {shown} --html (a page to show), securecluster audit "
-            f"{shown} (attacks on what the server saw)",
+            f"next: securecluster report {shown} --html (pictures, and a page to show), "
+            f"securecluster audit {shown} (attacks on what the server saw)",
             markup=False,
         )
-    return 0
 
 
 def _replay(argv: list[str]) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from securecluster.app.finished_run import FinishedRun
     from securecluster.data import Federation
     from securecluster.runs.contents import Result, RunConfig
+    from securecluster.runs.fitted import FittedRun
     from securecluster.runs.run_folder import RunPlan
     from securecluster.runtime.run import Line
 
@@ -249,8 +250,8 @@ def federation_of(folder: Path, plan: RunPlan, config: RunConfig) -> Federation:
 
 def watched_run(
     plan: RunPlan, federation: Federation, folder: Path, console: Any
-) -> tuple[Result, list[Path]]:
-    """Run or resume in a folder with lines on a console, write the results, and draw the pictures.
+) -> tuple[Result, FittedRun]:
+    """Run or resume in a folder with lines on a console, and write the results.
 
     Args:
         plan: of the run.
@@ -259,10 +260,10 @@ def watched_run(
         console: for a line per round, and for lines within a round that takes long.
 
     Returns:
-        The content of result.json, and the paths of the pictures.
+        The content of result.json, and what it is of.
     """
     from securecluster.app import report
-    from securecluster.runs.carry_out import carry_out, complete, draw
+    from securecluster.runs.carry_out import carry_out, complete
     from securecluster.runs.result import Subject
 
     clock = progress.TimeLeft()
@@ -278,12 +279,9 @@ def watched_run(
     with slow_work_on(console):
         fitted = carry_out(plan.protocol, federation, plan.settings, folder, say)
         content = complete(folder, Subject.of(federation), fitted)
-    note = noting(console.quiet)
     if fitted.warning_ is not None:
-        note(fitted.warning_)
-    with noted(note):
-        pictures = draw(folder, content, fitted)
-    return content, pictures
+        noting(console.quiet)(fitted.warning_)
+    return content, fitted
 
 
 def _show_power(plan: RunPlan, federation: Federation, console: Any) -> None:
@@ -305,6 +303,23 @@ def _show_power(plan: RunPlan, federation: Federation, console: Any) -> None:
             console.print(chosen_sentence(config[CHOSEN]), markup=False)
         for sentence in check.sentences:
             console.print(f"power check: {as_typed(sentence)}", markup=False)
+
+
+def draw(folder: Path, content: Result, fitted: FittedRun, console: Any) -> list[Path]:
+    """Draw the pictures of a run that has just ended, and return their paths.
+
+    Without matplotlib a short run takes a fifth less time, so this is done where it is asked for.
+
+    Args:
+        folder: of the run.
+        content: of result.json.
+        fitted: the result of the run.
+        console: quiet where no notes are printed.
+    """
+    from securecluster.runs.plots import curves
+
+    with noted(noting(console.quiet)):
+        return curves.draw(folder, content, fitted.history_, fitted.state_)
 
 
 def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:

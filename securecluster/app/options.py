@@ -51,6 +51,14 @@ class Output:
     """print nothing but errors and, with noise, ε of a run"""
 
 
+@dataclass(frozen=True)
+class RunOutput(Output):
+    """Files and printed output of one run."""
+
+    pictures: bool = False
+    """draw the pictures of a run when it ends; `report` draws those that are missing"""
+
+
 def as_typed(text: str) -> str:
     """Return a sentence in which options have their names on the command line.
 
@@ -84,7 +92,7 @@ def _typed_option(match: re.Match[str]) -> str:
 def _option_types() -> dict[str, str]:
     """Return the types of the fields of all options, as they are written, by name."""
     types: dict[str, str] = {}
-    classes: list[Any] = [Simulation, Settings, Output]
+    classes: list[Any] = [Simulation, Settings, RunOutput]
     for name in PROTOCOLS:
         # the sentence may be about a class that cannot be imported
         with suppress(SecureClusterError):
@@ -106,7 +114,8 @@ def of_protocol(protocol: Any) -> dict[str, Section]:
     Args:
         protocol: its class.
     """
-    return with_common({"protocol": section_of(protocol)})
+    sections = with_common({"protocol": section_of(protocol)})
+    return {**sections, "output": Section("files and output", RunOutput)}
 
 
 def section_of(protocol: Any) -> Section:

@@ -7,6 +7,7 @@ A process that dies loses its own task alone, whose runs are tried once more at 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, TypeVar
 
+from securecluster.app.stops import COLLECTED_AFTER
 from securecluster.errors import SecureClusterError
 
 T = TypeVar("T")
@@ -181,6 +183,7 @@ def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
         connection: to the parent.
         work: does a task.
     """
+    gc.set_threshold(COLLECTED_AFTER)
     # Ctrl-C goes to all processes of a terminal; the parent stops its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

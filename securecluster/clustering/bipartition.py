@@ -210,14 +210,34 @@ def separation_of(alpha: Array, labels: Sequence[int]) -> float:
 
 
 def _single_linkage(alpha: Array) -> Array:
-    """Return scipy's linkage matrix (m − 1, 4) of −alpha by single linkage."""
-    from scipy.cluster.hierarchy import linkage
-    from scipy.spatial.distance import squareform
+    """Return the linkage matrix (m − 1, 4) of −alpha by single linkage.
 
-    distance = -alpha.astype(np.float64)
-    np.fill_diagonal(distance, 0.0)
-    condensed = squareform(distance, checks=False)
-    return np.asarray(linkage(condensed, "single"))
+    It is that of scipy's `linkage`, also under ties. To load scipy would take longer than all split
+    tests of a run.
+
+    Args:
+        alpha: similarities, (m, m), of which only those above the diagonal are read.
+    """
+    m = len(alpha)
+    above = np.triu(alpha, 1).astype(np.float64)
+    (order,), (edges,) = _spanning_trees((above + above.T)[None])
+    # A cluster stands side by side in `order`: its node by its first position, and its ends by each
+    # other.
+    node_at = order.tolist()
+    first_of = list(range(m))
+    last_of = list(range(m))
+    tree = np.empty((m - 1, 4))
+    strongest_first = np.argsort(-edges, kind="stable")
+    for row, edge in enumerate(strongest_first.tolist()):
+        first = first_of[edge]
+        right = edge + 1
+        last = last_of[right]
+        one, other = sorted((node_at[first], node_at[right]))
+        tree[row] = one, other, -edges[edge], last - first + 1
+        first_of[last] = first
+        last_of[first] = last
+        node_at[first] = m + row
+    return tree
 
 
 def _spanning_trees(alphas: Array) -> tuple[NDArray[np.intp], Array]:

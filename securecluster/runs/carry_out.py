@@ -82,7 +82,7 @@ def carry_out(
 
 
 def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
-    """Write all files of a run that has just ended but its pictures, and return its result.json.
+    """Write all files of a run that has just ended, and return its result.json.
 
     Args:
         folder: of the run, whose lock this process holds.
@@ -98,22 +98,6 @@ def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
     run_folder.seal(folder, text.encode())
     remove_checkpoints(folder)
     return content
-
-
-def draw(folder: Path, content: Result, fitted: FittedRun) -> list[Path]:
-    """Draw the pictures of a run that has just ended: no fault of drawing withholds its result.
-
-    Args:
-        folder: of the run.
-        content: of result.json.
-        fitted: the result of the run.
-
-    Returns:
-        The paths of the pictures.
-    """
-    from securecluster.runs.plots import curves
-
-    return curves.draw(folder, content, fitted.history_, fitted.state_)
 
 
 def fit_in(
@@ -162,7 +146,7 @@ def _completed(
     fitted = carry_out(plan.protocol, federation, plan.settings, folder, report)
     from securecluster.runs.result import Subject
 
-    draw(folder, complete(folder, Subject.of(federation), fitted), fitted)
+    complete(folder, Subject.of(federation), fitted)
     return fitted
 
 

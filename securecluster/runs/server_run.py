@@ -24,7 +24,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.models.objectives import objective
 from securecluster.privacy.masking.identities import Roster
 from securecluster.runs import run_folder
-from securecluster.runs.carry_out import complete, draw, resolved
+from securecluster.runs.carry_out import complete, resolved
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import as_agreed, call_types, params_as_json, program_of
 from securecluster.runs.fitted import FittedRun
@@ -141,7 +141,7 @@ class ServerRun:
         )
 
     def _completed(self, folder: Path, report: Callable[[Line], None]) -> FittedRun:
-        """Return the result of the run, with all its files and pictures written."""
+        """Return the result of the run, with all its files written."""
         atomic_files.remove_half_written(folder)
         atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
         run_secret.write(folder, self.key)
@@ -149,8 +149,7 @@ class ServerRun:
         subject = Subject(
             tuple(self._names), int(self.config["seed"]), objective(self.config["objective"])
         )
-        content = complete(folder, subject, fitted)
-        draw(folder, content, fitted)
+        complete(folder, subject, fitted)
         return fitted
 
     def _carried_out(self, folder: Path | None, report: Callable[[Line], None]) -> FittedRun:

@@ -63,7 +63,7 @@ def folder(
     """A run with a mask and noise, and its pictures."""
     target = tmp_path_factory.mktemp("audited") / "run"
     with with_pictures():
-        assert main([*RUN, *MASKED, "--quiet", "--out", str(target)]) == 0
+        assert main([*RUN, *MASKED, "--pictures", "--quiet", "--out", str(target)]) == 0
     return target
 
 

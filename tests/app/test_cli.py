@@ -20,7 +20,7 @@ def test_the_run_folder_holds_what_the_contract_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "run"
-    assert main(["run", "cfl", *SMALL, "--out", str(out)]) == 0
+    assert main(["run", "cfl", *SMALL, "--pictures", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert len(re.findall(r"^round +\d+/3", printed, re.M)) == 3
     for part in ("accuracy before", "train", "did not see", "infinite", str(out)):
@@ -76,7 +76,9 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
     longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds
     if protocol == "ifca":
         longer += ["--starts", "2"]
-    assert main(["run", protocol, *longer, "--quiet", "--out", str(tmp_path / "r")]) == 0
+    assert (
+        main(["run", protocol, *longer, "--pictures", "--quiet", "--out", str(tmp_path / "r")]) == 0
+    )
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     first = json.loads((tmp_path / "r" / "history.jsonl").read_text().splitlines()[0])
     assert (result["metrics"]["accuracy"]["before"] is None) == (first["clusters"] > 1)

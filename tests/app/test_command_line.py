@@ -239,6 +239,7 @@ def test_a_run_says_what_comes_next(said: Said, tmp_path: Path) -> None:
     assert f"everything is in {folder}" in text
     assert f"securecluster report '{folder}' --html" in text
     assert f"securecluster audit '{folder}'" in text
+    assert not list(folder.glob("*.png")), "they are drawn by report, or with --pictures"
 
 
 def test_a_quiet_run_with_noise_says_its_epsilon(said: Said, tmp_path: Path) -> None:

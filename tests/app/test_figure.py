@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.app.plots import comparison
 from securecluster.errors import SecureClusterWarning
-from securecluster.protocols import FedAvg
 from securecluster.runs.plots import curves, figure
 
 SMALL = [
@@ -40,7 +38,7 @@ def test_a_run_whose_picture_cannot_be_drawn_ends_and_draws_it_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(curves, "learning", check_result_and_fail)
-        assert main(["run", "fedavg", *SMALL, "--out", str(folder)]) == 0
+        assert main(["run", "fedavg", *SMALL, "--pictures", "--out", str(folder)]) == 0
         assert drawn == [True]
         said = capsys.readouterr().err
         assert said.startswith("securecluster: note: ") and said.count("\n") == 1
@@ -73,16 +71,6 @@ def test_a_comparison_whose_picture_cannot_be_drawn_ends_and_draws_it_later(
     assert (folder / "compare.json").is_file() and not (folder / "cost.png").exists()
     assert main(["resume", str(folder)]) == 0
     assert (folder / "cost.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.usefixtures("pictures")
-def test_in_python_a_picture_that_cannot_be_drawn_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Federation
-) -> None:
-    monkeypatch.setattr(curves, "learning", broken)
-    with pytest.warns(SecureClusterWarning, match=r"accuracy\.png was not drawn"):
-        fitted = FedAvg(rounds=1, epochs=1).fit(small, folder=tmp_path / "run")
-    assert (tmp_path / "run" / "result.json").is_file() and len(fitted.labels_) == len(small)
 
 
 def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:

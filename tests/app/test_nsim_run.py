@@ -31,7 +31,7 @@ def test_a_run_reports_correlations_and_draws_the_pairs(
     out = tmp_path / "run"
     options = [
         "--clients", "6", "--rounds", "3", "--local-rounds", "2", "--synthetic", "16",
-        "--positions", "30", "60",
+        "--positions", "30", "60", "--pictures",
     ]  # fmt: skip
     assert exit_of("run nsim --data mobility --transcript full", *options, "--out", out) == 0
     lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]

@@ -312,7 +312,7 @@ def test_free_releases_say_why_they_cost_nothing(
 def test_files_that_epsilon_does_not_cover_are_named(
     placement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    noised = ["--clip", "1", "--noise", "2", "--placement", placement]
+    noised = ["--clip", "1", "--noise", "2", "--placement", placement, "--pictures"]
     privacy, out = told(["fedavg", *SMALL, *noised], tmp_path / "r", capsys)
     text = " ".join(privacy["uncovered_files"])
     for name in (

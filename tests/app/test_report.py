@@ -150,7 +150,12 @@ def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_of("run cfl --rounds 12 --fallback 0.2 --threads 1", "--out", tmp_path / "r") == 0
+    assert (
+        exit_of(
+            "run cfl --pictures --rounds 12 --fallback 0.2 --threads 1", "--out", tmp_path / "r"
+        )
+        == 0
+    )
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert len(result["fallback"]["nodes"]) == len(result["leaves"]) == result["clusters"] > 1
     assert len(set(result["leaves"])) == result["clusters"] and 0 not in result["leaves"], (
@@ -168,7 +173,7 @@ def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(
 def test_servers_are_told_apart(tmp_path: Path) -> None:
     small = [
         "--clients", "6", "--samples", "40", "--rounds", "2", "--tasks", "2", "--threads", "1",
-        "--quiet",
+        "--quiet", "--pictures",
     ]  # fmt: skip
     assert exit_of("run oneshot", *small, "--out", tmp_path / "r") == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())

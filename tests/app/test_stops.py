@@ -4,6 +4,7 @@ run to go on with.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -71,6 +73,7 @@ def in_a_process(*arguments: str, stdout: TextIO | None) -> tuple[int, str]:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enter]:
     terminate = signal.getsignal(signal.SIGTERM)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thresholds = gc.get_threshold()
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, os.environ.get(name, value))
 
@@ -88,6 +91,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enter]:
     yield entered
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, interrupt)
+    gc.set_threshold(*thresholds)
 
 
 @pytest.fixture(params=["this process", exhaustive("a process of its own")])
@@ -267,6 +271,18 @@ def test_every_encoding_prints_every_line(encoding: str, enter: Enter, tmp_path:
     (line,) = [line for line in lines if line.startswith("round   1")]
     assert ("‖mean‖/max" if encoding == "utf-8" else "||mean||/max") in line
     assert (tmp_path / "r" / "result.json").is_file()
+
+
+def test_objects_that_nobody_reaches_are_still_collected(in_this_process: Enter) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    in_this_process("--version", stdout=io.StringIO())
+    first = weakref.ref(Cycle())
+    kept = [Cycle() for _ in range(2 * stops.COLLECTED_AFTER)]
+    assert first() is None
+    assert len(kept) > gc.get_threshold()[0] > 700
 
 
 def test_readable_words_are_ascii() -> None:

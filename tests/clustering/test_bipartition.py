@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import linkage
 
 from securecluster.clustering.bipartition import (
+    _single_linkage,
     bipartition,
     separated,
     separation_of,
@@ -86,6 +88,17 @@ def test_it_is_optimal_and_the_optimum_where_that_is_unique(
 def test_it_agrees_with_algorithm_1(m: int, seed: int, levels: int | None) -> None:
     alpha = symmetric(m, np.random.default_rng(seed), levels)
     assert bipartition(alpha).cross_max == algorithm_1(alpha)
+
+
+@given(st.integers(2, 60), st.integers(0, 10**6), LEVELS)
+def test_single_linkage_is_that_of_scipy_also_under_ties(
+    m: int, seed: int, levels: int | None
+) -> None:
+    alpha = symmetric(m, np.random.default_rng(seed), levels)
+    above = alpha[np.triu_indices(m, 1)]
+    # neither reads what is below the diagonal
+    alpha[np.tri(m, dtype=bool)] = 9.0
+    assert np.array_equal(_single_linkage(alpha), linkage(-above, "single"))
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, 1.0, 1 - 2**-53, 1e-300])

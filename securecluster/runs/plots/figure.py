@@ -19,6 +19,7 @@ from securecluster.runs.number_format import printable
 Drawing = Callable[[], Any]  # returns a figure, or None where there is nothing to show
 
 WIDEST = 14  # letters of a client's name at an axis
+DPI = 120  # of a file
 UPRIGHT_LETTERS = 3  # of names that stand side by side at a horizontal axis
 
 
@@ -135,8 +136,13 @@ def save(path: Path, picture: Any) -> Path:
     Raises:
         RunFolderError: the file cannot be written.
     """
+    from matplotlib.image import imsave
+
+    # not savefig: it goes through the drawing twice, for the same pixels
+    picture.set_dpi(DPI)
+    picture.canvas.draw()
     buffer = io.BytesIO()
-    picture.savefig(buffer, format="png", dpi=120)
+    imsave(buffer, picture.canvas.buffer_rgba(), format="png", dpi=DPI)
     atomic_files.write_atomic(path, buffer.getvalue())
     return path
 
