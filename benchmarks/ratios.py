@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import protected_rounds, server_scale, speed, table, terminal
+from benchmarks import own_data, protected_rounds, server_scale, speed, table, terminal
 from benchmarks.grid import script_parser
 from securecluster.core.devices import cpu_threads
 
@@ -32,6 +32,7 @@ FACTOR = 2.0  # times its reference, from which a ratio is too large
 REPEATS = 5
 RUNS = 3  # of a whole default run
 CLIENTS_OF_DPSGD = 4
+ROWS, CLIENTS_OF_ROWS = 500_000, 500  # of a table
 FEW_CLIENTS, MANY_CLIENTS = 1000, 4000
 UPDATE = "python -m benchmarks.ratios --update"
 
@@ -85,6 +86,15 @@ def growth() -> list[float]:
     return [first, statistics.median(later)]
 
 
+def own_table() -> list[float]:
+    """Return the time of making a federation of a parquet file over that of pyarrow's read."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "own.parquet"
+        own_data.write_file(path, own_data.COLUMNS, ROWS, CLIENTS_OF_ROWS)
+        read, ours, _ = own_data.least_seconds(path, REPEATS)
+    return [ours / read]
+
+
 def commands(names: tuple[str, str], repeats: int) -> list[float]:
     """Return the time of a command over that of another one.
 
@@ -113,6 +123,7 @@ MEASURES: Mapping[tuple[str, ...], Callable[[], Sequence[float]]] = {
         "a client's key agreement among 4,000 clients, over among 1,000",
         "a client's masked call among 4,000 clients, over among 1,000",
     ): growth,
+    ("a federation of a parquet file, over pyarrow's read",): own_table,
     ("list, over --help",): partial(commands, ("list", terminal.BASE), REPEATS),
     ("run cfl, over import torch",): partial(commands, ("run cfl", terminal.TORCH), RUNS),
 }
