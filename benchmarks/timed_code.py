@@ -127,6 +127,7 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/app/command_line.py",
         "securecluster/app/registry.py",
     ),
+    "whole_run": (*RUNS, "securecluster/data/pools.py"),
     "split_test_cost": (
         "securecluster/clustering/bipartition.py",
         "securecluster/clustering/noise_robust.py",
