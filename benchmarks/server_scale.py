@@ -19,7 +19,7 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -114,8 +114,8 @@ def run_protocol(case: str, clients: int) -> dict[str, Any]:
     }
 
 
-def measure_call(case: str, clients: int) -> dict[str, Any]:
-    """Call all clients once per round of FedAvg, and return the line of the table.
+def seconds_of_calls(case: str, clients: int) -> Iterator[float]:
+    """Call all clients once per round of FedAvg, and yield the processor seconds of each call.
 
     Args:
         case: the mask.
@@ -129,17 +129,26 @@ def measure_call(case: str, clients: int) -> dict[str, Any]:
     transport = InProcess(endpoint.answer, lambda call: set())
     net = build_network(method, transport, config)
     state = AveragingState([0] * clients, PendingUpdates.start(clients, fresh=case != "none"))
-    seconds = []
     for t in range(1, CALLS + 1):
         net.round = t
         start = time.process_time()
         average_clusters(net, state, 1.0, t)
-        seconds.append(time.process_time() - start)
-    later = statistics.median(seconds[1:])
+        yield time.process_time() - start
+
+
+def measure_call(case: str, clients: int) -> dict[str, Any]:
+    """Call all clients once per round of FedAvg, and return the line of the table.
+
+    Args:
+        case: the mask.
+        clients: how many.
+    """
+    first, *others = seconds_of_calls(case, clients)
+    later = statistics.median(others)
     return {
         "case": case,
         "clients": clients,
-        "first_cpu_seconds": round(seconds[0], 2),
+        "first_cpu_seconds": round(first, 2),
         "cpu_seconds": round(later, 2),
         "microseconds_a_client": round(1e6 * later / clients),
         "peak_mib": round(peak() * MIB_A_GIB),

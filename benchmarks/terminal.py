@@ -25,6 +25,8 @@ from benchmarks.table import write
 
 COMMAND = (sys.executable, "-m", "securecluster")
 SMALL = ("--rounds", "1", "--clients", "4", "--quiet")
+MISTAKE = "a mistake (run cfll)"
+MISTAKEN = 2  # exit status of a command with a user's mistake
 CASES: Mapping[str, tuple[str, ...]] = {
     "python": (sys.executable, "-c", "pass"),
     "import torch": (sys.executable, "-c", "import torch"),
@@ -32,7 +34,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "list": (*COMMAND, "list"),
     "run cfl --help": (*COMMAND, "run", "cfl", "--help"),
     "run cfl --help-all": (*COMMAND, "run", "cfl", "--help-all"),
-    "a mistake (run cfll)": (*COMMAND, "run", "cfll"),
+    MISTAKE: (*COMMAND, "run", "cfll"),
     "run cfl, one round": (*COMMAND, "run", "cfl", *SMALL, "--out", "run"),
     "run cfl": (*COMMAND, "run", "cfl", "--quiet", "--out", "whole"),
     "report": (*COMMAND, "report", "run"),
@@ -42,21 +44,28 @@ TORCH = "import torch"
 ENVIRONMENT = {name: os.environ[name] for name in os.environ if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def once(command: Sequence[str], folder: Path) -> tuple[float, float, int]:
+def once(command: Sequence[str], folder: Path, status: int = 0) -> tuple[float, float, int]:
     """Return processor seconds, wall-clock seconds and printed lines of a command.
 
     Args:
         command: with its arguments.
         folder: in which it runs.
+        status: with which it must end.
+
+    Raises:
+        subprocess.CalledProcessError: it ended with another status.
     """
     began = time.monotonic()
     with subprocess.Popen(
         command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         assert process.stdout is not None
-        lines = len(process.stdout.read().splitlines())
-        _, _, usage = os.wait4(process.pid, 0)
-        process.returncode = 0  # it has been waited for
+        printed = process.stdout.read()
+        _, ended, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(ended)  # it has been waited for
+    if process.returncode != status:
+        raise subprocess.CalledProcessError(process.returncode, command, printed)
+    lines = len(printed.splitlines())
     return usage.ru_utime + usage.ru_stime, time.monotonic() - began, lines
 
 
@@ -70,7 +79,8 @@ def measured(repeats: int) -> list[dict[str, Any]]:
     for repetition in range(repeats + 1):
         with tempfile.TemporaryDirectory() as folder:
             for name, command in CASES.items():
-                run = once(command, Path(folder))
+                status = MISTAKEN if name == MISTAKE else 0
+                run = once(command, Path(folder), status)
                 if repetition:
                     runs[name].append(run)
     base = median(seconds for seconds, _, _ in runs[BASE])

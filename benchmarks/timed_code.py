@@ -89,6 +89,7 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     "memory": RUNS,
     "over_flower_cost": OVER_FLOWER,
     "over_flower_cost_200": OVER_FLOWER,
+    "own_data": ("securecluster/data/user_tables.py", "securecluster/data/user_arrays.py"),
     "papers/nsim_time": ("protocols/nsim/lcss.py", "protocols/nsim/similarity_model.py"),
     "peers_cnn": RUNS,
     "peers_cnn_1000": RUNS,
@@ -126,6 +127,7 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/app/command_line.py",
         "securecluster/app/registry.py",
     ),
+    "whole_run": (*RUNS, "securecluster/data/pools.py"),
     "split_test_cost": (
         "securecluster/clustering/bipartition.py",
         "securecluster/clustering/noise_robust.py",

@@ -677,7 +677,6 @@ def _from_files(
     """
     names = class_names.given_names(classes)
     read = read_clients(file_parts(path, kind), roles, names)
-    federation, doubts = _from_columns(read, classes is not None, scaling, seed)
     # absolute, so that the recipe holds in any working folder
     resolved = path.resolve()
     recipe = None
@@ -693,11 +692,12 @@ def _from_files(
             "scaling": scaling,
             "seed": seed,
         }
-    return replace(federation, data=resolved.stem, recipe=recipe), doubts
+    named = {"data": resolved.stem, "recipe": recipe}
+    return _from_columns(read, classes is not None, scaling, seed, **named)
 
 
 def _from_columns(
-    read: ClientColumns, given: bool, scaling: Any, seed: int
+    read: ClientColumns, given: bool, scaling: Any, seed: int, **named: Any
 ) -> tuple[Federation, list[str]]:
     """Return a federation of a table's columns, and doubts about it.
 
@@ -706,6 +706,7 @@ def _from_columns(
         given: True if the user named the classes.
         scaling: as in `Federation.from_arrays`.
         seed: of the federation.
+        named: as for `_from_user_arrays`.
     """
     arrays = _UserArrays(
         read.clients,
@@ -716,13 +717,17 @@ def _from_columns(
         advice="leave it out (drop_columns)",
         scaling=scaling,
     )
-    federation, doubts = _from_user_arrays(arrays, seed)
     names = class_names.unless_plain(read.classes)
-    return replace(federation, class_names=names, classes_given=given), doubts
+    return _from_user_arrays(arrays, seed, class_names=names, classes_given=given, **named)
 
 
-def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[str]]:
+def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Federation, list[str]]:
     """Return a federation of users' own arrays, and doubts about inputs that may be mistakes.
+
+    Args:
+        arrays: as the user gave them.
+        seed: of the federation.
+        named: fields of the federation that the arrays do not tell, or tell otherwise.
 
     Raises:
         UsageError: arrays that cannot be trained on.
@@ -760,6 +765,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
     scaling = _scaling(arrays, feature_names, splits[0][0][0].shape[1:])
     shards = tuple(_shard(train_pair, test_pair, scaling) for train_pair, test_pair in splits)
+    told: dict[str, Any] = {"class_names": names, "classes_given": arrays.classes is not None}
     federation = Federation(
         names=tuple(clients),
         shards=shards,
@@ -768,9 +774,8 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
         truth=truth,
         objective=objective,
         feature_names=feature_names,
-        class_names=names,
-        classes_given=arrays.classes is not None,
         scaling=scaling,
+        **{**told, **named},
     )
     samples = [x for x, _ in pairs.values()]
     return federation, [*doubts, *_doubts(federation, arrays, samples)]

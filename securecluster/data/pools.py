@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import io
+import struct
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -396,7 +398,13 @@ def decode(
     if channels == 1:
         mode = "L"
     decoded = 0
+    begin = _png_begin(shape)
     for location, blob in blobs:
+        rows = _unfiltered_rows(blob or b"", begin, shape)
+        if rows is not None:
+            pixels[decoded] = rows.reshape(height, width, channels)
+            decoded += 1
+            continue
         image = opened(location, blob)
         if image.size != (width, height):
             image_width, image_height = image.size
@@ -415,6 +423,55 @@ def decode(
             f"{count} images were asked for and {decoded} are there: the rows lie beyond the pool"
         )
     return pixels
+
+
+def _png_begin(shape: tuple[int, int, int]) -> bytes:
+    """Return the bytes that a PNG of 8 bits a channel begins with: its signature and its header.
+
+    Args:
+        shape: (channels, height, width) of the image, grey or RGB.
+    """
+    channels, height, width = shape
+    colour_type = 0 if channels == 1 else 2
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
+    check_sum = zlib.crc32(header)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", check_sum)
+
+
+def _unfiltered_rows(blob: bytes, begin: bytes, shape: tuple[int, int, int]) -> Pixels | None:
+    """Return the pixels of a PNG whose rows are stored as they are, (height, width · channels).
+
+    Pillow takes several times as long for small images, such as those of MNIST (W3C, Portable
+    Network Graphics, 2003, sections 5 and 9).
+
+    Args:
+        blob: the encoded image.
+        begin: as `_png_begin` returns it.
+        shape: (channels, height, width) of the image.
+
+    Returns:
+        None for every other image, damaged ones among them, which is left to Pillow.
+    """
+    start = len(begin) + 8  # of the data, after their length and type
+    if not blob.startswith(begin) or blob[start - 4 : start] != b"IDAT":
+        return None
+    length = int.from_bytes(blob[start - 8 : start - 4], "big")
+    channels, height, width = shape
+    # each row begins with the number of its filter
+    bytes_of_row = 1 + width * channels
+    size = height * bytes_of_row
+    stream = zlib.decompressobj()
+    try:
+        # no more than fits, whatever the data claim; at their end a sum of them is checked
+        data = stream.decompress(blob[start : start + length], size + 1)
+    except zlib.error:
+        return None
+    if len(data) != size or not stream.eof:
+        return None
+    rows = np.frombuffer(data, np.uint8).reshape(height, bytes_of_row)
+    if rows[:, 0].any():
+        return None
+    return rows[:, 1:]
 
 
 def floats(pixels: Pixels, order: NDArray[np.intp]) -> Features:

@@ -34,6 +34,7 @@ from securecluster.data.pools import (
 from securecluster.errors import UsageError, unknown
 
 EXACT_IN_SINGLE = 2**24  # up to this number float32 represents all integers exactly
+ROWS_OF_BLOCK = 4096  # rows of a table of numbers that are put together at once
 GREY_MODES = ("1", "L", "I", "I;16", "F")  # Pillow's modes of images with one channel
 
 
@@ -348,14 +349,16 @@ def read_clients(parts: Sequence[Part], roles: Roles, classes: ClassNames | None
         clusters = _truth(names, client_of_row, values, cluster_of_row, roles.truth)
     excluded = {*roles_of, *dropped}
     x, columns = _features(parts, excluded, selected)
-    # stable, so that a client's rows remain in the order of the files
-    by_client = np.argsort(client_of_row, kind="stable")
-    ends = np.cumsum(row_counts)
-    rows_of_clients = np.split(by_client, ends[:-1])
+    # stable, so that a client's rows remain in the order of the files; sorting numbers of 16 bits
+    # takes time in proportion to the rows
+    numbers = client_of_row.astype(np.min_scalar_type(len(names)))
+    by_client = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(row_counts)[:-1]
+    samples = np.split(x[by_client], ends)
+    labels = np.split(y[by_client], ends)
     clients: dict[str | float, tuple[NDArray[Any], Labels]] = {}
-    for client_name, rows in zip(names, rows_of_clients, strict=True):
-        pair = (x[rows], y[rows])
-        clients[_key(client_name)] = pair
+    for client_name, *pair in zip(names, samples, labels, strict=True):
+        clients[_key(client_name)] = (pair[0], pair[1])
     return ClientColumns(clients, clusters, columns, classes or _class_names(found))
 
 
@@ -489,10 +492,15 @@ def _values(parts: Sequence[Part], name: str) -> tuple[NDArray[Any], Labels]:
     Raises:
         UsageError: there are no rows, empty cells, or values without an order.
     """
-    cells_of_parts = []
+    values_of_parts = []
+    positions_of_parts = []
+    count = 0
     for part in parts:
-        cells_of_parts.append(part.column(name).to_numpy(zero_copy_only=False))
-    cells = np.concatenate(cells_of_parts)
+        part_values, part_positions = _encoded(part.column(name))
+        values_of_parts.append(part_values)
+        positions_of_parts.append(part_positions + count)
+        count += len(part_values)
+    cells = np.concatenate(values_of_parts)
     if not len(cells):
         raise UsageError(f"{_whole(parts)} has no rows: give a table that has some")
     # NaN is not null to pyarrow, so `column` has not refused it
@@ -501,14 +509,40 @@ def _values(parts: Sequence[Part], name: str) -> tuple[NDArray[Any], Labels]:
             f"column {name!r} of {parts[0]} has empty cells (NaN): fill or drop these rows"
         )
     try:
-        values, positions = np.unique(cells, return_inverse=True)
+        values, order = np.unique(cells, return_inverse=True)
     # values of mixed types have no order
     except (TypeError, ValueError):
         raise UsageError(
             f"column {name!r} of {parts[0]} holds values that cannot be put in order: use numbers "
             "or text"
         ) from None
-    return values, positions.reshape(-1).astype(np.int64)
+    positions = np.concatenate(positions_of_parts)
+    return values, order.reshape(-1).astype(np.int64)[positions]
+
+
+def _encoded(cells: Any) -> tuple[NDArray[Any], Labels]:
+    """Return values among which are all of a column and no others, and each row's position (n,).
+
+    Values may be repeated, and are in no order.
+
+    Args:
+        cells: of the column (pyarrow).
+    """
+    arrow = need("pyarrow")
+    if arrow.types.is_dictionary(cells.type):
+        # its values may be more than those that occur
+        cells = cells.cast(cells.type.value_type)
+    try:
+        chunks = cells.dictionary_encode().unify_dictionaries().chunks
+    except arrow.ArrowNotImplementedError:
+        chunks = []
+    # values without codes, such as lists, and empty cells within a column of codes
+    if not chunks or cells.null_count:
+        values = cells.to_numpy(zero_copy_only=False)
+        return values, np.arange(len(values))
+    values = chunks[0].dictionary.to_numpy(zero_copy_only=False)
+    positions = [chunk.indices.to_numpy() for chunk in chunks]
+    return values, np.concatenate(positions, dtype=np.int64)
 
 
 def _truth(
@@ -530,17 +564,18 @@ def _truth(
     Raises:
         UsageError: rows of one client have different values.
     """
-    rows = np.stack([client_of_row, cluster_of_row], axis=1)
-    pairs = np.unique(rows, axis=0)
-    value_counts = np.bincount(pairs[:, 0])
-    ambiguous = np.flatnonzero(value_counts > 1)
+    # of the client's last row
+    clusters = np.zeros(len(names), np.int64)
+    clusters[client_of_row] = cluster_of_row
+    ambiguous = client_of_row[clusters[client_of_row] != cluster_of_row]
     if len(ambiguous):
-        client_name = str(names[ambiguous[0]])
+        client_name = str(names[ambiguous.min()])
         raise UsageError(
             f"client {client_name!r} has several values in column {column_name!r}: a true cluster "
             "is one value per client"
         )
-    return {_key(names[client]): int(cluster) for client, cluster in pairs}
+    clusters_by_name = zip(names, clusters.tolist(), strict=True)
+    return {_key(name): cluster for name, cluster in clusters_by_name}
 
 
 def _features(
@@ -568,6 +603,12 @@ def _features(
     if list_columns:
         name = _only_feature(parts[0], "lists", list_columns, selected)
         lists = [_lists(part, name) for part in parts]
+        for part, rows in zip(parts, lists, strict=True):
+            if rows.shape[1:] != lists[0].shape[1:]:
+                raise UsageError(
+                    f"column {name!r} of {part} has lists of other lengths than that of "
+                    f"{parts[0]}: make them equally long"
+                )
         return np.concatenate(lists), (name,)
     if selected is None:
         # pandas writes its row numbers under this name
@@ -611,12 +652,10 @@ def _check_numbers(part: Part, names: Sequence[str]) -> None:
         part: with the columns.
         names: of the columns.
     """
-    types = need("pyarrow").types
-    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
     others: dict[str, str] = {}
     for name in names:
         column_type = part.type_of(name)
-        if not any(check(column_type) for check in checks):
+        if not _is_number(column_type):
             others[name] = _content(column_type)
     if not others:
         return
@@ -631,6 +670,13 @@ def _check_numbers(part: Part, names: Sequence[str]) -> None:
         f"columns {quoted} of {part} hold {contents}, not numbers: drop them (drop_columns), or "
         "encode them as numbers"
     )
+
+
+def _is_number(column_type: Any) -> bool:
+    """Return True if a column of this type (pyarrow) holds numbers, booleans or nothing."""
+    types = need("pyarrow").types
+    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_null)
+    return any(check(column_type) for check in checks)
 
 
 def _content(column_type: Any) -> str:
@@ -714,7 +760,12 @@ def _images(parts: Sequence[Part], name: str) -> Features:
 def _table(part: Part, names: Sequence[str]) -> NDArray[Any]:
     """Return columns of numbers as a table (n, k)."""
     columns = [_numbers(part, name) for name in names]
-    return np.stack(columns, axis=1)
+    table = np.empty((len(columns[0]), len(columns)), np.result_type(*columns))
+    # a block of all columns at a time, which a processor's cache holds
+    for start in range(0, len(table), ROWS_OF_BLOCK):
+        block = slice(start, start + ROWS_OF_BLOCK)
+        np.stack([values[block] for values in columns], axis=1, out=table[block])
+    return table
 
 
 def _lists(part: Part, name: str) -> Features:
@@ -728,10 +779,10 @@ def _lists(part: Part, name: str) -> Features:
         UsageError: lists of different lengths, or of values that are no numbers.
     """
     cells = part.column(name)
-    with reading(part):
-        values = cells.to_pylist()
     try:
-        rows = np.asarray(values)
+        with reading(part):
+            arrays = [_rectangular(chunk) for chunk in cells.chunks if len(chunk)]
+        rows = np.concatenate(arrays)
     except ValueError:
         raise UsageError(
             f"column {name!r} of {part} has lists of different lengths: make them equally long"
@@ -742,6 +793,31 @@ def _lists(part: Part, name: str) -> Features:
             "numbers: use numbers"
         )
     return _single(rows)
+
+
+def _rectangular(cells: Any) -> NDArray[Any]:
+    """Return lists, possibly nested, as an array (n, …).
+
+    Args:
+        cells: of a column (`pyarrow.Array`). The array is one of objects where cells within lists
+            are empty or no numbers.
+
+    Raises:
+        ValueError: lists of different lengths.
+    """
+    compute = need("pyarrow.compute")
+    shape = [len(cells)]
+    while _holds_lists(cells.type):
+        lengths = compute.list_value_length(cells).unique().to_pylist() or [0]
+        if len(lengths) > 1:
+            raise ValueError("lists of different lengths are no array")
+        if lengths == [None]:
+            return np.empty(shape, object)
+        shape += lengths
+        cells = cells.flatten()
+    if cells.null_count or not _is_number(cells.type):
+        return np.empty(shape, object)
+    return np.asarray(cells.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
 def _numbers(part: Part, name: str) -> NDArray[Any]:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from securecluster import Federation
+from securecluster.data import user_tables
+from securecluster.data.user_tables import Roles, frame_part, read_clients
 from securecluster.errors import SecureClusterWarning, UsageError
 
 pa = pytest.importorskip("pyarrow")
@@ -121,6 +123,53 @@ def test_names_with_dots_and_dictionaries_are_read_as_they_are(tmp_path: Path) -
     assert load(write(tmp_path / "c.parquet", coded)).digest() == plain
 
 
+def test_dictionaries_may_hold_values_that_no_row_has_and_values_twice(tmp_path: Path) -> None:
+    plain = load(write(tmp_path / "x.parquet", PLAIN))
+    # the second row group has codes of its own
+    first = pa.DictionaryArray.from_arrays([2, 0, 1] * 4, ["s0", "s1", "s2", "nobody"])
+    second = pa.DictionaryArray.from_arrays([1, 3, 2] * 6, ["ghost", "s2", "s1", "s0", "s2"])
+    for codes in (pa.chunked_array([first, second]), pa.chunked_array([first[:0], first, second])):
+        table = pa.table({**PLAIN, "site": codes})
+        federation = Federation.from_frame(table, client="site", label="label", seed=0)
+        assert federation.names == plain.names and federation.digest() == plain.digest()
+    repeated = pa.DictionaryArray.from_arrays(
+        [2, 0, 1, 3, 4, 1] * 5, ["s0", "s1", "s2", "s2", "s0"]
+    )
+    table = pa.table({**PLAIN, "site": repeated})
+    federation = Federation.from_frame(table, client="site", label="label", seed=0)
+    assert federation.digest() == plain.digest()
+    empty = pa.DictionaryArray.from_arrays([0, 1, 2] * 10, ["s0", None, "s2"])
+    with pytest.raises(UsageError, match="'site' of the table holds values that cannot be put in"):
+        Federation.from_frame(
+            pa.table({**PLAIN, "site": empty}), client="site", label="label", seed=0
+        )
+
+
+@pytest.mark.parametrize("clients", [255, 256, 257, 300])
+def test_the_rows_of_many_clients_stay_with_them_in_their_order(clients: int) -> None:
+    order = np.random.default_rng(1).permutation(6 * clients)
+    site = order % clients
+    table = pa.table(
+        {"site": site, "label": order // clients, "a": site, "b": np.arange(len(site))}
+    )
+    read = read_clients([frame_part(table)], Roles("site", "label"), None)
+    assert list(read.clients) == [str(k) for k in range(clients)]
+    for name, (x, y) in read.clients.items():
+        (rows,) = np.nonzero(site == int(name))
+        assert x.tolist() == [[int(name), row] for row in rows]
+        assert y.tolist() == (order[rows] // clients).tolist()
+
+
+def test_long_tables_are_put_together_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {"f2": np.arange(N) * 2**30, "f3": np.arange(N) % 2 == 0}  # beyond single precision
+    table = pa.table({**PLAIN, **wide})
+    monkeypatch.setattr(user_tables, "ROWS_OF_BLOCK", 7)
+    read = read_clients([frame_part(table)], Roles("site", "label"), None)
+    expected = np.stack([X[:, 0].astype(np.float32), X[:, 1].astype(np.float32), *wide.values()], 1)
+    for name, (x, _) in read.clients.items():
+        assert np.array_equal(x, expected[name == SITE]) and x.dtype == np.float64
+
+
 def test_client_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
     columns = {**PLAIN, "site": np.array([10, 9, 2])[np.arange(N) % 3]}
     assert load(write(tmp_path / "x.parquet", columns)).names == ("2", "9", "10")
@@ -134,6 +183,12 @@ def test_lists_and_images_are_features(tmp_path: Path) -> None:
     assert load(write(tmp_path / "n.parquet", squares)).shape == (2, 2)
     fixed = {**listed, "x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4)}
     assert load(write(tmp_path / "f.parquet", fixed)).digest() == plain
+    part = pa.table(listed)
+    chunks = pa.concat_tables([part.slice(0, 4), part.slice(0, 0), part.slice(4)])
+    sliced = Federation.from_frame(
+        chunks, client="site", label="label", feature_columns=["x"], seed=0
+    )
+    assert sliced.digest() == plain
 
     for shape, expected in (((5, 6), (1, 5, 6)), ((5, 6, 3), (3, 5, 6))):
         pixels = np.random.default_rng(1).integers(0, 256, (N, *shape), dtype=np.uint8)
@@ -151,6 +206,32 @@ def test_lists_and_images_are_features(tmp_path: Path) -> None:
         assert found == {tuple(p.astype(int).ravel()) for p in planes}
         bare = write(tmp_path / "b.parquet", {**pictures, "img": blobs})
         assert load(bare).digest() == federation.digest()
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (pa.array([[1.0], [1.0, 2.0]] * 15), "has lists of different lengths"),
+        (pa.array([[[1.0], [2.0]], [[1.0, 2.0], [3.0]]] * 15), "has lists of different lengths"),
+        (pa.array([[[1.0]], [None]] * 15), "has lists of different lengths"),
+        (pa.chunked_array([[[1.0]] * 15, [[1.0, 2.0]] * 15]), "has lists of different lengths"),
+        (pa.array([["one"]] * N), "has lists with empty cells or of other things"),
+        (pa.array([[1.0, None]] * N), "has lists with empty cells or of other things"),
+        (pa.array([[None]] * N, pa.list_(pa.list_(pa.int8()))), "has lists with empty cells"),
+    ],
+)
+def test_lists_that_are_no_arrays_of_numbers_are_refused(cells: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=f"column 'x' of the table {words}"):
+        Federation.from_frame(pa.table({**BARE, "x": cells}), client="site", label="label", seed=0)
+
+
+def test_lists_of_other_lengths_in_another_file_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {**BARE, "x": [[1.0, 2.0]] * N})
+    write(tmp_path / "b.parquet", {**BARE, "x": [[1.0]] * N})
+    with pytest.raises(
+        UsageError, match=r"b\.parquet has lists of other lengths than .*a\.parquet"
+    ):
+        load(tmp_path)
 
 
 def test_whole_numbers_and_truth_values_are_features_and_a_pandas_index_is_not(

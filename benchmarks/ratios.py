@@ -1,0 +1,222 @@
+"""Guard ratios of times: fail when one of them is twice as bad as its reference.
+
+python -m benchmarks.ratios             measure and print all ratios
+python -m benchmarks.ratios --check     return 1 where one is over twice its reference
+python -m benchmarks.ratios --update    write the references, benchmarks/results/ratios.csv
+
+Each ratio is what this library takes over what something beside it takes, measured in turn in the
+same minute, in processor seconds and on one thread: less is better, and the machine hardly matters.
+A ratio that is too large is measured a second time, and its lesser value counts, so that other work
+of the machine does not fail the check. What became twice as slow does; what became a tenth slower
+is found in the tables of the evidence pages instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks import own_data, protected_rounds, server_scale, speed, table, terminal
+from benchmarks.grid import script_parser
+from securecluster.core.devices import cpu_threads
+
+NAME = "ratios"
+FACTOR = 2.0  # times its reference, from which a ratio is too large
+REPEATS = 5
+RUNS = 3  # of a whole default run
+CLIENTS_OF_DPSGD = 4
+ROWS, CLIENTS_OF_ROWS = 500_000, 500  # of a table
+FEW_CLIENTS, MANY_CLIENTS = 1000, 4000
+UPDATE = "python -m benchmarks.ratios --update"
+
+
+def training(model: str, clients: int) -> list[float]:
+    """Return the time of training all clients at once over that of a plain PyTorch loop.
+
+    Args:
+        model: a network's name.
+        clients: how many.
+    """
+    batched = speed.cohort(model, clients)
+    # a copy, since the plain loop overwrites its parameters
+    module = copy.deepcopy(batched.model.module)
+    tasks = {
+        "batched": partial(speed.train, batched),
+        "plain": partial(speed.plain, batched, module),
+    }
+    shortest = protected_rounds.least(tasks, REPEATS)
+    return [shortest["batched"] / shortest["plain"]]
+
+
+def dp_sgd() -> list[float]:
+    """Return the time of DP-SGD with exact noise over that of opacus."""
+    shortest = protected_rounds.dp_sgd(CLIENTS_OF_DPSGD, REPEATS)
+    return [shortest["DP-SGD"] / shortest[protected_rounds.OPACUS]]
+
+
+def secure_sums() -> list[float]:
+    """Return the time of a round with secure sums over that of one with plain sums."""
+    shortest = protected_rounds.secure_sums("mlp-32", REPEATS)
+    return [shortest["secagg"] / shortest["plain"]]
+
+
+def norms() -> list[float]:
+    """Return the time of the check of the updates' norms over that of training them."""
+    shortest = protected_rounds.norms(REPEATS)
+    return [shortest["norms"] / shortest[protected_rounds.TRAINING]]
+
+
+def growth() -> list[float]:
+    """Return the times of masked calls of many clients over those of few, a client each.
+
+    They are 1 where times grow with the number of clients, and 4 where they grow with its square:
+    of the first call, which has the key agreement, and of the later ones.
+    """
+    few = server_scale.seconds_of_calls("permutation", FEW_CLIENTS)
+    many = server_scale.seconds_of_calls("permutation", MANY_CLIENTS)
+    times = MANY_CLIENTS / FEW_CLIENTS
+    first, *later = (long / (times * short) for short, long in zip(few, many, strict=True))
+    return [first, statistics.median(later)]
+
+
+def own_table() -> list[float]:
+    """Return the time of making a federation of a parquet file over that of pyarrow's read."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "own.parquet"
+        own_data.write_file(path, own_data.COLUMNS, ROWS, CLIENTS_OF_ROWS)
+        read, ours, _ = own_data.least_seconds(path, REPEATS)
+    return [ours / read]
+
+
+def commands(names: tuple[str, str], repeats: int) -> list[float]:
+    """Return the time of a command over that of another one.
+
+    Args:
+        names: of both, in `benchmarks.terminal.CASES`.
+        repeats: runs of each.
+    """
+    shortest = dict.fromkeys(names, float("inf"))
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names:
+                seconds, _, _ = terminal.once(terminal.CASES[name], Path(folder))
+                shortest[name] = min(shortest[name], seconds)
+    ours, other = names
+    return [shortest[ours] / shortest[other]]
+
+
+# what is measured together: the names of its ratios, and the function that returns them
+MEASURES: Mapping[tuple[str, ...], Callable[[], Sequence[float]]] = {
+    ("training 20 clients' MLPs at once, over a plain loop",): partial(training, "mlp-200", 20),
+    ("training 4 clients' CNNs at once, over a plain loop",): partial(training, "cnn-briggs", 4),
+    ("DP-SGD with exact noise, over opacus",): dp_sgd,
+    ("a round with secure sums, over one with plain sums",): secure_sums,
+    ("the check of updates' norms, over their training",): norms,
+    (
+        "a client's key agreement among 4,000 clients, over among 1,000",
+        "a client's masked call among 4,000 clients, over among 1,000",
+    ): growth,
+    ("a federation of a parquet file, over pyarrow's read",): own_table,
+    ("list, over --help",): partial(commands, ("list", terminal.BASE), REPEATS),
+    ("run cfl, over import torch",): partial(commands, ("run cfl", terminal.TORCH), RUNS),
+}
+
+
+def measured(
+    names: Sequence[str], measure: Callable[[], Sequence[float]], limits: Mapping[str, float]
+) -> dict[str, float]:
+    """Return ratios by name: the lesser of two values where the first is over its limit.
+
+    Args:
+        names: of the ratios.
+        measure: returns them in this order.
+        limits: by name; a ratio without one is measured once.
+    """
+    ratios = dict(zip(names, measure(), strict=True))
+    if any(ratio > limits.get(name, ratio) for name, ratio in ratios.items()):
+        again = zip(names, measure(), strict=True)
+        ratios = {name: min(ratios[name], ratio) for name, ratio in again}
+    return ratios
+
+
+def complaints(ratios: Mapping[str, float], references: Mapping[str, float]) -> list[str]:
+    """Return a sentence for each ratio that is too large, or that has no reference.
+
+    Args:
+        ratios: as measured, by name.
+        references: by name.
+    """
+    sentences = []
+    for name, ratio in ratios.items():
+        if name not in references:
+            sentences.append(f"{name}: there is no reference: write one with {UPDATE}")
+        elif ratio > FACTOR * references[name]:
+            sentences.append(
+                f"{name}: the ratio is {ratio:.3g}, over {FACTOR:g} times its reference "
+                f"{references[name]:.3g}: find what became slow, or, where it is meant, write the "
+                f"references with {UPDATE}"
+            )
+    for name in references:
+        if name not in ratios:
+            sentences.append(f"{name}: nothing measures it: write the references with {UPDATE}")
+    return sentences
+
+
+def read_references() -> dict[str, float]:
+    """Return the references by name; none where there is no file of them."""
+    path = table.RESULTS / f"{NAME}.csv"
+    if not path.exists():
+        return {}
+    return {row["ratio"]: float(row["reference"]) for row in table.read(path)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print the ratios; check them, or write them.
+
+    Args:
+        argv: arguments of the command line; None takes the process's own.
+
+    Returns:
+        1 where the check finds a ratio too large, else 0.
+    """
+    parser = script_parser(__doc__)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--check", action="store_true", help="return 1 where a ratio is too large")
+    choice.add_argument("--update", action="store_true", help="write the references")
+    options = parser.parse_args(argv)
+    references = {} if options.update else read_references()
+    limits = {}
+    if options.check:
+        limits = {name: FACTOR * reference for name, reference in references.items()}
+    # as opacus has it
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the commands
+    ratios: dict[str, float] = {}
+    with cpu_threads(1):
+        for names, measure in MEASURES.items():
+            found = measured(names, measure, limits)
+            for name, ratio in found.items():
+                print(
+                    f"{ratio:8.3f} (reference {references.get(name, 'none')}): {name}", flush=True
+                )
+            ratios |= found
+    if options.update:
+        rows = [{"ratio": name, "reference": f"{ratio:.3g}"} for name, ratio in ratios.items()]
+        print(table.write(NAME, rows))
+    if not options.check:
+        return 0
+    sentences = complaints(ratios, references)
+    for sentence in sentences:
+        print(sentence, file=sys.stderr)
+    return int(bool(sentences))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
