@@ -60,7 +60,7 @@ ALPHA = 1.0
 SKEWED_SAMPLES = 600
 # images of a client, from which its samples are drawn; FEMNIST's are those of all writers
 POOLS = {"mnist": 1500, "fashion_mnist": 1500, "femnist": 618}
-SMOOTH = smoothing((1, 28, 28))  # of all these data sets
+SMOOTH = smoothing((1, 28, 28), noise=1.0)  # of all these data sets
 KEY = ("data", "shift", "alpha", "clusters", "samples", "kind", "seed")
 COLUMNS = (
     "data",

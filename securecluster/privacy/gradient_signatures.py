@@ -15,8 +15,8 @@ noise of single clients averages out, are subtracted from examples before their 
 What is left, the residuals, depends on a client's shares of classes to second order alone, and
 nothing of the clip is spent on what all clients have in common.
 
-Of images, signatures take the lowest frequencies alone (`LowFrequencies`), in which classes differ
-most beside what noise and sampling add.
+Of images, noisy signatures take the lowest frequencies alone (`LowFrequencies`): clipping and noise
+are then for what classes differ in.
 
 Sensitivities of the mean of n clipped rows, with n public: one example that is blanked (its row
 becomes zero) moves it by at most S/n, one that is replaced by at most 2S/n. An example that is

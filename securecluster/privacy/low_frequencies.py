@@ -1,9 +1,8 @@
 """The lowest frequencies of images, in which classes differ more than single images do.
 
-What in an example tells nothing of its class costs accuracy: noise is in proportion to the norm of
-an example, and what sampling adds to its variance. A natural image has most of its power in low
-frequencies, and those of the classes' means are lower still. The transform is public and the same
-for all data.
+Noise that a release adds is in proportion to the norm of an example, so whatever in an example
+tells nothing of its class costs accuracy. A natural image has most of its power in low frequencies,
+and those of the classes' means are lower still. The transform is public and the same for all data.
 """
 
 from __future__ import annotations
