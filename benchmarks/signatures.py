@@ -45,7 +45,7 @@ from securecluster.protocols.common.packed_signatures import (
     BlockSignatures,
     SketchSignatures,
 )
-from securecluster.protocols.common.signature_plan import AXES, CLIP, DEFAULT_SIZES
+from securecluster.protocols.common.signature_plan import AXES, CLIP, DEFAULT_SIZES, smoothing
 
 FloatArray = NDArray[np.float64]
 CLIENTS = 21
@@ -60,6 +60,7 @@ ALPHA = 1.0
 SKEWED_SAMPLES = 600
 # images of a client, from which its samples are drawn; FEMNIST's are those of all writers
 POOLS = {"mnist": 1500, "fashion_mnist": 1500, "femnist": 618}
+SMOOTH = smoothing((1, 28, 28), noise=1.0)  # of all these data sets
 KEY = ("data", "shift", "alpha", "clusters", "samples", "kind", "seed")
 COLUMNS = (
     "data",
@@ -243,7 +244,7 @@ class Sketches:
         size = DEFAULT_SIZES["plain"]
         public = Randomness(seed)
         self._samples, features = clients[0][0].shape
-        sketch = GradientSketch(size, features, CLASSES[data], CENTRES[data], public)
+        sketch = GradientSketch(size, features, CLASSES[data], CENTRES[data], public, SMOOTH)
         self._rows: list[FloatArray] = []
         for x, y in clients:
             rows = clipped_rows(sketch.rows(x, y), CLIP)
@@ -306,7 +307,7 @@ class Blocks:
         classes = CLASSES[data]
         public = Randomness(seed)
         self._samples, features = clients[0][0].shape
-        examples = ClassBlocks(self._size, features, classes, CENTRES[data], public)
+        examples = ClassBlocks(self._size, features, classes, CENTRES[data], public, smooth=SMOOTH)
         rows = [signature_mean(examples, x, y, CLIP).numpy() for x, y in clients]
         shape = (len(rows), classes, self._size + 1)
         self._blocks = np.stack(rows).reshape(shape)

@@ -25,6 +25,7 @@ from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification
 from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch
+from securecluster.privacy.low_frequencies import FREQUENCIES, LowFrequencies
 from securecluster.runs.derived import training_sizes
 
 Array = NDArray[np.float64]
@@ -49,6 +50,8 @@ OUTLINE_SHARE = 0.15
 DEFAULT_SIZES = {PLAIN: 64, BLOCKS: 12, RESIDUALS: 12}
 # projections of all classes of residuals together, at most, as long as each class has two
 MOST_PROJECTIONS = 240
+# height and width from which noisy signatures of images are of their lowest frequencies
+SMOOTHED = 2 * FREQUENCIES
 # examples of a client where their number is not public, for what sampling adds
 TYPICAL_EXAMPLES = 100
 
@@ -227,10 +230,27 @@ def example_map(
     features = math.prod(config["shape"])
     classes = int(config["classes"])
     randomness = Randomness(config["seed"])
+    smooth = smoothing(config["shape"], plan.noise)
     if kind == PLAIN:
-        return GradientSketch(plan.sizes_of_kinds[PLAIN], features, classes, centre, randomness)
+        size = plan.sizes_of_kinds[PLAIN]
+        return GradientSketch(size, features, classes, centre, randomness, smooth)
     unit = not plan.may_be(BLOCKS)
-    return ClassBlocks(plan.block_size, features, classes, centre, randomness, unit)
+    return ClassBlocks(plan.block_size, features, classes, centre, randomness, unit, smooth)
+
+
+def smoothing(shape: Sequence[int], noise: float) -> LowFrequencies | None:
+    """Return the map that signatures of examples begin with; None takes them as they are.
+
+    Args:
+        shape: of an example, of which images have channels, height and width.
+        noise: z of the signatures.
+    """
+    if not noise or len(shape) != 3:
+        return None
+    channels, height, width = shape
+    if min(height, width) < SMOOTHED:
+        return None
+    return LowFrequencies((channels, height, width))
 
 
 def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any]:
@@ -269,7 +289,7 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
         )
     size = options.signature_size
     if size is not None:
-        _check_size(int(size), PLAIN if kind == PLAIN else BLOCKS, facts)
+        _check_size(int(size), PLAIN if kind == PLAIN else BLOCKS, facts, noise)
     centre = options.signature_centre
     if centre is None:
         centre = facts.mean
@@ -282,15 +302,17 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
     }
 
 
-def _check_size(size: int, kind: str, facts: Facts) -> None:
+def _check_size(size: int, kind: str, facts: Facts, noise: float) -> None:
     """Raise UsageError for signatures that are longer than what they are of.
 
     Args:
         size: numbers of a sketch, or projections of a class block.
         kind: "plain", or "blocks" for everything by class.
         facts: of the clients and their data.
+        noise: z of the signatures.
     """
-    longest = math.prod(facts.shape)
+    smooth = smoothing(facts.shape, noise)
+    longest = math.prod(facts.shape) if smooth is None else smooth.width
     if kind == PLAIN:
         # weights and biases of softmax regression
         longest = (longest + 1) * facts.classes

@@ -18,11 +18,10 @@ import numpy as np
 from securecluster.clustering.labels import Array
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
+from securecluster.privacy.low_frequencies import lowest_waves
 
 # A class of n samples counts n/(n + PRIOR) of its mean: few samples say little about a class.
 PRIOR = 2.0
-# Frequencies of an image in each direction; further ones are mostly noise. Chosen by trial.
-FREQUENCIES = 7
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class ClassMeans:
         channels, height, width = self.shape
         images = means.reshape(len(means), channels, height, width)
         # a two-dimensional DCT is one along columns and one along rows
-        spectra = _waves(height) @ images @ _waves(width).T
+        spectra = lowest_waves(height) @ images @ lowest_waves(width).T
         return np.asarray(spectra.reshape(len(means), -1))
 
     @property
@@ -130,14 +129,3 @@ class ClassMeans:
 def _weights(counts: Array) -> Array:
     """Return the weights of classes in a point, (c,), of their numbers of samples."""
     return np.asarray(counts / (counts + PRIOR))
-
-
-def _waves(length: int) -> Array:
-    """Return the lowest frequencies of the orthonormal DCT-II, (f, length)."""
-    count = min(FREQUENCIES, length)
-    frequencies = np.arange(count)[:, None]
-    positions = np.arange(length)[None] + 0.5
-    waves = np.cos(math.pi * frequencies * positions / length) * math.sqrt(2 / length)
-    # the constant has twice the squared norm of the other waves
-    waves[0] *= math.sqrt(0.5)
-    return np.asarray(waves)

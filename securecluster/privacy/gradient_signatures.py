@@ -15,6 +15,9 @@ noise of single clients averages out, are subtracted from examples before their 
 What is left, the residuals, depends on a client's shares of classes to second order alone, and
 nothing of the clip is spent on what all clients have in common.
 
+Of images, noisy signatures take the lowest frequencies alone (`LowFrequencies`): clipping and noise
+are then for what classes differ in.
+
 Sensitivities of the mean of n clipped rows, with n public: one example that is blanked (its row
 becomes zero) moves it by at most S/n, one that is replaced by at most 2S/n. An example that is
 added or removed also moves the divisor, and the noise, which is in proportion to 1/n: no ε covers
@@ -30,6 +33,7 @@ from typing import Protocol
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
+from securecluster.privacy.low_frequencies import LowFrequencies
 
 # rows of examples that are processed at once; bounds memory, not results beyond rounding
 BLOCK = 4096
@@ -129,6 +133,7 @@ class GradientSketch:
         classes: C.
         centre: c, a public constant that is subtracted from each number of an example.
         randomness: public randomness, which all parties derive from the run's configuration.
+        smooth: takes the lowest frequencies of examples less c; None takes all numbers.
     """
 
     size: int
@@ -136,6 +141,7 @@ class GradientSketch:
     classes: int
     centre: float
     randomness: Randomness
+    smooth: LowFrequencies | None = None
 
     @property
     def width(self) -> int:
@@ -143,13 +149,14 @@ class GradientSketch:
         return self.size
 
     def class_map(self, label: int) -> torch.Tensor:
-        """Return the sketch (D + 1, q) of the part of gradients that belongs to one class.
+        """Return the sketch (f + 1, q) of the part of gradients that belongs to one class.
 
         Args:
             label: the class.
         """
         generator = self.randomness.generator("public", "gradient signature", label)
-        bits = generator.integers(0, 2, (self.features + 1, self.size), dtype="int8")
+        numbers = _numbers(self.features, self.smooth)
+        bits = generator.integers(0, 2, (numbers + 1, self.size), dtype="int8")
         signs = torch.from_numpy(bits * 2 - 1)
         return signs.float() / math.sqrt(self.size)
 
@@ -163,7 +170,7 @@ class GradientSketch:
             inputs: (n, D).
             labels: (n,) whole numbers from 0 to C − 1.
         """
-        extended = _extended(inputs, self.centre)
+        extended = _extended(inputs, self.centre, self.smooth)
         sketches = extended @ self._mean_map().to(extended.device)
         for label in sorted(set(labels.tolist())):
             examples = (labels == label).nonzero()[:, 0]
@@ -182,8 +189,8 @@ class GradientSketch:
         return clipped_rows(self.rows(inputs, labels), clip).sum(0)
 
     def _mean_map(self) -> torch.Tensor:
-        """Return the mean (D + 1, q) of all classes' maps."""
-        summed = torch.zeros(self.features + 1, self.size)
+        """Return the mean (f + 1, q) of all classes' maps."""
+        summed = torch.zeros(_numbers(self.features, self.smooth) + 1, self.size)
         for label in range(self.classes):
             summed += self.class_map(label)
         return summed / self.classes
@@ -202,6 +209,7 @@ class ClassBlocks:
         centre: c, a public constant that is subtracted from each number of an example.
         randomness: public randomness, which all parties derive from the run's configuration.
         unit: whether x − c is scaled to norm 1, with s = 1, so that its scale does not matter.
+        smooth: takes the lowest frequencies of x − c; None takes all numbers.
     """
 
     size: int
@@ -210,6 +218,7 @@ class ClassBlocks:
     centre: float
     randomness: Randomness
     unit: bool = False
+    smooth: LowFrequencies | None = None
 
     @property
     def width(self) -> int:
@@ -217,9 +226,10 @@ class ClassBlocks:
         return self.classes * (self.size + 1)
 
     def projection(self) -> torch.Tensor:
-        """Return s·P, (D, r): random signs over √r, times the scale s."""
+        """Return s·P, (f, r): random signs over √r, times the scale s."""
         generator = self.randomness.generator("public", "class blocks")
-        bits = generator.integers(0, 2, (self.features, self.size), dtype="int8")
+        numbers = _numbers(self.features, self.smooth)
+        bits = generator.integers(0, 2, (numbers, self.size), dtype="int8")
         signs = torch.from_numpy(bits * 2 - 1)
         scale = 1.0 if self.unit else PROJECTION_SCALE
         return signs.float() * (scale / math.sqrt(self.size))
@@ -231,9 +241,11 @@ class ClassBlocks:
             inputs: (n, D).
         """
         centred = shortened(inputs.float() - self.centre)
+        if self.smooth is not None:
+            centred = self.smooth.of(centred)
         if self.unit:
             centred = centred / centred.norm(dim=1, keepdim=True).clamp_min(SHORTEST)
-        projected = centred @ self.projection().to(inputs.device)
+        projected = centred.float() @ self.projection().to(inputs.device)
         ones = projected.new_ones(len(projected), 1)
         return torch.cat([projected, ones], 1)
 
@@ -444,8 +456,20 @@ def client_sensitivity(clip: float) -> float:
     return clip
 
 
-def _extended(inputs: torch.Tensor, centre: float) -> torch.Tensor:
-    """Return (x − c, 1) of each example, (n, D + 1), scaled down where it is very long."""
+def _numbers(features: int, smooth: LowFrequencies | None) -> int:
+    """Return f, the numbers of an example that are projected.
+
+    Args:
+        features: D, the numbers in an example.
+        smooth: takes the lowest frequencies, or None.
+    """
+    return features if smooth is None else smooth.width
+
+
+def _extended(inputs: torch.Tensor, centre: float, smooth: LowFrequencies | None) -> torch.Tensor:
+    """Return (x − c, 1) of each example, (n, f + 1), scaled down where it is very long."""
     centred = inputs.float() - centre
+    if smooth is not None:
+        centred = smooth.of(shortened(centred)).float()
     ones = centred.new_ones(len(centred), 1)
     return shortened(torch.cat([centred, ones], 1))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from scipy.fft import dctn, idctn
 
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.gradient_signatures import (
@@ -22,10 +25,13 @@ from securecluster.privacy.gradient_signatures import (
     shortened,
     signature_mean,
 )
+from securecluster.privacy.low_frequencies import LowFrequencies
 
 FEATURES = 5
 CLASSES = 3
 CENTRE = 0.25
+SIDE = 16  # height and width of images
+LOW = LowFrequencies((1, SIDE, SIDE))
 
 
 def examples(count: int = 20, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,6 +40,12 @@ def examples(count: int = 20, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor
     inputs = draw.normal(size=(count, 1, FEATURES)).astype(np.float32)
     labels = draw.choice(CLASSES, count, p=[0.5, 0.4, 0.1])
     return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def images(count: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images (count, 1, 16, 16) and labels."""
+    inputs = np.random.default_rng(1).normal(size=(count, 1, SIDE, SIDE)).astype(np.float32)
+    return torch.from_numpy(inputs), examples(count)[1]
 
 
 def sketch(size: int = 4) -> GradientSketch:
@@ -59,6 +71,19 @@ def coordinates() -> ResidualCoordinates:
     shifts = torch.from_numpy(draw.normal(size=(CLASSES, 2)))
     directions = torch.from_numpy(10 * draw.normal(size=(3, CLASSES, 2)))
     return ResidualCoordinates(residuals(), shifts, directions)
+
+
+def of_images() -> list[GradientSketch | ClassBlocks | ClassResiduals]:
+    """Return maps of images that begin with their lowest frequencies."""
+    public = Randomness(3)
+    numbers = SIDE**2
+    unit = ClassBlocks(2, numbers, CLASSES, CENTRE, public, unit=True, smooth=LOW)
+    means = torch.from_numpy(np.random.default_rng(5).normal(size=(CLASSES, 2)))
+    return [
+        GradientSketch(4, numbers, CLASSES, CENTRE, public, LOW),
+        ClassBlocks(2, numbers, CLASSES, CENTRE, public, smooth=LOW),
+        ClassResiduals(unit, means),
+    ]
 
 
 def clipped(row: np.ndarray, clip: float) -> np.ndarray:
@@ -130,9 +155,13 @@ def test_rows_in_few_directions_are_clipped_there() -> None:
     np.testing.assert_allclose(mean.numpy(), total / 20, rtol=1e-6)
 
 
-@pytest.mark.parametrize("public", MAPS)
-def test_one_example_moves_a_signature_by_at_most_its_sensitivity(public: object) -> None:
-    inputs, labels = examples()
+@pytest.mark.parametrize(
+    ("public", "made"), [(of, examples) for of in MAPS] + [(of, images) for of in of_images()]
+)
+def test_one_example_moves_a_signature_by_at_most_its_sensitivity(
+    public: object, made: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    inputs, labels = made()
     inputs[0] *= 1e6
     whole = signature_mean(public, inputs, labels, 0.7)  # type: ignore[arg-type]
     rest = signature_mean(public, inputs[1:], labels[1:], 0.7)  # type: ignore[arg-type]
@@ -240,6 +269,36 @@ def test_examples_of_usual_length_are_not_scaled() -> None:
     norms = shortened(long).norm(dim=1)
     torch.testing.assert_close(norms[:-1], torch.full((20,), LONGEST))
     assert not bool(norms[-1].isfinite())
+
+
+@pytest.mark.parametrize("public", of_images())
+def test_images_that_have_hardly_any_low_frequencies_keep_the_sensitivity(public: object) -> None:
+    # single precision rounds a product of three rows otherwise than one of four, and what is left
+    # of such images would be scaled up
+    labels = torch.zeros(4, dtype=torch.int64)
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        spectrum = dctn(draw.normal(size=(SIDE, SIDE)), norm="ortho")
+        spectrum[:8, :8] = 0
+        image = idctn(spectrum, norm="ortho")
+        image *= 1e7 / np.linalg.norm(image)
+        inputs = torch.from_numpy(np.tile(image.ravel(), (4, 1))).float()
+        whole = signature_mean(public, inputs, labels, 1.0) * 4  # type: ignore[arg-type]
+        rest = signature_mean(public, inputs[1:], labels[1:], 1.0) * 3  # type: ignore[arg-type]
+        assert float((whole - rest).norm()) <= 1.001
+
+
+@pytest.mark.parametrize("public", of_images())
+def test_high_frequencies_do_not_matter_where_low_ones_are_taken(public: object) -> None:
+    inputs, labels = images()
+    spectra = dctn(inputs.double().numpy(), axes=(2, 3), norm="ortho")
+    spectra[:, :, 7:] += 5.0
+    spectra[:, :, :, 7:] -= 3.0
+    others = torch.from_numpy(idctn(spectra, axes=(2, 3), norm="ortho")).float()
+    expected = signature_mean(public, inputs, labels, 1.0)  # type: ignore[arg-type]
+    found = signature_mean(public, others, labels, 1.0)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert float(expected.norm()) > 0.01
 
 
 def test_rows_that_are_not_finite_count_as_zeros() -> None:

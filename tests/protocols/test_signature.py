@@ -31,7 +31,7 @@ from securecluster.protocols.common.packed_signatures import (
     ResidualSignatures,
     SketchSignatures,
 )
-from securecluster.protocols.common.signature_plan import AXES, RESIDUAL_AXES, plan_of
+from securecluster.protocols.common.signature_plan import AXES, RESIDUAL_AXES, example_map, plan_of
 from securecluster.runs.endpoints import build_client
 
 PLAIN: dict[str, Any] = {"signature_blocks": "plain"}
@@ -81,6 +81,22 @@ def test_without_noise_the_server_gets_the_mean_sketch_of_each_client(clients: F
     for row, shard in zip(rows, clients.shards, strict=True):
         x, y = torch.from_numpy(shard.x), torch.from_numpy(shard.y)
         np.testing.assert_allclose(row, signature_mean(sketch, x, y, 1.0).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "blocks", "residuals"])
+def test_noisy_signatures_of_images_are_of_their_lowest_frequencies(kind: str) -> None:
+    def smooth(side: int, **params: Any) -> Any:
+        draw = np.random.default_rng(0)
+        data = {
+            name: (draw.random((8, 3, side, side)).astype(np.float32), np.arange(8) % 2)
+            for name in "ab"
+        }
+        federation = Federation.from_arrays(data, classes=2, seed=0)
+        config = made(signature_blocks=kind, **params).config(federation, "float32")
+        return example_map(config, kind, 0.0).smooth
+
+    assert smooth(16, signature_noise=1.0).shape == (3, 16, 16)
+    assert smooth(16) is None and smooth(13, signature_noise=1.0) is None
 
 
 @pytest.mark.parametrize("kind", [PLAIN, BLOCKS])

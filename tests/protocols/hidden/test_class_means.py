@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from scipy.fft import dctn
 
-from securecluster.protocols.hidden.class_means import FREQUENCIES, PRIOR, ClassMeans
+from securecluster.privacy.low_frequencies import FREQUENCIES
+from securecluster.protocols.hidden.class_means import PRIOR, ClassMeans
 
 
 def test_a_point_is_a_sketch_of_centred_class_means() -> None:
