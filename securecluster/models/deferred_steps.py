@@ -26,6 +26,7 @@ import torch
 
 from securecluster.models.fused_layers import Params, Stack, cross_entropy_gradient
 from securecluster.models.optimizers import Optimizer, Sgd
+from securecluster.models.products import product, products
 
 # weights of the smallest layer for which the products of a window pay
 SMALLEST = 1 << 16
@@ -96,7 +97,7 @@ class DeferredSteps:
             self._outputs = self._times(x, self._weights.mT)
             # all inputs with each other, though only those with earlier ones are used: one product
             # of many rows takes less time than a product a step
-            self._similarity = torch.bmm(x, x.mT)  # (k, R, R)
+            self._similarity = products(x, x.mT)  # (k, R, R)
         else:
             clients, rows = x.shape[:2]
             self._samples = x
@@ -143,7 +144,9 @@ class DeferredSteps:
     def finish(self) -> None:
         """Change the weights by all steps of the window."""
         weights = self._params[self._dense.weight]
-        weights.baddbmm_(self._gradients.mT, self._x, alpha=-self._lr)
+        # client by client, whose change is still in cache when it is added
+        for own, gradients, x in zip(weights, self._gradients, self._x, strict=True):
+            own.sub_(product(gradients.T, x), alpha=self._lr)
 
     def _output(self, rows: slice, active: int) -> torch.Tensor:
         """Return the layer's output without its bias, under the weights of this step, (a, n, o)."""
@@ -223,6 +226,6 @@ class DeferredSteps:
             weights: of each client, or one for all of them, (k or 1, p, q).
         """
         if len(weights) > 1:
-            return torch.bmm(rows, weights[: len(rows)])
-        product = torch.mm(rows.flatten(0, 1), weights[0])
-        return product.view(*rows.shape[:2], -1)
+            return products(rows, weights[: len(rows)])
+        pooled = product(rows.flatten(0, 1), weights[0])
+        return pooled.view(*rows.shape[:2], -1)
