@@ -49,7 +49,7 @@ __all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_tra
 CPU_CHUNK = 1 << 22
 GPU_CHUNK = 1 << 28
 # clients on a CPU whose convolutions go one by one, and whose dense layers go together
-CONVOLUTION_CHUNK = 4
+CONVOLUTION_CHUNK = 8
 KEY_RANGE = 1 << 62  # keys of dropout
 
 FloatArray = NDArray[np.float64]
