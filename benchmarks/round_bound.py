@@ -39,13 +39,18 @@ NUMBER_BYTES = 4
 COPIED = 1 << 24  # numbers of the copy, more than caches hold
 LR = -0.05
 COPY = "copy"
+TRAINING = "local training"  # of all clients; the other parts are those of a chunk
 
 # seconds of one call for the clients of a chunk, and the numbers that one client moves
 Part = tuple[Callable[[], Any], int]
 
 
-def mlp_parts() -> dict[str, Part]:
-    """Return the parts of a round's work on the first layer of 784-200-10, by name."""
+def mlp_parts(clients: int) -> dict[str, Part]:
+    """Return the parts of a round's work on the first layer of 784-200-10, by name.
+
+    Args:
+        clients: of a round.
+    """
     torch.manual_seed(0)
     weights = torch.randn(CHUNK, OUTPUTS, INPUTS)
     x = torch.rand(CHUNK, ROWS, INPUTS)
@@ -89,26 +94,30 @@ def mlp_parts() -> dict[str, Part]:
             2 * inputs + 2 * outputs,
         ),
         # reads samples and writes updates
-        "local training": (local_training("mlp-200"), inputs + layer),
+        TRAINING: (local_training("mlp-200", clients), inputs + layer),
     }
 
 
-def local_training(model: str) -> Callable[[], torch.Tensor]:
-    """Return the local training of a chunk's clients, by the library.
+def local_training(model: str, clients: int) -> Callable[[], torch.Tensor]:
+    """Return the local training of clients, by the library.
 
     Args:
         model: name of the network.
+        clients: how many.
     """
-    batched = cohort(model, CHUNK, False, torch.float32)
+    batched = cohort(model, clients, False, torch.float32)
     plan = LocalTraining(lr=-LR, epochs=1, batch_size=BATCH, steps=STEPS, dropout=False)
-    start = Rows(batched.start[None], (0,) * CHUNK)
-    return lambda: batched.train(start, range(CHUNK), plan, 1)
+    start = Rows(batched.start[None], (0,) * clients)
+    return lambda: batched.train(start, range(clients), plan, 1)
 
 
-def cnn_parts() -> dict[str, Part]:
+def cnn_parts(clients: int) -> dict[str, Part]:
     """Return the parts of a round's work on the layers of the CNN that take time, by name.
 
     Convolutions take one client's mini-batch at a time, in channels-last layout.
+
+    Args:
+        clients: of a round.
     """
     torch.manual_seed(0)
     named: dict[str, Part] = {}
@@ -124,10 +133,10 @@ def cnn_parts() -> dict[str, Part]:
     moved = inputs + outputs + STEPS * layer // CHUNK
     window = torch.rand(CHUNK, ROWS, FEATURES)
     window_gradients = torch.randn(CHUNK, ROWS, HIDDEN)
-    clients = torch.randn(CHUNK, HIDDEN, FEATURES)
+    models = torch.randn(CHUNK, HIDDEN, FEATURES)
 
     def change_a_window() -> None:
-        for own, own_gradients, own_x in zip(clients, window_gradients, window, strict=True):
+        for own, own_gradients, own_x in zip(models, window_gradients, window, strict=True):
             own.add_(product(own_gradients.T, own_x), alpha=LR)
 
     def every_step(product: Callable[[], Any]) -> Callable[[], None]:
@@ -145,7 +154,7 @@ def cnn_parts() -> dict[str, Part]:
             moved,
         ),
         "dense layer, changes of a window": (change_a_window, 2 * layer + inputs + outputs),
-        "local training": (local_training("cnn-briggs"), inputs + layer),
+        TRAINING: (local_training("cnn-briggs", clients), inputs + layer),
     }
 
 
@@ -234,7 +243,7 @@ def measure(parts: dict[str, Part], clients: int, repeats: int) -> list[dict[str
     rows = []
     for name, (_, numbers) in parts.items():
         moved_bytes = NUMBER_BYTES * numbers * clients
-        chunks = clients / CHUNK
+        chunks = 1 if name == TRAINING else clients / CHUNK
         milliseconds = 1e3 * fastest[name] * chunks
         copy_milliseconds = 1e3 * moved_bytes / bytes_per_second
         row = {
@@ -265,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.model == "cnn":
             name = "round_bound_cnn"
             parts = cnn_parts
-        rows = measure(parts(), options.clients, options.repeats)
+        rows = measure(parts(options.clients), options.clients, options.repeats)
         print(write(name, rows))
 
 
