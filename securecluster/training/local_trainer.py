@@ -5,8 +5,8 @@ do not depend on the other clients in the batch (to float tolerance).
 
 At batch size 10 products are too small to share between threads, and memory traffic bounds dense
 layers. So each CPU thread trains whole chunks of clients, whose weights stay in cache for all their
-steps, and has a copy of the module, since `functional_call` swaps parameters in place. Results do
-not depend on which thread takes which chunk.
+steps or wait for a window of steps, and has a copy of the module, since `functional_call` swaps
+parameters in place. Results do not depend on which thread takes which chunk.
 """
 
 from __future__ import annotations
