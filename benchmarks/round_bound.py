@@ -4,22 +4,28 @@ python -m benchmarks.round_bound [--model mlp|cnn] [--clients 100] [--repeats 9]
 
 One thread, and 10 steps of 10 samples for every client. Of `mlp`, 784-200-10, the first layer; of
 `cnn`, the network of Briggs et al. (2020), both convolutions with pooling and ReLU, and the wide
-dense layer. Seconds are of the processor, the least of the repeats. Bytes
-follow from the shapes: a product reads its two factors and writes its result, and one in place
-reads that as well.
+dense layer. "local training" is what the library takes for a round, without messages and sums.
+Seconds are of the processor, the least of the repeats, in which the parts take turns. Bytes follow
+from the shapes: a product reads its two factors and writes its result, and one in place reads that
+as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.dpsgd import cohort
 from benchmarks.table import write
 from securecluster.core.devices import cpu_threads
+from securecluster.messaging.messages import Rows
+from securecluster.models.products import product, products
+from securecluster.training.config import LocalTraining
 
 INPUTS = 784
 OUTPUTS = 200
@@ -32,13 +38,19 @@ CHUNK = 25  # clients that train together
 NUMBER_BYTES = 4
 COPIED = 1 << 24  # numbers of the copy, more than caches hold
 LR = -0.05
+COPY = "copy"
+TRAINING = "local training"  # of all clients; the other parts are those of a chunk
 
 # seconds of one call for the clients of a chunk, and the numbers that one client moves
 Part = tuple[Callable[[], Any], int]
 
 
-def mlp_parts() -> dict[str, Part]:
-    """Return the parts of a round's work on the first layer of 784-200-10, by name."""
+def mlp_parts(clients: int) -> dict[str, Part]:
+    """Return the parts of a round's work on the first layer of 784-200-10, by name.
+
+    Args:
+        clients: of a round.
+    """
     torch.manual_seed(0)
     weights = torch.randn(CHUNK, OUTPUTS, INPUTS)
     x = torch.rand(CHUNK, ROWS, INPUTS)
@@ -61,6 +73,10 @@ def mlp_parts() -> dict[str, Part]:
             step = slice(first, first + BATCH)
             weights.baddbmm_(gradients[:, step].mT, x[:, step], alpha=LR)
 
+    def change_a_window() -> None:
+        for own, own_gradients, own_x in zip(weights, gradients, x, strict=True):
+            own.add_(product(own_gradients.T, own_x), alpha=LR)
+
     def forward_and_change_one_model() -> None:
         torch.mm(pooled, weights[0].T)
         torch.mm(pooled_gradients.T, pooled)
@@ -68,25 +84,40 @@ def mlp_parts() -> dict[str, Part]:
     return {
         "outputs, a step at a time": (forward_each_step, STEPS * layer + inputs + outputs),
         "changes, a step at a time": (change_each_step, 2 * STEPS * layer + inputs + outputs),
-        "outputs, a window": (lambda: torch.mm(pooled, weights[0].T), inputs + outputs),
-        "products of inputs, a window": (lambda: torch.bmm(x, x.mT), 2 * inputs + ROWS * ROWS),
-        "changes, a window": (
-            lambda: weights.baddbmm_(gradients.mT, x, alpha=LR),
-            2 * layer + inputs + outputs,
-        ),
+        "outputs, a window": (lambda: product(pooled, weights[0].T), inputs + outputs),
+        "products of inputs, a window": (lambda: products(x, x.mT), 2 * inputs + ROWS * ROWS),
+        "changes, a window": (change_a_window, 2 * layer + inputs + outputs),
         "updates": (lambda: torch.sub(weights, weights[:1], out=updates), 2 * layer),
         "check and sum": (lambda: (updates.flatten(1).sum(1), updates.sum(0)), 2 * layer),
         "outputs and changes of one model": (
             forward_and_change_one_model,
             2 * inputs + 2 * outputs,
         ),
+        # reads samples and writes updates
+        TRAINING: (local_training("mlp-200", clients), inputs + layer),
     }
 
 
-def cnn_parts() -> dict[str, Part]:
+def local_training(model: str, clients: int) -> Callable[[], torch.Tensor]:
+    """Return the local training of clients, by the library.
+
+    Args:
+        model: name of the network.
+        clients: how many.
+    """
+    batched = cohort(model, clients, False, torch.float32)
+    plan = LocalTraining(lr=-LR, epochs=1, batch_size=BATCH, steps=STEPS, dropout=False)
+    start = Rows(batched.start[None], (0,) * clients)
+    return lambda: batched.train(start, range(clients), plan, 1)
+
+
+def cnn_parts(clients: int) -> dict[str, Part]:
     """Return the parts of a round's work on the layers of the CNN that take time, by name.
 
     Convolutions take one client's mini-batch at a time, in channels-last layout.
+
+    Args:
+        clients: of a round.
     """
     torch.manual_seed(0)
     named: dict[str, Part] = {}
@@ -102,7 +133,11 @@ def cnn_parts() -> dict[str, Part]:
     moved = inputs + outputs + STEPS * layer // CHUNK
     window = torch.rand(CHUNK, ROWS, FEATURES)
     window_gradients = torch.randn(CHUNK, ROWS, HIDDEN)
-    clients = torch.randn(CHUNK, HIDDEN, FEATURES)
+    models = torch.randn(CHUNK, HIDDEN, FEATURES)
+
+    def change_a_window() -> None:
+        for own, own_gradients, own_x in zip(models, window_gradients, window, strict=True):
+            own.add_(product(own_gradients.T, own_x), alpha=LR)
 
     def every_step(product: Callable[[], Any]) -> Callable[[], None]:
         def work() -> None:
@@ -113,15 +148,13 @@ def cnn_parts() -> dict[str, Part]:
 
     return {
         **named,
-        "dense layer, outputs": (every_step(lambda: torch.mm(x, weights.T)), moved),
+        "dense layer, outputs": (every_step(lambda: product(x, weights.T)), moved),
         "dense layer, gradient at its inputs": (
-            every_step(lambda: torch.mm(gradients, weights)),
+            every_step(lambda: product(gradients, weights)),
             moved,
         ),
-        "dense layer, changes of a window": (
-            lambda: clients.baddbmm_(window_gradients.mT, window, alpha=LR),
-            2 * layer + inputs + outputs,
-        ),
+        "dense layer, changes of a window": (change_a_window, 2 * layer + inputs + outputs),
+        TRAINING: (local_training("cnn-briggs", clients), inputs + layer),
     }
 
 
@@ -172,21 +205,23 @@ def _convolution_parts(name: str, channels: int, filters: int, side: int) -> dic
     }
 
 
-def seconds(work: Callable[[], Any], repeats: int) -> float:
-    """Return the processor's seconds of the fastest call.
+def seconds(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Return the processor's seconds of the fastest call of each work, by name.
 
     Args:
-        work: the call.
-        repeats: how many calls, after one that is not counted.
+        works: the calls, which take turns.
+        repeats: how many turns, after one that is not counted.
     """
-    work()
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
+    for work in works.values():
         work()
-        times.append(time.process_time() - start)
     # other work on the machine only ever adds time, so the minimum is the least disturbed
-    return min(times)
+    fastest = dict.fromkeys(works, math.inf)
+    for _ in range(repeats):
+        for name, work in works.items():
+            start = time.process_time()
+            work()
+            fastest[name] = min(fastest[name], time.process_time() - start)
+    return fastest
 
 
 def measure(parts: dict[str, Part], clients: int, repeats: int) -> list[dict[str, Any]]:
@@ -201,13 +236,15 @@ def measure(parts: dict[str, Part], clients: int, repeats: int) -> list[dict[str
     target = torch.empty_like(source)
     copy_bytes = 2 * source.numel() * source.element_size()
     # A copy measures the rate of memory, as in STREAM (McCalpin 1995).
-    copy_seconds = seconds(lambda: target.copy_(source), repeats)
-    bytes_per_second = copy_bytes / copy_seconds
+    works: dict[str, Callable[[], Any]] = {COPY: lambda: target.copy_(source)}
+    works |= {name: work for name, (work, _) in parts.items()}
+    fastest = seconds(works, repeats)
+    bytes_per_second = copy_bytes / fastest[COPY]
     rows = []
-    for name, (work, numbers) in parts.items():
+    for name, (_, numbers) in parts.items():
         moved_bytes = NUMBER_BYTES * numbers * clients
-        chunks = clients / CHUNK
-        milliseconds = 1e3 * seconds(work, repeats) * chunks
+        chunks = 1 if name == TRAINING else clients / CHUNK
+        milliseconds = 1e3 * fastest[name] * chunks
         copy_milliseconds = 1e3 * moved_bytes / bytes_per_second
         row = {
             "part": name,
@@ -237,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.model == "cnn":
             name = "round_bound_cnn"
             parts = cnn_parts
-        rows = measure(parts(), options.clients, options.repeats)
+        rows = measure(parts(options.clients), options.clients, options.repeats)
         print(write(name, rows))
 
 

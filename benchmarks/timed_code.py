@@ -24,6 +24,7 @@ TRAINING = (
     "securecluster/training/batches.py",
     "securecluster/models/fused_layers.py",
     "securecluster/models/deferred_steps.py",
+    "securecluster/models/products.py",
 )
 RUNS = (
     *TRAINING,
@@ -61,6 +62,7 @@ ENCRYPTED_SUMS = (
 )
 # table -> files, relative to the top of the repository, that its times are mostly spent in
 TIMED: Mapping[str, tuple[str, ...]] = {
+    "bfloat16": TRAINING,
     "dpsgd": (
         "securecluster/training/dp_sgd.py",
         "securecluster/models/per_example_gradients.py",

@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
-from securecluster.models.fused_layers import Params, Stack, cross_entropy_gradient
+from securecluster.models.fused_layers import Params, Stack, cross_entropy_gradient, kernels
 from securecluster.models.optimizers import Optimizer, Sgd
+from securecluster.models.products import product, products
 
 # weights of the smallest layer for which the products of a window pay
 SMALLEST = 1 << 16
@@ -85,7 +86,8 @@ class DeferredSteps:
         weights = params[dense.weight]  # (k, o, i)
         # W_0, which no step changes; equal weights are read once for all clients
         self._weights = weights[:1] if equal else weights
-        # by client: the parameters of the layers before, and their optimizer
+        # by client: the parameters of the layers before, and their optimizer; kernels are copies in
+        # the layout of convolutions until the end of the window
         self._clients: list[tuple[Params, Sgd]] = []
         self._first = stack.first_with_weights
         self._inputs_known = self._first == first
@@ -96,13 +98,14 @@ class DeferredSteps:
             self._outputs = self._times(x, self._weights.mT)
             # all inputs with each other, though only those with earlier ones are used: one product
             # of many rows takes less time than a product a step
-            self._similarity = torch.bmm(x, x.mT)  # (k, R, R)
+            self._similarity = products(x, x.mT)  # (k, R, R)
         else:
             clients, rows = x.shape[:2]
             self._samples = x
             self._x = x.new_zeros(clients, rows, weights.shape[2])
             for k in range(clients):
                 own = {name: value[k : k + 1] for name, value in params.items()}
+                own |= kernels(own)
                 self._clients.append((own, Sgd(own, lr)))
         # zeros for clients without a step, whose rows then change nothing
         self._gradients = x.new_zeros(*x.shape[:2], weights.shape[1])
@@ -143,7 +146,12 @@ class DeferredSteps:
     def finish(self) -> None:
         """Change the weights by all steps of the window."""
         weights = self._params[self._dense.weight]
-        weights.baddbmm_(self._gradients.mT, self._x, alpha=-self._lr)
+        # client by client, whose change is still in cache when it is added
+        for own, gradients, x in zip(weights, self._gradients, self._x, strict=True):
+            own.sub_(product(gradients.T, x), alpha=self._lr)
+        for k, (params, _) in enumerate(self._clients):
+            for name, kernel in kernels(params).items():
+                self._params[name][k : k + 1].copy_(kernel)
 
     def _output(self, rows: slice, active: int) -> torch.Tensor:
         """Return the layer's output without its bias, under the weights of this step, (a, n, o)."""
@@ -223,6 +231,6 @@ class DeferredSteps:
             weights: of each client, or one for all of them, (k or 1, p, q).
         """
         if len(weights) > 1:
-            return torch.bmm(rows, weights[: len(rows)])
-        product = torch.mm(rows.flatten(0, 1), weights[0])
-        return product.view(*rows.shape[:2], -1)
+            return products(rows, weights[: len(rows)])
+        pooled = product(rows.flatten(0, 1), weights[0])
+        return pooled.view(*rows.shape[:2], -1)

@@ -5,8 +5,8 @@ do not depend on the other clients in the batch (to float tolerance).
 
 At batch size 10 products are too small to share between threads, and memory traffic bounds dense
 layers. So each CPU thread trains whole chunks of clients, whose weights stay in cache for all their
-steps, and has a copy of the module, since `functional_call` swaps parameters in place. Results do
-not depend on which thread takes which chunk.
+steps or wait for a window of steps, and has a copy of the module, since `functional_call` swaps
+parameters in place. Results do not depend on which thread takes which chunk.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ __all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_tra
 # parameters of the clients that train together: what a CPU's caches, or a GPU's memory, hold
 CPU_CHUNK = 1 << 22
 GPU_CHUNK = 1 << 28
+# so many times more train together where steps wait for each other: these read no weights
+WINDOWS = 4
 # clients on a CPU whose convolutions go one by one, and whose dense layers go together
-CONVOLUTION_CHUNK = 4
+CONVOLUTION_CHUNK = 8
 KEY_RANGE = 1 << 62  # keys of dropout
 
 FloatArray = NDArray[np.float64]
@@ -586,10 +588,14 @@ class LocalTrainer:
             return _split(order, 1, threads)
         on_cpu = self.device.type == "cpu"
         requests_it = getattr(self.model.module, "alone_on_cpu", False)
-        if not on_cpu or not (self.model.convolves or requests_it):
-            return _split(order, self.models_in_chunk(), threads)
         params = self.model.views(self.start[None])
-        if not self._window(self.model, params, plan, regularizer):
+        window = self._window(self.model, params, plan, regularizer)
+        if not on_cpu or not (self.model.convolves or requests_it):
+            size = self.models_in_chunk()
+            if window:
+                size *= WINDOWS
+            return _split(order, size, threads)
+        if not window:
             return _split(order, 1, threads)
         by_start: dict[int, list[int]] = {}
         for entry in order:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,28 @@ def test_clients_that_start_from_one_model_train_together(monkeypatch: pytest.Mo
         torch.testing.assert_close(updates[k], expected, rtol=0, atol=1e-12)
     # clients of 30 and 4 samples, then of 17, 9 and 1; their weights differ after the first window
     assert windows == [(2, True), (1, False), (1, False), (1, False), (3, True), (1, False)]
+
+
+def test_more_clients_train_together_where_steps_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    batched = trainer("mlp")
+    models = Rows(batched.start[None], (0,) * len(SIZES))
+    whole = batched.train(models, EVERYONE, PLAN, 1)
+    monkeypatch.setattr(local_trainer, "WINDOWS", 2)
+    monkeypatch.setattr(local_trainer, "CPU_CHUNK", batched.model.dimension)
+    requests: list[int] = []
+    inner = batched.train_chunk
+
+    def counted(request: Any, model: Any) -> None:
+        requests.append(len(request.clients))
+        inner(request, model)
+
+    monkeypatch.setattr(batched, "train_chunk", counted)
+    found = batched.train(models, EVERYONE, PLAN, 1)
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+    assert requests == [2, 2, 1]
+    requests.clear()
+    batched.train(models, EVERYONE, replace(PLAN, momentum=0.9), 1)
+    assert requests == [1] * len(SIZES)
 
 
 def test_a_client_trains_in_windows_as_it_does_alone(windows: list[int]) -> None:
