@@ -10,9 +10,11 @@ run happens once, on clients that no plan saw.
 The settings of `calibration` chose margins by split conformal prediction (`TESTED`);
 `plan_runs_earlier.csv` has 34 more of them, which were drawn alike and run before `target_epsilon`
 chose options. Those of `held-out` have other data sets, numbers of clients, samples and rounds, and
-tested these margins, once: they were too narrow for data unlike the stand-ins. So the margins of
-`securecluster.app.plan` are by all of these settings. No others test them, but `data set left out`
-has margins by all data sets but that of the clients.
+tested these margins, once: they were too narrow for data unlike the stand-ins. So margins by all
+of these settings took their place (`RETESTED`). Those of `held-out anew` test them, once: none of
+their pairs of data sets, numbers of clients, samples and rounds, ε and seeds occurs before, nor do
+most of their shifts, and five protocols protect another unit or are new. `data set left out` has
+margins by all data sets but that of the clients.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pyarrow import parquet
 
 from benchmarks.grid import parser_of, read_options
 from benchmarks.sheet import Cell, Row, Sheet
@@ -32,12 +35,13 @@ from securecluster import Federation
 from securecluster.app import plan as plans
 from securecluster.app.registry import protocol_class
 from securecluster.data import SOURCES, Source
+from securecluster.data.locations import folder, parquet_files
 from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import scenario
 
-CALIBRATION, HELD_OUT = "calibration", "held-out"
-PARTS = (CALIBRATION, HELD_OUT)
-DRAWS = {CALIBRATION: (44, 40), HELD_OUT: (45, 30)}  # seed and number of settings
+CALIBRATION, HELD_OUT, NEW = "calibration", "held-out", "held-out anew"
+PARTS = (CALIBRATION, HELD_OUT, NEW)
+DRAWS = {CALIBRATION: (44, 40), HELD_OUT: (45, 30), NEW: (46, 36)}  # seed and number of settings
 OWN = "own"  # a public sample of the clients' own kind
 # data sets of clients, with what the stand-ins are made of
 PAIRS = {
@@ -56,12 +60,30 @@ PAIRS = {
         ("digits", "mnist"),
         ("digits", "fashion_mnist"),
     ),
+    NEW: (
+        ("topics", OWN),
+        ("letters", OWN),
+        ("digits", OWN),
+        ("cifar10", "cifar100"),
+        ("cifar100", "cifar10"),
+        ("femnist", "mnist"),
+        ("femnist", "fashion_mnist"),
+        ("mnist", "femnist"),
+        ("fashion_mnist", "femnist"),
+    ),
 }
-CLASSES = 10  # the first of femnist, which are digits
-CLIENTS = {CALIBRATION: (8, 12, 16), HELD_OUT: (10, 14, 20)}
-SAMPLES = {CALIBRATION: (40, 80), HELD_OUT: (50, 70)}
-ROUNDS = {CALIBRATION: (4,), HELD_OUT: (3, 5)}
+CLASSES = 10  # the first of femnist, which are digits, and of cifar100
+LETTERS = range(10, 36)  # of femnist, the capitals
+WORDS = 200  # features of an article of ag_news: hashed words, counted, in a vector of length 1
+CLIENTS = {CALIBRATION: (8, 12, 16), HELD_OUT: (10, 14, 20), NEW: (6, 9, 18)}
+SAMPLES = {CALIBRATION: (40, 80), HELD_OUT: (50, 70), NEW: (30, 60)}
+# clients and samples of the sets of `held-out anew` that have few
+FEW: Mapping[str, tuple[tuple[int, ...], int]] = {"cifar100": ((6,), 20), "letters": ((6, 9), 30)}
+ROUNDS = {CALIBRATION: (4,), HELD_OUT: (3, 5), NEW: (2, 6)}
+# of `held-out anew`: shifts with the number of clusters; of articles the first alone
+SHIFTS = (("label-permutation", 3), ("pathological", 4), ("rotation", 3), ("inversion", 2))
 EXAMPLE = {"dp_unit": "example"}
+CLIENT = {"dp_unit": "client"}
 # options of each protocol, and the ends of the range of ε, in which its clusters are lost
 PROTOCOLS: Mapping[str, tuple[dict[str, Any], float, float]] = {
     "cfl": ({**EXAMPLE}, 4.0, 256.0),
@@ -75,7 +97,25 @@ PROTOCOLS: Mapping[str, tuple[dict[str, Any], float, float]] = {
     "finetune": ({**EXAMPLE}, 0.5, 16.0),
     "local": ({**EXAMPLE}, 0.5, 16.0),
 }
+# as `PROTOCOLS`, of `held-out anew`
+NEW_PROTOCOLS: Mapping[str, tuple[dict[str, Any], float, float]] = {
+    "cfl": ({**EXAMPLE}, 4.0, 128.0),
+    "flhc": ({**EXAMPLE, "pre_rounds": 1}, 4.0, 128.0),
+    "ifca": ({**CLIENT}, 32.0, 1024.0),
+    "clove": ({**EXAMPLE}, 2.0, 32.0),
+    "srfca": ({**EXAMPLE}, 4.0, 128.0),
+    "signature": ({**CLIENT}, 32.0, 1024.0),
+    "hidden": ({}, 32.0, 2048.0),
+    "rdpcfl": ({**EXAMPLE}, 4.0, 64.0),
+    "fedavg": ({**EXAMPLE}, 1.0, 32.0),
+    "finetune": ({**CLIENT}, 2.0, 128.0),
+    "local": ({**EXAMPLE}, 0.5, 8.0),
+    "mrmtl": ({**EXAMPLE}, 0.5, 8.0),
+}
+GIVEN_CLUSTERS = frozenset({"ifca", "clove", "signature", "hidden", "rdpcfl"})
+WITHOUT_CLUSTERS = frozenset({"fedavg", "finetune", "local", "mrmtl"})
 PUBLIC_ROWS = 1000
+FEWER_PUBLIC_ROWS = {"digits": 600, "letters": 600, "cifar100": 0}
 PRIVATE_ROWS = 4000
 SIMULATIONS = 1
 PLAN_SEED = 7000
@@ -89,6 +129,13 @@ TESTED: Margins = {
     ("accuracy", False): 0.53,
     ("accuracy", True): 0.34,
 }
+# by `calibration` and `held-out`; the settings of `held-out anew` tested these
+RETESTED: Margins = {
+    ("ari", False): 0.43,
+    ("ari", True): 0.19,
+    ("accuracy", False): 1.79,
+    ("accuracy", True): 0.39,
+}
 
 
 def drawn(part: str) -> list[Cell]:
@@ -97,6 +144,8 @@ def drawn(part: str) -> list[Cell]:
     Args:
         part: one of `PARTS`.
     """
+    if part == NEW:
+        return _drawn_anew()
     seed, count = DRAWS[part]
     draw = np.random.default_rng(seed)
     names = list(PROTOCOLS)
@@ -124,28 +173,86 @@ def drawn(part: str) -> list[Cell]:
     return cells
 
 
+def _drawn_anew() -> list[Cell]:
+    """Return the settings of `held-out anew`."""
+    seed, count = DRAWS[NEW]
+    draw = np.random.default_rng(seed)
+    names = list(NEW_PROTOCOLS)
+    cells: list[Cell] = []
+    for number in range(count):
+        name = names[number % len(names)]
+        _, low, high = NEW_PROTOCOLS[name]
+        power = draw.integers(int(math.log2(low)), int(math.log2(high)), endpoint=True)
+        # pairs about equally often, and with each protocol another one each time
+        data, public = PAIRS[NEW][(number + number // len(names)) % len(PAIRS[NEW])]
+        shift, clusters = SHIFTS[0 if data == "topics" else draw.integers(len(SHIFTS))]
+        sizes, samples = FEW.get(data, (CLIENTS[NEW], int(draw.choice(SAMPLES[NEW]))))
+        cell = {
+            "part": NEW,
+            "number": number,
+            "protocol": name,
+            "data": data,
+            "public": public,
+            "scenario": shift,
+            "clients": int(draw.choice(sizes)),
+            "samples": samples,
+            "rounds": int(draw.choice(ROUNDS[NEW])),
+            "epsilon": 1.5 * 2.0 ** int(power),
+            "seed": 1000 * seed + number,
+            "clusters": clusters,
+        }
+        cells.append(cell)
+    return cells
+
+
 @lru_cache(maxsize=2)
-def parted(data: str) -> tuple[tuple[Any, Any], Source]:
-    """Return public images of a data set with their labels, and the set without them.
+def parted(data: str, own: bool = True) -> tuple[tuple[Any, Any], Source]:
+    """Return public samples of a data set with their labels, and the set without them.
 
     Args:
-        data: its name.
+        data: its name; "letters" are capitals of femnist, and "topics" articles of ag_news.
+        own: whether they are the stand-ins. The bundled digits are too few to give up some in vain.
     """
-    known = SOURCES[data]()
-    train = _some(known.train)
-    # of digits, which have no test images of their own, a part of the rows is held out
-    test = None if known.test is None else _some(known.test)
-    # the bundled digits are too few, and no stand-in of their own here
-    public = 0 if data == "digits" else PUBLIC_ROWS
+    if data == "topics":
+        train, test, classes = _articles("train"), _articles("test"), 4
+    else:
+        labels = LETTERS if data == "letters" else range(CLASSES)
+        known = SOURCES["femnist" if data == "letters" else data]()
+        train, classes = _some(known.train, labels), len(labels)
+        # of digits, which have no test images of their own, a part of the rows is held out
+        test = None if known.test is None else _some(known.test, labels)
+    public = FEWER_PUBLIC_ROWS.get(data, PUBLIC_ROWS) if own or data != "digits" else 0
     private = ArrayPool(train.x[public:], train.y[public:])
-    return (train.x[:public], train.y[:public]), Source(data, CLASSES, known.shape, private, test)
+    shape = tuple(train.x.shape[1:])
+    return (train.x[:public], train.y[:public]), Source(data, classes, shape, private, test)
 
 
-def _some(pool: Any) -> ArrayPool:
-    """Return images of the first classes in a random order, as many as are needed."""
-    rows = np.flatnonzero(pool.y < CLASSES)
+def _some(pool: Any, labels: range) -> ArrayPool:
+    """Return images of some classes in a random order, as many as are needed.
+
+    Args:
+        pool: of a data set.
+        labels: of these classes.
+    """
+    rows = np.flatnonzero((labels.start <= pool.y) & (pool.y < labels.stop))
     rows = np.random.default_rng(5).permutation(rows)[: PUBLIC_ROWS + PRIVATE_ROWS]
-    return ArrayPool(pool.read(rows), pool.y[rows])
+    return ArrayPool(pool.read(rows), pool.y[rows] - labels.start)
+
+
+def _articles(split: str) -> ArrayPool:
+    """Return news articles as hashed words with the number of their topic, in a random order.
+
+    Args:
+        split: "train" or "test".
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    (path,) = parquet_files(folder(), "ag_news", "fancyzhx/ag_news", split)
+    table = parquet.read_table(path).to_pydict()
+    rows = np.random.default_rng(5).permutation(len(table["label"]))[: PUBLIC_ROWS + PRIVATE_ROWS]
+    hashed = HashingVectorizer(n_features=WORDS, alternate_sign=False, stop_words="english")
+    x = hashed.transform([table["text"][row] for row in rows]).toarray().astype(np.float32)
+    return ArrayPool(x, np.asarray(table["label"])[rows])
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -157,18 +264,20 @@ def measure(cell: Cell) -> dict[str, Any]:
     Returns:
         Ends of what the simulations did, without margins, and what happened.
     """
-    options = {**PROTOCOLS[cell["protocol"]][0], "rounds": cell["rounds"], "model": "linear"}
-    sample, private = parted(cell["data"])
     own = cell["public"] == OWN
+    sample, private = parted(cell["data"], own)
+    options = options_of(cell)
+    clusters = cell.get("clusters", 4)
     outlook = plans.plan(
         [cell["protocol"]],
         clients=cell["clients"],
         samples=cell["samples"],
         epsilon=[cell["epsilon"]],
         shape=None if own else private.shape[1:],
+        classes=None if own else CLASSES,
         public=sample if own else cell["public"],
         scenario=cell["scenario"],
-        clusters=4,
+        clusters=clusters,
         seeds=SIMULATIONS,
         seed=PLAN_SEED,
         progress=False,
@@ -177,7 +286,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     (expected,) = outlook.forecasts
     federation = Federation.simulate(
         private,
-        scenario=scenario(cell["scenario"], 4),
+        scenario=scenario(cell["scenario"], clusters),
         clients=cell["clients"],
         samples=cell["samples"],
         seed=cell["seed"],
@@ -199,6 +308,19 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
 
 
+def options_of(cell: Cell) -> dict[str, Any]:
+    """Return the options of a setting's protocol.
+
+    Args:
+        cell: a setting.
+    """
+    options = {"rounds": cell["rounds"], "model": "linear"}
+    if cell["part"] != NEW:
+        return {**PROTOCOLS[cell["protocol"]][0], **options}
+    known = {"k": cell["clusters"]} if cell["protocol"] in GIVEN_CLUSTERS else {}
+    return {**NEW_PROTOCOLS[cell["protocol"]][0], **known, **options}
+
+
 def _columns() -> list[str]:
     """Return what a forecast says of scores, with the ends before margins."""
     names = ("ari", "accuracy")
@@ -216,7 +338,7 @@ def judged(rows: Sequence[Row], margins: Margins = TESTED) -> list[dict[str, Any
     for row in rows:
         if row["status"] != "done":
             continue
-        finds = row["protocol"] not in ("fedavg", "finetune", "local")
+        finds = row["protocol"] not in WITHOUT_CLUSTERS
         for score in ("ari", "accuracy"):
             if score == "ari" and not finds:
                 continue
@@ -345,7 +467,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     earlier = [{**row, "part": CALIBRATION} for row in read(RESULTS / "plan_runs_earlier.csv")]
     measured = sheet.fill([cell for part in parts for cell in drawn(part)], measure, chosen.minutes)
     rows = [*earlier, *measured]
-    lines = judged(rows)
+    lines = judged([row for row in rows if row["part"] != NEW])
+    lines += judged([row for row in rows if row["part"] == NEW], RETESTED)
     if not chosen.part:
         lines += left_out(rows)
         print(f"margins by all settings: {margins_of(rows)}")

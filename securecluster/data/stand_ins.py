@@ -130,16 +130,28 @@ class PublicSample:
         order = draw.permutation(len(self.y))
         held_out, learned = np.split(order, [max(1, len(order) // 4)])
         test = max(1, -(-samples // 4))
-        pools = []
-        for rows, wanted in ((learned, clients * samples), (held_out, clients * test)):
-            # whole copies of the sample, and the beginning of one
-            some = np.resize(rows, wanted)
-            pools.append(ArrayPool(self.x[some], self.y[some]))
-        shape = tuple(self.x.shape[1:])
-        made = Source(self.name, self.classes, shape, pools[0], pools[1])
-        return Federation.simulate(
-            made, scenario=scenario, clients=clients, samples=samples, seed=seed
-        )
+        # where labels are skewed, clients want more of some than rows have on average
+        copies = 1
+        while True:
+            pools = []
+            for rows, wanted in ((learned, clients * samples), (held_out, clients * test)):
+                # whole copies of the sample, and the beginning of one
+                some = np.resize(rows, wanted * copies)
+                pools.append(ArrayPool(self.x[some], self.y[some]))
+            shape = tuple(self.x.shape[1:])
+            made = Source(self.name, self.classes, shape, pools[0], pools[1])
+            last = copies > self.classes
+            copies *= 2
+            try:
+                federation = Federation.simulate(
+                    made, scenario=scenario, clients=clients, samples=samples, seed=seed
+                )
+            except UsageError:
+                if last:
+                    raise
+                continue
+            if last or min(len(shard.y_test) for shard in federation.shards) >= test:
+                return federation
 
     def repeats(self, clients: int, samples: int) -> float:
         """Return how often each row is trained on by some client; at most 1 without repetition.

@@ -15,6 +15,7 @@ from securecluster import CFL, FedAvg, Federation, LabelSwap, Settings
 from securecluster.app import plan as plans
 from securecluster.app.cli import main
 from securecluster.app.plan import Outlook, frontier, interval, least, plan
+from securecluster.data import Dirichlet, LabelSplit, Pathological, Scenario
 from securecluster.data.stand_ins import PublicSample, public_sample
 from securecluster.errors import UsageError
 
@@ -180,6 +181,20 @@ def test_rows_that_are_fewer_than_wanted_are_repeated_and_it_is_said() -> None:
     made = plan(["fedavg"], epsilon=[math.inf], public=(x, y), scenario="iid", **SMALL)
     assert "each is used about 5.3 times" in made.notes[-1]
     assert "40 public rows of the public sample" in made.notes[0]
+
+
+@pytest.mark.parametrize("skew", [Pathological(clusters=4), Dirichlet(clusters=3), LabelSplit()])
+def test_stand_ins_of_skewed_labels_have_all_samples_to_train_and_to_test(skew: Scenario) -> None:
+    sample = public_sample("digits")
+    federation = sample.clients(9, 60, skew, 3)
+    assert {len(shard.y) for shard in federation.shards} == {60}
+    assert {len(shard.y_test) for shard in federation.shards} == {15}
+    trained, tested = (
+        {row.tobytes() for shard in federation.shards for row in getattr(shard, name)}
+        for name in ("x", "x_test")
+    )
+    # what is tested on is held out of all training, however often rows are repeated
+    assert not trained & tested
 
 
 def test_a_file_and_its_arrays_are_the_same_sample(tmp_path: Path) -> None:

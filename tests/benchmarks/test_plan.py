@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -22,16 +23,27 @@ def row(**changes: Any) -> dict[str, str]:
     return {**values, **changes}
 
 
-def test_no_setting_is_in_both_parts_and_each_protocol_in_both() -> None:
+def test_no_setting_is_in_two_parts_and_each_protocol_in_all() -> None:
     parts = {name: plan.drawn(name) for name in plan.PARTS}
     seeds = [cell["seed"] for cells in parts.values() for cell in cells]
     assert len(seeds) == len(set(seeds))
-    pairs = [set(plan.PAIRS[name]) for name in (plan.CALIBRATION, plan.HELD_OUT)]
-    assert not pairs[0] & pairs[1]
+    for one, other in combinations(plan.PARTS, 2):
+        assert not set(plan.PAIRS[one]) & set(plan.PAIRS[other])
     for name, cells in parts.items():
         assert len(cells) == plan.DRAWS[name][1]
-        assert {cell["protocol"] for cell in cells} == set(plan.PROTOCOLS)
+        protocols = plan.NEW_PROTOCOLS if name == plan.NEW else plan.PROTOCOLS
+        assert {cell["protocol"] for cell in cells} == set(protocols)
         assert plan.drawn(name) == cells
+
+
+def test_the_new_settings_have_sizes_and_epsilons_of_their_own() -> None:
+    new = plan.drawn(plan.NEW)
+    older = [*plan.drawn(plan.CALIBRATION), *plan.drawn(plan.HELD_OUT)]
+    for name in ("clients", "samples", "rounds", "epsilon"):
+        assert not {cell[name] for cell in new} & {cell[name] for cell in older}
+    for data, public in plan.PAIRS[plan.NEW]:
+        chosen = [cell for cell in new if (cell["data"], cell["public"]) == (data, public)]
+        assert len(chosen) >= 3
 
 
 @pytest.mark.parametrize(
