@@ -16,9 +16,9 @@ their pairs of data sets, numbers of clients, samples and rounds, ε and seeds o
 most of their shifts, and five protocols protect another unit or are new. Accuracies missed where
 images of clients are light and those of stand-ins dark, or the reverse. So a plan is told how light
 the clients' images are, or their data set by its name, and `plan_again.csv` has what it then says
-of earlier settings (`changed`). The margins by all of these (`THIRD`) are tested by `held-out last`,
+of earlier settings (`changed`). Margins by all of these (`THIRD`) are tested by `held-out last`,
 which was drawn before any of its settings was run. `data set left out` has margins by all data sets
-but that of the clients.
+but that of the clients, without the last settings.
 """
 
 from __future__ import annotations

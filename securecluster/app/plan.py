@@ -628,11 +628,11 @@ def by_chance(sizes: tuple[int, ...]) -> tuple[float, float]:
     """Return the ARI between which labels by chance are, 95 times of 100.
 
     Args:
-        sizes: of the true clusters; labels are of as many.
+        sizes: of the true clusters; labels are of as many, and of two where there is one.
     """
     truth = np.repeat(np.arange(len(sizes)), sizes)
     draw = np.random.default_rng(0)
-    labels = draw.integers(len(sizes), size=(DRAWS_BY_CHANCE, len(truth)))
+    labels = draw.integers(max(2, len(sizes)), size=(DRAWS_BY_CHANCE, len(truth)))
     found = [agreement(some.tolist(), truth.tolist())["ari"] for some in labels]
     low, high = np.quantile(found, [TAIL, 1 - TAIL])
     return float(low), float(high)

@@ -14,7 +14,7 @@ import securecluster
 from securecluster import CFL, FedAvg, Federation, LabelSwap, Settings
 from securecluster.app import plan as plans
 from securecluster.app.cli import main
-from securecluster.app.plan import Outlook, frontier, interval, least, plan
+from securecluster.app.plan import Outlook, by_chance, frontier, interval, least, plan
 from securecluster.data import Dirichlet, LabelSplit, Pathological, Scenario
 from securecluster.data.stand_ins import PublicSample, public_sample
 from securecluster.errors import UsageError
@@ -87,6 +87,29 @@ def test_an_interval_stays_within_what_a_score_can_be() -> None:
         low, high = interval([accuracy], "accuracy", **told)
         assert low is not None and high is not None
         assert 0 <= low <= accuracy <= high <= 1
+
+
+def test_what_chance_does_is_that_of_labels_by_chance() -> None:
+    low, high = by_chance((3, 3, 3))
+    # with six clients more chance strays less, and one true cluster is found or split
+    wider, narrower = high - low, np.subtract(*by_chance((5, 5, 5))[::-1])
+    assert -0.5 < low < 0 < high < 1 and narrower < wider
+    assert by_chance((5,)) == (0.0, 1.0)
+    metrics = pytest.importorskip("sklearn.metrics")
+    draw = np.random.default_rng(7)
+    truth = np.repeat(np.arange(3), 3)
+    found = [metrics.adjusted_rand_score(truth, draw.integers(3, size=9)) for _ in range(2000)]
+    within = np.mean([low - 1e-9 <= value <= high + 1e-9 for value in found])
+    assert 0.93 < within < 0.99
+
+
+def test_an_interval_of_ari_minds_what_chance_does() -> None:
+    lost = {"power": "clusters drowned", "own": False, "chance": (-0.3, 0.4)}
+    assert interval([0.0, 0.1], "ari", **lost) == (-0.19, 0.4)
+    assert interval([0.9, 1.0], "ari", power="", own=False, chance=(-0.1, 0.1)) == (0.9 - 0.27, 1.0)
+    # never beyond what a simulation did, and no lower than chance
+    assert interval([-0.2, 0.1], "ari", **{**lost, "chance": (-0.1, 0.1)})[0] == -0.2
+    assert interval([0.0, 0.1], "ari", **{**lost, "chance": (-0.1, 0.1)})[0] == -0.1
 
 
 def test_an_interval_is_narrower_where_stand_ins_are_a_good_guide() -> None:
@@ -195,6 +218,37 @@ def test_stand_ins_of_skewed_labels_have_all_samples_to_train_and_to_test(skew: 
     )
     # what is tested on is held out of all training, however often rows are repeated
     assert not trained & tested
+
+
+def test_stand_ins_of_light_images_are_negatives_with_their_mean() -> None:
+    sample = public_sample("digits").like((28, 28), None)
+    light = sample.toned(0.96)
+    assert light.x.mean() == pytest.approx(0.96, abs=0.01)
+    # one power of the negatives: what is darker stays darker
+    first, made = (some.x[0].ravel() for some in (sample, light))
+    assert (np.diff(made[np.argsort(first)]) <= 0).all()
+    assert "negatives" in light.notes[-1]
+    assert sample.toned(0.2) is sample
+    table = PublicSample("table", np.zeros((9, 3), np.float32), np.arange(9) % 2, 2)
+    with pytest.raises(UsageError, match="no images with pixels from 0 to 1"):
+        table.toned(0.9)
+    with pytest.raises(UsageError, match="pixels are from 0 to 1"):
+        sample.toned(1.0)
+
+
+def test_a_known_data_set_gives_its_form_and_its_defaults() -> None:
+    digits = public_sample("digits")
+    ink, photos = digits.standing_for("femnist"), digits.standing_for("cifar10")
+    assert (ink.x.shape[1:], photos.x.shape[1:]) == ((1, 28, 28), (3, 32, 32))
+    assert ink.x.mean() == pytest.approx(0.96, abs=0.01)
+    assert np.array_equal(photos.x[:, 0], photos.x[:, 2])
+    made = ink.clients(4, 20, LabelSwap(2), seed=3)
+    assert (made.facts.bright, made.facts.mean) == (True, 0.96)
+    # the clients' own data have defaults that follow from no name
+    own = public_sample("digits").clients(4, 20, LabelSwap(2), seed=3)
+    assert (own.facts.bright, own.facts.mean) == (False, None)
+    with pytest.raises(UsageError, match="unknown data set of images 'ag_news'"):
+        digits.standing_for("ag_news")
 
 
 def test_a_file_and_its_arrays_are_the_same_sample(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from benchmarks import plan
 def row(**changes: Any) -> dict[str, str]:
     """Return a line of the sheet of a run that found its clusters."""
     values = {
-        "part": plan.HELD_OUT, "number": "0", "protocol": "cfl", "data": "mnist",
+        "part": plan.HELD_OUT, "number": "0", "protocol": "cfl", "data": "mnist", "clients": "12",
         "public": "digits", "epsilon": "8", "power": "no noise", "status": "done",
         "ari": "1", "ari_least": "0.5",
         "ari_most": "1", "ari_happened": "1", "accuracy": "0.7", "accuracy_least": "0.6",
@@ -111,3 +111,43 @@ def test_images_of_the_sample_are_no_clients(monkeypatch: pytest.MonkeyPatch) ->
     assert len(images) == plan.PUBLIC_ROWS
     others = private.train.read(np.arange(200))
     assert not set(images.ravel()) & set(others.ravel())
+
+
+def test_todays_simulations_take_the_place_of_those_of_then_and_runs_stay() -> None:
+    own = row(number="1", seed="7", ari_happened="0.2")
+    other = row(number="2", seed="8")
+    again = row(number="1", seed="7", ari="0.3", ari_least="0.1", ari_happened="")
+    # the number of a setting that was another one before a target chose options
+    former = row(number="1", seed="1")
+    found = plan.as_today([own, other, former], [again])
+    assert (found[0]["ari"], found[0]["ari_least"], found[0]["ari_happened"]) == (
+        "0.3",
+        "0.1",
+        "0.2",
+    )
+    assert found[1:] == [other, former]
+
+
+def test_settings_change_where_images_are_lighter_or_defaults_others() -> None:
+    cell = {
+        "part": plan.HELD_OUT, "protocol": "srfca", "scenario": "rotation", "data": "mnist",
+        "public": "digits",
+    }  # fmt: skip
+    assert not plan.changed(cell)
+    assert plan.changed({**cell, "public": "femnist"})
+    # negatives of known dark images are light, and so are photos: a rate of their own
+    assert plan.changed({**cell, "scenario": "inversion"})
+    assert plan.changed({**cell, "data": "cifar10", "public": plan.OWN})
+    # signatures are centred on a known mean
+    assert plan.changed({**cell, "protocol": "signature"})
+    assert not plan.changed({**cell, "data": "letters", "public": plan.OWN})
+
+
+def test_what_chance_reaches_needs_no_margin() -> None:
+    lost = row(
+        ari_least="0", ari_most="0", ari_happened="0.15", clients="8",
+        power="clusters drowned, training drowned",
+    )  # fmt: skip
+    (line, _) = plan.judged([lost], by_chance=True)
+    assert (line["group"], line["short_by"], line["covered"]) == ("lost", "0.000", True)
+    assert float(plan.judged([lost])[0]["short_by"]) == 0.15
