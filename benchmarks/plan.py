@@ -16,9 +16,10 @@ their pairs of data sets, numbers of clients, samples and rounds, ε and seeds o
 most of their shifts, and five protocols protect another unit or are new. Accuracies missed where
 images of clients are light and those of stand-ins dark, or the reverse. So a plan is told how light
 the clients' images are, or their data set by its name, and `plan_again.csv` has what it then says
-of earlier settings (`changed`). Margins by all of these (`THIRD`) are tested by `held-out last`,
+of earlier settings (`changed`). Margins by all of these (`THIRD`) were tested by `held-out last`,
 which was drawn before any of its settings was run. `data set left out` has margins by all data sets
-but that of the clients, without the last settings.
+but that of the clients. The margins of `securecluster.app.plan` are by all settings, and no others
+test these.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from securecluster.data.datasets import MEANS, is_bright
 from securecluster.data.locations import folder, parquet_files
 from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import scenario
+from securecluster.errors import UsageError
 
 CALIBRATION, HELD_OUT = "calibration", "held-out"
 NEW, LAST = "held-out anew", "held-out last"
@@ -273,6 +275,7 @@ def parted(data: str, own: bool = True) -> tuple[tuple[Any, Any], Source]:
         data: its name, one of `LETTERS` of femnist, or of the `WORDS` of ag_news.
         own: whether they are the stand-ins. The bundled digits are too few to give up some in vain.
     """
+    test: ArrayPool | None
     if data in WORDS:
         train, test = (_articles(split, WORDS[data]) for split in ("train", "test"))
         classes = 4
@@ -309,7 +312,10 @@ def _articles(split: str, words: int) -> ArrayPool:
     """
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    (path,) = parquet_files(folder(), "ag_news", "fancyzhx/ag_news", split)
+    data_folder = folder()
+    if data_folder is None:
+        raise UsageError("set SECURECLUSTER_DATA to the folder with ag_news")
+    (path,) = parquet_files(data_folder, "ag_news", "fancyzhx/ag_news", split)
     table = parquet.read_table(path).to_pydict()
     rows = np.random.default_rng(5).permutation(len(table["label"]))[: PUBLIC_ROWS + PRIVATE_ROWS]
     hashed = HashingVectorizer(n_features=words, alternate_sign=False, stop_words="english")
@@ -622,8 +628,10 @@ def main(argv: Sequence[str] | None = None) -> Path:
     lines += judged([row for row in rows if row["part"] == LAST], THIRD, by_chance=True)
     if not chosen.part:
         known = as_today([row for row in rows if row["part"] != LAST], others)
-        lines += left_out(known)
         print(f"margins by all settings but the last: {margins_of(known)}")
+        known = as_today(rows, others)
+        print(f"margins by all settings: {margins_of(known)}")
+        lines += left_out(known)
     for part in (*parts, LEFT_OUT):
         shown(part, lines)
     return write("plan", lines)

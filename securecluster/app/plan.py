@@ -53,10 +53,10 @@ LOST_ARI = 0.25  # of the stand-ins, below which their clusters are lost
 # what an interval adds on both sides, by score and by what is known: differences of ARI, and of the
 # logits of accuracies
 MARGINS: Mapping[tuple[str, bool], float] = {
-    ("ari", False): 0.27,
-    ("ari", True): 0.19,  # where clusters are lost for certain
-    ("accuracy", False): 0.83,
-    ("accuracy", True): 0.34,  # where the sample is the user's own
+    ("ari", False): 0.37,
+    ("ari", True): 0.07,  # where clusters are lost for certain
+    ("accuracy", False): 1.06,
+    ("accuracy", True): 0.29,  # where the sample is the user's own
 }
 BOUNDS: Mapping[str, tuple[float, float]] = {"ari": (-0.25, 1.0), "accuracy": (0.0, 1.0)}
 DRAWS_BY_CHANCE = 1000
@@ -568,6 +568,11 @@ class _Stage:
                 "what depends on the clusters"
             )
         notes = [first, *self.sample.notes]
+        if not self.sample.own and not searching:
+            notes.append(
+                f"intervals of accuracy are for data about as hard to learn as {self.sample.name}: "
+                "hand in a public sample of your own kind where there is one"
+            )
         if self.most_repeats > 1:
             notes.append(
                 f"there are fewer public rows than the clients want: each is used about "
