@@ -109,7 +109,7 @@ def test_an_interval_of_ari_minds_what_chance_does() -> None:
     assert interval([0.9, 1.0], "ari", power="", own=False, chance=(-0.1, 0.1)) == (0.9 - 0.37, 1.0)
     # never beyond what a simulation did, and no lower than chance
     assert interval([-0.2, 0.1], "ari", **{**lost, "chance": (-0.1, 0.1)})[0] == -0.2
-    assert interval([0.0, 0.1], "ari", **{**lost, "chance": (-0.1, 0.1)})[0] == -0.1
+    assert interval([0.0, 0.1], "ari", **{**lost, "chance": (-0.05, 0.1)})[0] == -0.05
 
 
 def test_an_interval_is_narrower_where_stand_ins_are_a_good_guide() -> None:
