@@ -492,7 +492,8 @@ class CFL(ClusteringProtocol):
         count = statistics.compared.count()
         if count is not None:
             # The null model of `evidence_for_split` is noise of an unknown size; this one is known.
-            return count > 1
+            # Stand-ins have no clusters, and release what a run with splits does.
+            return count > 1 or self.privacy.stand_ins
         watch = told_while_slow(
             f"split test of cluster {statistics.cluster}, {len(alpha)} clients: draw"
         )
@@ -542,12 +543,12 @@ class CFL(ClusteringProtocol):
 
         Tests may ask for gradients, and the fallback asks for losses after splits.
         """
+        # down to clusters of two or three, whose members compare losses
+        splits = {"gamma_max": 0.0, "clusterer": "paper", "min_size": 4}
+        if self.signatures.by_gradients:
+            return (splits,)
         every_round = {"criterion": "absolute", "eps1": 1e30, "eps2": 1e-30}
-        return (
-            {**every_round, "gamma_max": 1 - 1e-9},
-            # down to clusters of two or three, whose members compare losses
-            {**every_round, "gamma_max": 0.0, "clusterer": "paper", "min_size": 4},
-        )
+        return ({**every_round, "gamma_max": 1 - 1e-9}, {**every_round, **splits})
 
     @property
     def weighted(self) -> bool:

@@ -18,9 +18,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from securecluster.app import comparison_options, sweep_plan
 from securecluster.app.failures import Row
@@ -28,6 +32,7 @@ from securecluster.app.registry import FACTS
 from securecluster.app.sweep_plan import Cell, Variant
 from securecluster.app.sweep_report import units_in_words
 from securecluster.app.sweep_runner import DONE, REFUSED
+from securecluster.clustering.metrics import agreement
 from securecluster.core.optional_packages import need
 from securecluster.core.progress import bar
 from securecluster.core.validation import check_whole_value
@@ -48,13 +53,14 @@ LOST_ARI = 0.25  # of the stand-ins, below which their clusters are lost
 # what an interval adds on both sides, by score and by what is known: differences of ARI, and of the
 # logits of accuracies
 MARGINS: Mapping[tuple[str, bool], float] = {
-    ("ari", False): 0.43,
-    ("ari", True): 0.19,  # where clusters are lost for certain
-    ("accuracy", False): 1.79,
-    ("accuracy", True): 0.39,  # where the sample is the user's own
+    ("ari", False): 0.37,
+    ("ari", True): 0.07,  # where clusters are lost for certain
+    ("accuracy", False): 1.06,
+    ("accuracy", True): 0.29,  # where the sample is the user's own
 }
-# below −0.25 no run in any setting fell, since clusters by chance have an ARI about 0
 BOUNDS: Mapping[str, tuple[float, float]] = {"ari": (-0.25, 1.0), "accuracy": (0.0, 1.0)}
+DRAWS_BY_CHANCE = 1000
+TAIL = 0.025  # on each side of what chance does
 EDGE = 0.02  # accuracies up to this far from 0 and 1 count as this far
 CLIP = 1.0  # where the user says nothing: noise needs a bound
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -268,8 +274,10 @@ def plan(  # noqa: PLR0913 (what the command has)
     clients: int = 20,
     samples: int = 100,
     epsilon: Sequence[float] = EPSILONS,
+    data: str | None = None,
     shape: Sequence[int] | None = None,
     classes: int | None = None,
+    mean: float | None = None,
     public: Any = "digits",
     label_column: str | None = None,
     scenario: str = "label-swap",
@@ -288,9 +296,13 @@ def plan(  # noqa: PLR0913 (what the command has)
         clients: number of clients.
         samples: that each client trains on.
         epsilon: targets for the ε of a whole run. A search for clients or samples takes one.
-        shape: height and width of the clients' images; None is that of the sample. The number of
-            parameters, and with it the noise, follows from it.
+        data: name of the known set of images that the clients have, whose public form the stand-ins
+            take; None where the data are their own.
+        shape: height and width of the clients' images, or channels, height and width; None is that
+            of the sample. The number of parameters, and with it the noise, follows from it.
         classes: number of labels; None is that of the sample.
+        mean: about that of the clients' pixels, from 0 (black) to 1 (white); None is that of the
+            sample. Ink on white paper has 0.8 and more.
         public: what stands in for the clients' data: the name of a data set, a CSV file, arrays
             (x, y), or a federation of public samples.
         label_column: of a CSV file.
@@ -314,7 +326,10 @@ def plan(  # noqa: PLR0913 (what the command has)
     all_seeds = sweep_plan.seeds_of(seed, seeds)
     _check_sizes(clients=clients, samples=samples)
     _check_search(find, levels, ari)
-    sample = public_sample(public, label_column).like(shape, classes)
+    sample = public_sample(public, label_column)
+    if data is not None:
+        sample = sample.standing_for(data)
+    sample = sample.like(shape, classes, mean)
     stage = _Stage(sample, scenario, clusters, all_seeds)
     stage.check(clients, samples)
     if find is not None:
@@ -489,7 +504,8 @@ class _Stage:
             else:
                 rows_of_score = around
             values = [row[name] for row in rows_of_score if row[name] is not None]
-            low, high = interval(values, name, power=power, own=self.sample.own)
+            chance = by_chance(self._sizes(clients, samples))
+            low, high = interval(values, name, power=power, own=self.sample.own, chance=chance)
             middle = mean(name) if values else None
             scores |= {name: middle, f"{name}_low": low, f"{name}_high": high}
             scores |= {f"{name}_least": min(values, default=None)}
@@ -508,6 +524,11 @@ class _Stage:
             runs=len(done),
             **scores,  # type: ignore[arg-type]
         )
+
+    def _sizes(self, clients: int, samples: int) -> tuple[int, ...]:
+        """Return the sizes of the true clusters of stand-ins."""
+        truth = self._federation(clients, samples, self.seeds[0]).truth
+        return tuple(sorted(Counter(truth or [0] * clients).values()))
 
     def ari(self, variant: Variant, level: float, clients: int, samples: int) -> float:
         """Return the mean ARI of the simulations; 0 of those that ended in an error.
@@ -547,6 +568,11 @@ class _Stage:
                 "what depends on the clusters"
             )
         notes = [first, *self.sample.notes]
+        if not self.sample.own and not searching:
+            notes.append(
+                f"intervals of accuracy are for data about as hard to learn as {self.sample.name}: "
+                "hand in a public sample of your own kind where there is one"
+            )
         if self.most_repeats > 1:
             notes.append(
                 f"there are fewer public rows than the clients want: each is used about "
@@ -568,6 +594,7 @@ def interval(
     power: str,
     own: bool,
     margins: Mapping[tuple[str, bool], float] | None = None,
+    chance: tuple[float, float] | None = None,
 ) -> tuple[float | None, float | None]:
     """Return the interval for one new run.
 
@@ -577,6 +604,8 @@ def interval(
         power: verdict of the power check, in words.
         own: whether the simulations are on a public sample of the clients' own kind.
         margins: in place of `MARGINS`.
+        chance: ARI between which labels by chance are. An interval ends below the lower one only
+            where a simulation does, and never below the upper one.
 
     Returns:
         Its ends; None where a simulation has no such value.
@@ -593,7 +622,25 @@ def interval(
         margin = margins[name, own]
         low, high = _moved(least, -margin), _moved(most, margin)
     lowest, highest = BOUNDS[name]
+    if name == "ari" and chance is not None:
+        lowest = chance[0]
+        high = max(high, chance[1])
     return min(least, max(lowest, low)), max(most, min(highest, high))
+
+
+@lru_cache(maxsize=64)
+def by_chance(sizes: tuple[int, ...]) -> tuple[float, float]:
+    """Return the ARI between which labels by chance are, 95 times of 100.
+
+    Args:
+        sizes: of the true clusters; labels are of as many, and of two where there is one.
+    """
+    truth = np.repeat(np.arange(len(sizes)), sizes)
+    draw = np.random.default_rng(0)
+    labels = draw.integers(max(2, len(sizes)), size=(DRAWS_BY_CHANCE, len(truth)))
+    found = [agreement(some.tolist(), truth.tolist())["ari"] for some in labels]
+    low, high = np.quantile(found, [TAIL, 1 - TAIL])
+    return float(low), float(high)
 
 
 def surely_lost(values: Sequence[float], power: str) -> bool:

@@ -34,10 +34,18 @@ class PlanOptions:
     """epsilon, clients or samples: search for the least of it, in place of forecasts"""
     ari: float = 0.9
     """with --find: the mean ARI that is to be reached"""
+    data: str | None = None
+    """a known set of images, whose form, mean and defaults the stand-ins take; None is your own"""
     shape: tuple[int, ...] | None = None
-    """height and width of the clients' images; None is that of the public sample"""
+    """height and width of the clients' images, or channels, height and width; None is that of the
+    public sample
+    """
     classes: int | None = None
     """number of labels; None is that of the public sample"""
+    mean: float | None = None
+    """about that of the clients' pixels, from 0 (black) to 1 (white), such as 0.9 of ink on paper;
+    None is that of the public sample
+    """
     public: str = "digits"
     """what stands in for the clients' data: a data set by its name, or your own CSV file of public
     samples

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from securecluster.core.noted_warnings import noted
 from securecluster.core.randomness import Randomness
 from securecluster.data.dataset import Source
-from securecluster.data.datasets import SOURCES, source
+from securecluster.data.datasets import IMAGE_SETS, MEANS, SOURCES, source
 from securecluster.data.federation import Federation
 from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import Scenario
@@ -26,6 +26,9 @@ from securecluster.errors import UsageError, unknown
 from securecluster.models.objectives import CLASSIFICATION
 
 MOST_ROWS = 20_000  # of a sample; more tell a simulation nothing
+POWER_ROWS = 500  # by which a mean is measured
+ROUNDING = 1e-4  # up to which pixels may lie beyond 0 and 1
+UNKNOWN = "stand-ins"  # name of no known data set
 OWN_SAMPLE = "the public sample"
 
 
@@ -40,6 +43,8 @@ class PublicSample:
         classes: number of labels.
         notes: what was changed in it, in sentences.
         own: whether the user handed it in, as like the clients' data, and not a known data set.
+        known_as: name of the known data set that the clients have, whose public facts set defaults
+            of a run (`Facts.bright`, `Facts.mean`); that of none where their data are their own.
     """
 
     name: str
@@ -48,13 +53,18 @@ class PublicSample:
     classes: int
     notes: tuple[str, ...] = ()
     own: bool = True
+    known_as: str = UNKNOWN
 
-    def like(self, shape: Sequence[int] | None, classes: int | None) -> PublicSample:
-        """Return the sample with images of another size, and of the first classes alone.
+    def like(
+        self, shape: Sequence[int] | None, classes: int | None, mean: float | None = None
+    ) -> PublicSample:
+        """Return the sample with images of another form, and of the first classes alone.
 
         Args:
-            shape: height and width; None leaves the images as they are.
+            shape: height and width, or channels, height and width; None leaves the images as they
+                are.
             classes: how many; None keeps all.
+            mean: of all pixels, which are from 0 to 1; None leaves them as they are.
 
         Raises:
             UsageError: the sample has no images, or fewer classes.
@@ -64,13 +74,61 @@ class PublicSample:
             sample = sample.with_classes(classes)
         if shape is not None:
             sample = sample.resized(shape)
+        if mean is not None:
+            sample = sample.toned(mean)
         return sample
+
+    def standing_for(self, data: str) -> PublicSample:
+        """Return the sample with the form of a known data set, of which no sample is read.
+
+        Args:
+            data: its name.
+
+        Raises:
+            UsageError: no known set of images, or one with more classes.
+        """
+        if data not in MEANS:
+            raise unknown("data set of images", data, MEANS)
+        if self.own:
+            # its form is that of the clients' data
+            return replace(self, known_as=data)
+        shape, classes = (1, 8, 8), 10
+        if data in IMAGE_SETS:
+            shape, classes = IMAGE_SETS[data].shape, IMAGE_SETS[data].classes
+        formed = self.like(shape, min(classes, self.classes), MEANS[data])
+        return replace(formed, known_as=data)
+
+    def toned(self, mean: float) -> PublicSample:
+        """Return the sample with images as light, or as dark, as the clients'.
+
+        Where the mean is on the other side of one half, images are turned into their negatives, as
+        ink on paper is that of chalk, and every pixel is raised to the one power with which they
+        have the mean. Others stay as they are.
+
+        Args:
+            mean: above 0 and below 1.
+
+        Raises:
+            UsageError: the samples are no images with pixels from 0 to 1, or no such mean.
+        """
+        if not 0 < mean < 1:
+            raise UsageError(f"mean = {mean:g} is not possible: pixels are from 0 to 1")
+        x = np.clip(self.x, 0, 1)
+        if x.ndim != 4 or np.abs(x - self.x).max() > ROUNDING:
+            raise UsageError(
+                f"{self.name} has no images with pixels from 0 to 1, so that it has no mean to "
+                "change: leave mean out"
+            )
+        if (x.mean() > 0.5) == (mean > 0.5):
+            return self
+        note = f"images of {self.name} are turned into negatives"
+        return replace(self, x=_to_mean(1 - x, mean), notes=(*self.notes, note))
 
     def resized(self, shape: Sequence[int]) -> PublicSample:
         """Return the sample with its images brought to another size, by linear interpolation.
 
         Args:
-            shape: height and width.
+            shape: height and width, or channels, height and width.
 
         Raises:
             UsageError: the samples are no images, or the size is none.
@@ -79,19 +137,28 @@ class PublicSample:
             raise UsageError(
                 f"{self.name} has no images, so that it has no shape to change: leave shape out"
             )
-        if len(shape) != 2 or min(shape) < 1:
+        if len(shape) not in (2, 3) or min(shape) < 1:
             raise UsageError(
-                "shape is the height and the width of an image, two whole numbers from 1"
+                "shape is the height and the width of an image, two whole numbers from 1, or its "
+                "channels before them"
             )
-        size = (int(shape[0]), int(shape[1]))
-        if size == self.x.shape[2:]:
-            return self
-        import torch
+        *channels, height, width = (int(size) for size in shape)
+        x = self.x
+        if channels and channels[0] != x.shape[1]:
+            # grey images have the mean of all channels, and images in colour have it in each
+            x = np.repeat(x.mean(axis=1, keepdims=True), channels[0], axis=1)
+        if (height, width) != x.shape[2:]:
+            import torch
 
-        images = torch.from_numpy(np.ascontiguousarray(self.x))
-        x = torch.nn.functional.interpolate(images, size, mode="bilinear", align_corners=False)
-        note = f"images of {self.name} are brought to {size[0]} × {size[1]}"
-        return replace(self, x=x.numpy(), notes=(*self.notes, note))
+            images = torch.from_numpy(np.ascontiguousarray(x))
+            x = torch.nn.functional.interpolate(
+                images, (height, width), mode="bilinear", align_corners=False
+            ).numpy()
+        if x is self.x:
+            return self
+        form = " × ".join(str(size) for size in (*channels, height, width))
+        note = f"images of {self.name} are brought to {form}"
+        return replace(self, x=x, notes=(*self.notes, note))
 
     def with_classes(self, classes: int) -> PublicSample:
         """Return the samples of the first classes alone.
@@ -130,16 +197,28 @@ class PublicSample:
         order = draw.permutation(len(self.y))
         held_out, learned = np.split(order, [max(1, len(order) // 4)])
         test = max(1, -(-samples // 4))
-        pools = []
-        for rows, wanted in ((learned, clients * samples), (held_out, clients * test)):
-            # whole copies of the sample, and the beginning of one
-            some = np.resize(rows, wanted)
-            pools.append(ArrayPool(self.x[some], self.y[some]))
-        shape = tuple(self.x.shape[1:])
-        made = Source(self.name, self.classes, shape, pools[0], pools[1])
-        return Federation.simulate(
-            made, scenario=scenario, clients=clients, samples=samples, seed=seed
-        )
+        # where labels are skewed, clients want more of some than rows have on average
+        copies = 1
+        while True:
+            pools = []
+            for rows, wanted in ((learned, clients * samples), (held_out, clients * test)):
+                # whole copies of the sample, and the beginning of one
+                some = np.resize(rows, wanted * copies)
+                pools.append(ArrayPool(self.x[some], self.y[some]))
+            shape = tuple(self.x.shape[1:])
+            made = Source(self.known_as, self.classes, shape, pools[0], pools[1])
+            last = copies > self.classes
+            copies *= 2
+            try:
+                federation = Federation.simulate(
+                    made, scenario=scenario, clients=clients, samples=samples, seed=seed
+                )
+            except UsageError:
+                if last:
+                    raise
+                continue
+            if last or min(len(shard.y_test) for shard in federation.shards) >= test:
+                return federation
 
     def repeats(self, clients: int, samples: int) -> float:
         """Return how often each row is trained on by some client; at most 1 without repetition.
@@ -149,6 +228,26 @@ class PublicSample:
             samples: that each trains on.
         """
         return clients * samples / max(1, len(self.y) - len(self.y) // 4)
+
+
+def _to_mean(x: NDArray[Any], mean: float) -> NDArray[Any]:
+    """Return pixels from 0 to 1, raised to the power with which they have a mean.
+
+    Args:
+        x: the pixels.
+        mean: that they are to have, as nearly as powers from 1/16 to 16 bring it.
+    """
+    some = x[:POWER_ROWS].astype(np.float64)
+    low, high = -4.0, 4.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        # a larger power darkens
+        if (some**2.0**middle).mean() > mean:
+            low = middle
+        else:
+            high = middle
+    raised: NDArray[Any] = (x**2.0**middle).astype(x.dtype)
+    return raised
 
 
 def public_sample(public: Any = "digits", label_column: str | None = None) -> PublicSample:

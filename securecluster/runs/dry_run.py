@@ -403,6 +403,7 @@ def _events_by_client(
     )
     config = dry.config(federation, settings.dtype)
     server = server_copy(dry)
+    server.privacy = server.privacy.for_stand_ins()
     transport = InProcess(endpoint.answer)
     net = _OfStandIns(server, config).network(transport, secrets=Randomness(federation.seed))
     half = ServerHalf(server, net, Transcript("none"))

@@ -14,7 +14,8 @@ import securecluster
 from securecluster import CFL, FedAvg, Federation, LabelSwap, Settings
 from securecluster.app import plan as plans
 from securecluster.app.cli import main
-from securecluster.app.plan import Outlook, frontier, interval, least, plan
+from securecluster.app.plan import Outlook, by_chance, frontier, interval, least, plan
+from securecluster.data import Dirichlet, LabelSplit, Pathological, Scenario
 from securecluster.data.stand_ins import PublicSample, public_sample
 from securecluster.errors import UsageError
 
@@ -86,6 +87,29 @@ def test_an_interval_stays_within_what_a_score_can_be() -> None:
         low, high = interval([accuracy], "accuracy", **told)
         assert low is not None and high is not None
         assert 0 <= low <= accuracy <= high <= 1
+
+
+def test_what_chance_does_is_that_of_labels_by_chance() -> None:
+    low, high = by_chance((3, 3, 3))
+    # with six clients more chance strays less, and one true cluster is found or split
+    wider, narrower = high - low, np.subtract(*by_chance((5, 5, 5))[::-1])
+    assert -0.5 < low < 0 < high < 1 and narrower < wider
+    assert by_chance((5,)) == (0.0, 1.0)
+    metrics = pytest.importorskip("sklearn.metrics")
+    draw = np.random.default_rng(7)
+    truth = np.repeat(np.arange(3), 3)
+    found = [metrics.adjusted_rand_score(truth, draw.integers(3, size=9)) for _ in range(2000)]
+    within = np.mean([low - 1e-9 <= value <= high + 1e-9 for value in found])
+    assert 0.93 < within < 0.99
+
+
+def test_an_interval_of_ari_minds_what_chance_does() -> None:
+    lost = {"power": "clusters drowned", "own": False, "chance": (-0.3, 0.4)}
+    assert interval([0.0, 0.1], "ari", **lost) == (-0.07, 0.4)
+    assert interval([0.9, 1.0], "ari", power="", own=False, chance=(-0.1, 0.1)) == (0.9 - 0.37, 1.0)
+    # never beyond what a simulation did, and no lower than chance
+    assert interval([-0.2, 0.1], "ari", **{**lost, "chance": (-0.1, 0.1)})[0] == -0.2
+    assert interval([0.0, 0.1], "ari", **{**lost, "chance": (-0.05, 0.1)})[0] == -0.05
 
 
 def test_an_interval_is_narrower_where_stand_ins_are_a_good_guide() -> None:
@@ -182,6 +206,51 @@ def test_rows_that_are_fewer_than_wanted_are_repeated_and_it_is_said() -> None:
     assert "40 public rows of the public sample" in made.notes[0]
 
 
+@pytest.mark.parametrize("skew", [Pathological(clusters=4), Dirichlet(clusters=3), LabelSplit()])
+def test_stand_ins_of_skewed_labels_have_all_samples_to_train_and_to_test(skew: Scenario) -> None:
+    sample = public_sample("digits")
+    federation = sample.clients(9, 60, skew, 3)
+    assert {len(shard.y) for shard in federation.shards} == {60}
+    assert {len(shard.y_test) for shard in federation.shards} == {15}
+    trained, tested = (
+        {row.tobytes() for shard in federation.shards for row in getattr(shard, name)}
+        for name in ("x", "x_test")
+    )
+    # what is tested on is held out of all training, however often rows are repeated
+    assert not trained & tested
+
+
+def test_stand_ins_of_light_images_are_negatives_with_their_mean() -> None:
+    sample = public_sample("digits").like((28, 28), None)
+    light = sample.toned(0.96)
+    assert light.x.mean() == pytest.approx(0.96, abs=0.01)
+    # one power of the negatives: what is darker stays darker
+    first, made = (some.x[0].ravel() for some in (sample, light))
+    assert (np.diff(made[np.argsort(first)]) <= 0).all()
+    assert "negatives" in light.notes[-1]
+    assert sample.toned(0.2) is sample
+    table = PublicSample("table", np.zeros((9, 3), np.float32), np.arange(9) % 2, 2)
+    with pytest.raises(UsageError, match="no images with pixels from 0 to 1"):
+        table.toned(0.9)
+    with pytest.raises(UsageError, match="pixels are from 0 to 1"):
+        sample.toned(1.0)
+
+
+def test_a_known_data_set_gives_its_form_and_its_defaults() -> None:
+    digits = public_sample("digits")
+    ink, photos = digits.standing_for("femnist"), digits.standing_for("cifar10")
+    assert (ink.x.shape[1:], photos.x.shape[1:]) == ((1, 28, 28), (3, 32, 32))
+    assert ink.x.mean() == pytest.approx(0.96, abs=0.01)
+    assert np.array_equal(photos.x[:, 0], photos.x[:, 2])
+    made = ink.clients(4, 20, LabelSwap(2), seed=3)
+    assert (made.facts.bright, made.facts.mean) == (True, 0.96)
+    # the clients' own data have defaults that follow from no name
+    own = public_sample("digits").clients(4, 20, LabelSwap(2), seed=3)
+    assert (own.facts.bright, own.facts.mean) == (False, None)
+    with pytest.raises(UsageError, match="unknown data set of images 'ag_news'"):
+        digits.standing_for("ag_news")
+
+
 def test_a_file_and_its_arrays_are_the_same_sample(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     draws = np.random.default_rng(1)
@@ -268,6 +337,8 @@ def test_the_command_prints_the_table_and_leaves_files(
         (["cfl", "--public", "x.csv"], "x.csv needs the name of the column with the labels"),
         (["cfl", "--public", "x.csv", "--label-column", "y"], "x.csv cannot be read"),
         (["cfl", "--classes", "12"], "digits has 10 classes"),
+        (["cfl", "--data", "ag_news"], "unknown data set of images 'ag_news'"),
+        (["cfl", "--mean", "2"], "is not possible: pixels are from 0 to 1"),
         (["cfl", "--k", "3"], "--k is an option of"),
         (["cfl", "--picture", "x.txt"], "its name ends in .png, .pdf or .svg"),
         (["cfl", "--clients", "1"], "--clients = 1 is not possible"),

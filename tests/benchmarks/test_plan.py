@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from benchmarks import plan
 def row(**changes: Any) -> dict[str, str]:
     """Return a line of the sheet of a run that found its clusters."""
     values = {
-        "part": plan.HELD_OUT, "number": "0", "protocol": "cfl", "data": "mnist",
+        "part": plan.HELD_OUT, "number": "0", "protocol": "cfl", "data": "mnist", "clients": "12",
         "public": "digits", "epsilon": "8", "power": "no noise", "status": "done",
         "ari": "1", "ari_least": "0.5",
         "ari_most": "1", "ari_happened": "1", "accuracy": "0.7", "accuracy_least": "0.6",
@@ -22,16 +23,30 @@ def row(**changes: Any) -> dict[str, str]:
     return {**values, **changes}
 
 
-def test_no_setting_is_in_both_parts_and_each_protocol_in_both() -> None:
+def test_no_setting_is_in_two_parts_and_each_protocol_in_all() -> None:
     parts = {name: plan.drawn(name) for name in plan.PARTS}
     seeds = [cell["seed"] for cells in parts.values() for cell in cells]
     assert len(seeds) == len(set(seeds))
-    pairs = [set(plan.PAIRS[name]) for name in (plan.CALIBRATION, plan.HELD_OUT)]
-    assert not pairs[0] & pairs[1]
+    for one, other in combinations(plan.PARTS, 2):
+        assert not set(plan.PAIRS[one]) & set(plan.PAIRS[other])
     for name, cells in parts.items():
         assert len(cells) == plan.DRAWS[name][1]
-        assert {cell["protocol"] for cell in cells} == set(plan.PROTOCOLS)
+        protocols = plan.LATER.get(name, plan.PROTOCOLS)
+        assert {cell["protocol"] for cell in cells} == set(protocols)
         assert plan.drawn(name) == cells
+
+
+@pytest.mark.parametrize("part", [plan.NEW, plan.LAST])
+def test_later_settings_have_sizes_and_epsilons_of_their_own(part: str) -> None:
+    new = plan.drawn(part)
+    older = [cell for other in plan.PARTS for cell in plan.drawn(other) if other != part]
+    for name in ("clients", "samples", "rounds", "epsilon"):
+        few = {} if name == "epsilon" else plan.FEW
+        taken = {cell[name] for cell in older if cell["data"] not in few}
+        assert not {cell[name] for cell in new if cell["data"] not in few} & taken
+    for data, public in plan.PAIRS[part]:
+        chosen = [cell for cell in new if (cell["data"], cell["public"]) == (data, public)]
+        assert len(chosen) >= 2
 
 
 @pytest.mark.parametrize(
@@ -96,3 +111,43 @@ def test_images_of_the_sample_are_no_clients(monkeypatch: pytest.MonkeyPatch) ->
     assert len(images) == plan.PUBLIC_ROWS
     others = private.train.read(np.arange(200))
     assert not set(images.ravel()) & set(others.ravel())
+
+
+def test_todays_simulations_take_the_place_of_those_of_then_and_runs_stay() -> None:
+    own = row(number="1", seed="7", ari_happened="0.2")
+    other = row(number="2", seed="8")
+    again = row(number="1", seed="7", ari="0.3", ari_least="0.1", ari_happened="")
+    # the number of a setting that was another one before a target chose options
+    former = row(number="1", seed="1")
+    found = plan.as_today([own, other, former], [again])
+    assert (found[0]["ari"], found[0]["ari_least"], found[0]["ari_happened"]) == (
+        "0.3",
+        "0.1",
+        "0.2",
+    )
+    assert found[1:] == [other, former]
+
+
+def test_settings_change_where_images_are_lighter_or_defaults_others() -> None:
+    cell = {
+        "part": plan.HELD_OUT, "protocol": "srfca", "scenario": "rotation", "data": "mnist",
+        "public": "digits",
+    }  # fmt: skip
+    assert not plan.changed(cell)
+    assert plan.changed({**cell, "public": "femnist"})
+    # negatives of known dark images are light, and so are photos: a rate of their own
+    assert plan.changed({**cell, "scenario": "inversion"})
+    assert plan.changed({**cell, "data": "cifar10", "public": plan.OWN})
+    # signatures are centred on a known mean
+    assert plan.changed({**cell, "protocol": "signature"})
+    assert not plan.changed({**cell, "data": "letters", "public": plan.OWN})
+
+
+def test_what_chance_reaches_needs_no_margin() -> None:
+    lost = row(
+        ari_least="0", ari_most="0", ari_happened="0.15", clients="8",
+        power="clusters drowned, training drowned",
+    )  # fmt: skip
+    (line, _) = plan.judged([lost], by_chance=True)
+    assert (line["group"], line["short_by"], line["covered"]) == ("lost", "0.000", True)
+    assert float(plan.judged([lost])[0]["short_by"]) == 0.15

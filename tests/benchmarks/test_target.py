@@ -59,7 +59,7 @@ def test_new_settings_have_clients_and_seeds_of_their_own() -> None:
         for part in target.PARTS
     }
     assert len(target.settings_of(target.NEW)) == 15
-    assert len(set(target.FIRST_SEED.values())) == len(target.PARTS)
+    assert len(set(target.FIRST_SEED.values())) == len(target.FIRST_SEED) == len(target.PARTS) + 1
     assert not clients[target.NEW] & (clients[target.HELD_OUT] | clients[target.DEVELOPMENT])
 
 
@@ -68,3 +68,28 @@ def test_each_setting_has_its_default_first(part: str) -> None:
     cells = target.cells(part, 1)
     defaults = [cell for cell in cells if cell["options"] == target.DEFAULT]
     assert [cell["setting"] for cell in defaults] == list(target.settings_of(part))
+
+
+def test_a_miss_is_worse_where_the_pairs_of_its_seeds_say_so() -> None:
+    def runs(options: str, *scores: float) -> list[dict[str, str]]:
+        return [
+            {**row(options, seed, score), "part": target.MISSES, "setting": "mrmtl 1"}
+            for seed, score in enumerate(scores)
+        ]
+
+    rows = runs(target.DEFAULT, 0.5, 0.3, 0.4)
+    # pairs differ by 0.10, 0.12 and 0.11, although the scores of one are as far apart as 0.2
+    rows += runs('{"rounds": 10}', 0.6, 0.42, 0.51) + runs('{"rounds": 5}', 0.6, 0.1, 0.5)
+    better, equal = target.compared(rows)
+    assert (better["other"], better["lead"], better["seeds"]) == ("--rounds 10", "0.110", 3)
+    # t of 0.975 with two degrees of freedom is 4.303, and the standard deviation 0.01
+    assert float(better["low"]) == pytest.approx(0.11 - 4.303 * 0.01 / 3**0.5, abs=1e-3)
+    assert better["worse"] and not equal["worse"]
+
+
+def test_each_miss_is_of_the_new_settings_and_its_rival_of_the_grid() -> None:
+    new = target.settings_of(target.NEW)
+    for known in (target.MISSED, target.FORMER):
+        for name, options in known.items():
+            assert options in target.grid_of(new[name])
+    assert {cell["setting"] for cell in target.cells(target.MISSES, 2)} == set(target.MISSED)

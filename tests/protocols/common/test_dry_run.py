@@ -89,6 +89,16 @@ def test_a_client_releases_as_often_as_the_paper_says(
     assert set(found) <= {("gaussian", 1.0)}
 
 
+@pytest.mark.parametrize("clusterer", ["paper", "average"])
+def test_splits_by_signatures_ask_for_losses(clusterer: str, small: Federation) -> None:
+    params = {**CLIENT, "dp_unit": "client", "signature": "gradient", "clusterer": clusterer}
+    without = counted(CFL, small, **params)
+    # stand-ins have no clusters that a split by signatures finds
+    judged = counted(CFL, small, **params, fallback=0.2)
+    assert without["gaussian", 1.0] == 5
+    assert judged == {**without, ("gaussian", 1.0): 6}
+
+
 class AsksFirst(FlexCFL):
     """Asks its first client for another update."""
 
