@@ -331,7 +331,9 @@ class Flatten:
         grad_input = grad_output.reshape(saved)
         if grad_input.dim() != IMAGES:
             return grad_input
-        return _channels_last(grad_input.flatten(0, 1)).unflatten(0, saved[:2])
+        joined: Any = _channels_last(grad_input.flatten(0, 1))
+        images: torch.Tensor = joined.unflatten(0, saved[:2])
+        return images
 
 
 @dataclass(frozen=True)

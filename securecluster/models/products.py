@@ -59,7 +59,8 @@ def _fits(a: torch.Tensor, b: torch.Tensor) -> bool:
 @cache
 def _linear() -> Any:
     """Return oneDNN's linear layer, or None where torch or the processor has no use for it."""
-    if not torch.backends.mkldnn.is_available():
+    onednn: Any = torch.backends.mkldnn
+    if not onednn.is_available():
         return None
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return None
