@@ -38,7 +38,12 @@ from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
+from securecluster.protocols.common.sampling import (
+    TRIES,
+    check_compared,
+    check_landmarks,
+    sample_landmarks,
+)
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
@@ -203,6 +208,7 @@ class SRFCA(ClusteringProtocol):
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
+        check_compared(net, self.landmarks)
         clients = len(net.clients)
         state = SRFCAState(
             clusters=[UNASSIGNED] * clients, outbox=PendingUpdates.start(clients, fresh=False)

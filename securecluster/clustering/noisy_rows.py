@@ -17,6 +17,7 @@ from securecluster.clustering.agglomerative import cut, merges, threshold
 from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noise_robust import partition
+from securecluster.clustering.pairs import check_pairs
 from securecluster.clustering.significance import Array
 
 # singular values count from this multiple of the edge of pure noise
@@ -342,6 +343,7 @@ def squared_gaps(rows: Array, others: Array) -> Array:
     """
     from scipy.spatial.distance import cdist
 
+    check_pairs(min(len(rows), len(others)))
     return np.asarray(cdist(rows, others, "sqeuclidean"))
 
 
