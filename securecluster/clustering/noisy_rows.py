@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from securecluster.clustering.agglomerative import cut, merges, threshold
-from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noise_robust import partition
 from securecluster.clustering.pairs import check_pairs
@@ -69,8 +69,7 @@ class NoisyRows:
             k = self.count()
         if k < 2:
             return [0] * len(self.values)
-        centred = self.values - self.values.mean(0)
-        return relabel(kmeans(centred @ centred.T, k, seed))
+        return relabel(kmeans_of_points(self.values, k, seed))
 
     def count(self) -> int:
         """Return 1 + the number of singular values of the centred rows above the edge of noise.
