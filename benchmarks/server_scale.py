@@ -72,7 +72,6 @@ CALLS_LIMIT_S = 1200  # of several rounds of up to 100,000 clients
 CALLS = 4  # of which the first one has the key agreement
 SHORT_AND_LONG = (1, 6)  # rounds of two runs whose difference is what a round costs
 MASKED = ("permutation",)  # cases of runs with a mask
-MOST_PAIRED = 2000  # clients of a protocol that are compared pair by pair
 
 # rounds that reach each protocol's clustering
 PROTOCOLS: dict[str, Callable[..., ClusteringProtocol]] = {
@@ -90,8 +89,16 @@ PROTOCOLS: dict[str, Callable[..., ClusteringProtocol]] = {
     "oneshot": partial(OneShot, rounds=1, tasks=2, vectors=2),
     "srfca": partial(SRFCA, rounds=1, local_rounds=1, refine=1),
 }
-# protocols that compare clients pair by pair
-COMPARING = ("flhc", "cfl", "oneshot", "srfca", "pacfl", "cflgp")
+# protocols that compare clients pair by pair, with the most clients that are measured
+COMPARING = {
+    "flhc": 2000,
+    "cfl": 2000,
+    "oneshot": 2000,
+    "srfca": 2000,
+    "pacfl": 2000,
+    "cflgp": 2000,
+    "signature": 10_000,
+}
 # those of them that can compare a sample of the clients
 WITH_LANDMARKS = ("flhc", "cfl", "oneshot", "srfca")
 
@@ -349,7 +356,7 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
         needs = needed_gib(case, clients)
         if needs > AVAILABLE_GIB:
             return skipped | {"status": f"not run: needs {needs:.0f} GiB"}
-    elif part == "protocols" and case in COMPARING and clients > MOST_PAIRED:
+    elif part == "protocols" and clients > COMPARING.get(case, clients):
         return skipped | {"status": "not run: all pairs"}
     # A process's largest resident set never falls, so each case needs a process of its own.
     options = [part, "--one", case, "--clients", str(clients)]
