@@ -97,6 +97,7 @@ COMPARING = {
     "srfca": 2000,
     "pacfl": 2000,
     "cflgp": 2000,
+    "srfca landmarks": 10_000,
     "signature": 10_000,
 }
 # those of them that can compare a sample of the clients

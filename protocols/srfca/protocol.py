@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
+from securecluster.clustering.pairs import check_pairs
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.errors import UsageError
@@ -210,6 +211,7 @@ class SRFCA(ClusteringProtocol):
         """
         check_compared(net, self.landmarks)
         clients = len(net.clients)
+        check_pairs(clients)  # with landmarks, too, each client keeps a row of losses of all models
         state = SRFCAState(
             clusters=[UNASSIGNED] * clients, outbox=PendingUpdates.start(clients, fresh=False)
         )
