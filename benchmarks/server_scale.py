@@ -3,13 +3,16 @@
 python -m benchmarks.server_scale sketches [--clients 100 1000 …]
 python -m benchmarks.server_scale protocols [--clients 1000 …] [--cases …]
 python -m benchmarks.server_scale calls [--clients 10000 100000] [--cases …]
+python -m benchmarks.server_scale rounds [--clients 10000 100000] [--cases …]
 
 "sketches" clusters rows of 64 numbers: four directions in equal parts, with noise in every row.
 "protocols" runs whole protocols, clients and server in one process, with a linear model of four
 features and four samples a client. "calls" takes processor seconds of single sums over such
 clients, with and without a mask, and of the key agreement before the first masked one; where a call
-costs in proportion to its clients, the microseconds a client do not grow. Each case runs in a
-process of its own, since the largest resident set of a process never falls.
+costs in proportion to its clients, the microseconds a client do not grow. "rounds" takes processor
+seconds of whole runs of FedAvg, short and long ones: their difference is what one more round costs,
+with training, scores, ledger and transcript, and what is left of a short run is its start. Each
+case runs in a process of its own, since the largest resident set of a process never falls.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import argparse
 import json
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +36,22 @@ from benchmarks.table import write
 from securecluster import Federation
 from securecluster.clustering.landmarks import sketch_clusters
 from securecluster.clustering.metrics import agreement
-from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, ClusteringProtocol, FedAvg, OneShot
+from securecluster.protocols import (
+    CFL,
+    CFLGP,
+    FLHC,
+    IFCA,
+    MRMTL,
+    PACFL,
+    RDPCFL,
+    SRFCA,
+    CLoVE,
+    ClusteringProtocol,
+    FedAvg,
+    OneShot,
+    RandomClusters,
+    Signature,
+)
 from securecluster.protocols.common.averaging import AveragingState, average_clusters
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runs.deployment import build_network
@@ -47,22 +67,41 @@ LANDMARKS = 500  # sketches that are compared with each other
 COMPARED = 100  # clients that are compared with each other by a protocol
 AVAILABLE_GIB = 4  # cases that need more are not run
 MIB_A_GIB = 1024
-LIMIT_S = 120  # of one case
+LIMIT_S = 600  # of one case
 CALLS_LIMIT_S = 1200  # of several rounds of up to 100,000 clients
 CALLS = 4  # of which the first one has the key agreement
-MOST_PAIRED = 2000  # clients of a protocol that are compared pair by pair
+SHORT_AND_LONG = (1, 6)  # rounds of two runs whose difference is what a round costs
+MASKED = ("permutation",)  # cases of runs with a mask
 
 # rounds that reach each protocol's clustering
 PROTOCOLS: dict[str, Callable[..., ClusteringProtocol]] = {
     "fedavg": partial(FedAvg, rounds=1),
+    "random": partial(RandomClusters, rounds=1, k=2),
+    "mrmtl": partial(MRMTL, rounds=1),
     "ifca": partial(IFCA, rounds=1, k=2, starts=1),
+    "clove": partial(CLoVE, rounds=1, k=2),
+    "rdpcfl": partial(RDPCFL, rounds=1),
+    "signature": partial(Signature, rounds=1, k=2),
+    "pacfl": partial(PACFL, rounds=1, k=2),
+    "cflgp": partial(CFLGP, rounds=1, k=2),
     "flhc": partial(FLHC, rounds=2, pre_rounds=1),
     "cfl": partial(CFL, rounds=1),
     "oneshot": partial(OneShot, rounds=1, tasks=2, vectors=2),
     "srfca": partial(SRFCA, rounds=1, local_rounds=1, refine=1),
 }
-# protocols that compare clients pair by pair
-COMPARING = ("flhc", "cfl", "oneshot", "srfca")
+# protocols that compare clients pair by pair, with the most clients that are measured
+COMPARING = {
+    "flhc": 2000,
+    "cfl": 2000,
+    "oneshot": 2000,
+    "srfca": 2000,
+    "pacfl": 2000,
+    "cflgp": 2000,
+    "srfca landmarks": 10_000,
+    "signature": 10_000,
+}
+# those of them that can compare a sample of the clients
+WITH_LANDMARKS = ("flhc", "cfl", "oneshot", "srfca")
 
 
 def few_samples(clients: int) -> Federation:
@@ -98,14 +137,17 @@ def run_protocol(case: str, clients: int) -> dict[str, Any]:
     federation = few_samples(clients)
     before = peak()
     start = time.perf_counter()
+    processor_start = time.process_time()
     protocol = PROTOCOLS[name](**params)
     settings = Settings(transcript="none", keys_from_seed=True)
     fitted = protocol.fit(federation, settings)
     seconds = time.perf_counter() - start
+    processor_seconds = time.process_time() - processor_start
     return {
         "case": case,
         "clients": clients,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(processor_seconds, 1),
         "before_mib": round(before * MIB_A_GIB),
         "peak_mib": round(peak() * MIB_A_GIB),
         "up_bytes": fitted.bytes_["up"],
@@ -151,6 +193,40 @@ def measure_call(case: str, clients: int) -> dict[str, Any]:
         "first_cpu_seconds": round(first, 2),
         "cpu_seconds": round(later, 2),
         "microseconds_a_client": round(1e6 * later / clients),
+        "peak_mib": round(peak() * MIB_A_GIB),
+        "status": "done",
+    }
+
+
+def measure_rounds(case: str, clients: int) -> dict[str, Any]:
+    """Make a short and a long run of FedAvg, and return the line of the table.
+
+    Args:
+        case: the transcript, none or in a run folder, or the mask.
+        clients: how many.
+    """
+    federation = few_samples(clients)
+    mask = case if case in MASKED else "none"
+    transcript = "none" if case in MASKED else case
+
+    def processor_seconds(rounds: int) -> float:
+        method = FedAvg(model="linear", epochs=1, batch_size=4, mask=mask, rounds=rounds)
+        settings = Settings(transcript=transcript, keys_from_seed=True)
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(parent) / "run" if transcript != "none" else None
+            start = time.process_time()
+            method.fit(federation, settings, folder=folder)
+            return time.process_time() - start
+
+    processor_seconds(1)  # imports are no part of the time
+    short, long = SHORT_AND_LONG
+    of_short = processor_seconds(short)
+    a_round = (processor_seconds(long) - of_short) / (long - short)
+    return {
+        "case": case,
+        "clients": clients,
+        "start_cpu_seconds": round(of_short - short * a_round, 2),
+        "microseconds_a_client": round(1e6 * a_round / clients, 1),
         "peak_mib": round(peak() * MIB_A_GIB),
         "status": "done",
     }
@@ -217,8 +293,8 @@ def _sklearn_minibatch(rows: NDArray[np.float32]) -> Any:
 # a method, and how many float64 numbers it holds for each pair of clients
 METHODS: dict[str, tuple[Callable[[NDArray[np.float32]], Any], float]] = {
     "securecluster, 500 landmarks": (_landmarks, 0),
-    # the Gram matrix, its symmetric form, the distances and scipy's condensed copy of them
-    "securecluster, all pairs": (_all_pairs, 5),
+    # the distances in the memory of the Gram matrix, and scipy's condensed copy of them
+    "securecluster, all pairs": (_all_pairs, 1.5),
     # the condensed distances, and a copy of them
     "scipy linkage ward": (_scipy_ward, 1),
     "scikit-learn ward": (_sklearn_ward, 1),
@@ -272,7 +348,7 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
     """Measure one case in a process of its own, within `LIMIT_S`.
 
     Args:
-        part: "sketches", "protocols" or "calls".
+        part: "sketches", "protocols", "calls" or "rounds".
         case: of this part.
         clients: how many.
     """
@@ -281,12 +357,12 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
         needs = needed_gib(case, clients)
         if needs > AVAILABLE_GIB:
             return skipped | {"status": f"not run: needs {needs:.0f} GiB"}
-    elif part == "protocols" and case in COMPARING and clients > MOST_PAIRED:
+    elif part == "protocols" and clients > COMPARING.get(case, clients):
         return skipped | {"status": "not run: all pairs"}
     # A process's largest resident set never falls, so each case needs a process of its own.
     options = [part, "--one", case, "--clients", str(clients)]
     limit = LIMIT_S
-    if part == "calls":
+    if part in ("calls", "rounds"):
         limit = CALLS_LIMIT_S
     try:
         return line_of("benchmarks.server_scale", options, limit)
@@ -297,7 +373,7 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["sketches", "protocols", "calls"])
+    parser.add_argument("part", choices=["sketches", "protocols", "calls", "rounds"])
     parser.add_argument("--clients", type=int, nargs="+")
     parser.add_argument("--cases", nargs="+")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -307,12 +383,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = [100, 1000, 10_000, 100_000]
     if options.part == "protocols":
         measure = run_protocol
-        cases = [*PROTOCOLS, *(f"{name} landmarks" for name in COMPARING)]
-        sizes = [1000, 2000, 10_000]
+        cases = [*PROTOCOLS, *(f"{name} landmarks" for name in WITH_LANDMARKS)]
+        sizes = [1000, 10_000, 100_000]
     if options.part == "calls":
         measure = measure_call
         cases = ["none", "permutation"]
         sizes = [10_000, 100_000]
+    if options.part == "rounds":
+        measure = measure_rounds
+        cases = ["none", "sizes", "full", *MASKED]
+        sizes = [10_000]
     if options.one:
         line = measure(options.one, options.clients[0])
         print(json.dumps(line))

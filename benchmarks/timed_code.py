@@ -119,9 +119,20 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/clustering/agglomerative.py",
         "securecluster/clustering/landmarks.py",
     ),
+    "server_scale_rounds": (
+        *RUNS,
+        "securecluster/core/randomness.py",
+        "securecluster/messaging/wire.py",
+        "securecluster/messaging/transcript.py",
+        "securecluster/runtime/release_guard.py",
+        "securecluster/training/evaluation.py",
+        "protocols/common/pending_updates.py",
+    ),
     "server_scale_sketches": (
         "securecluster/clustering/agglomerative.py",
+        "securecluster/clustering/distances.py",
         "securecluster/clustering/landmarks.py",
+        "securecluster/clustering/similarity.py",
     ),
     "speed": TRAINING,
     "terminal": (

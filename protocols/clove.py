@@ -30,7 +30,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast
 from securecluster.data.facts import Facts
@@ -281,8 +281,7 @@ def matched_models(losses: Array, k: int, seed: int) -> list[int]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    gram = losses @ losses.T
-    labels = np.asarray(kmeans(gram, k, seed))
+    labels = np.asarray(kmeans_of_points(losses, k, seed))
     # cost[c, j] is the loss of all clients of cluster c under model j
     costs = []
     for cluster in range(labels.max() + 1):

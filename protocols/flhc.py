@@ -68,7 +68,7 @@ from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
-from securecluster.protocols.common.sampling import check_landmarks
+from securecluster.protocols.common.sampling import check_compared, check_landmarks
 from securecluster.protocols.common.signature_collection import (
     Collected,
     assign_by_signatures,
@@ -169,6 +169,8 @@ class FLHC(ClusteringProtocol):
 
     def run_server(self, net: ServerChannel, run: Run) -> FLHCState:
         """Run Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
+        if not self.signatures.by_gradients:
+            check_compared(net, self.landmarks)
         m = len(net.clients)
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = FLHCState([0] * m, outbox)

@@ -28,6 +28,7 @@ from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.agglomerative import linkage_clusters, nearest
 from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import Number, OneOf
 from securecluster.data.facts import Facts
@@ -247,7 +248,11 @@ def angles(ours: torch.Tensor, theirs: torch.Tensor, kind: str) -> torch.Tensor:
 
     Returns:
         (a, b) float64, degrees.
+
+    Raises:
+        UsageError: too many clients on both sides (`check_pairs`).
     """
+    check_pairs(min(len(ours), len(theirs)))
     # arccos is steep near 1, where float32 turns rounding errors into hundredths of a degree
     rows = ours.double()
     others = theirs.double()

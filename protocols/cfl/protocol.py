@@ -72,7 +72,7 @@ from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.evidence import SignatureEvidence
 from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import check_landmarks, sample_clients
+from securecluster.protocols.common.sampling import check_compared, check_landmarks, sample_clients
 from securecluster.protocols.common.signature_collection import (
     Collected,
     assign_by_signatures,
@@ -267,6 +267,8 @@ class CFL(ClusteringProtocol):
 
     def run_server(self, net: ServerChannel, run: Run) -> CFLState:
         """Run Algorithm 5, "Server does", then the parameter tree's leaves and the fallback."""
+        if not self.signatures.by_gradients:
+            check_compared(net, self.landmarks)
         m = len(net.clients)
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = CFLState([0] * m, outbox, ParameterTree.start(m))  # line 3

@@ -114,8 +114,7 @@ class PendingUpdates:
         Args:
             to: numbers of the recipients.
         """
-        counts_by_recipient = [self.count(i) for i in to]
-        counts = Rows(torch.as_tensor(counts_by_recipient, dtype=torch.int64))
+        counts = Rows(torch.as_tensor(self.counts(to), dtype=torch.int64))
         if not self.posts:
             no_picks = ((),) * len(to)
             no_means = Picks(torch.zeros(0, 0), no_picks)
@@ -125,7 +124,7 @@ class PendingUpdates:
         steps: list[int] = []
         for post in self.posts:
             steps += [post.step] * len(post.table)
-        picks = tuple(self._missing_rows(i) for i in to)
+        picks = self._missing_rows(to)
         return AverageDeltas(
             Picks(means, picks),
             Picks(torch.as_tensor(steps), picks),
@@ -134,31 +133,33 @@ class PendingUpdates:
             self.restart,
         )
 
-    def count(self, client: int) -> int:
-        """Return how many averages have been posted that are meant for a client.
+    def counts(self, clients: Sequence[int]) -> list[int]:
+        """Return how many averages have been posted that are meant for each client.
 
         It is 0 for a newcomer, for which no average is meant.
 
         Args:
-            client: its number.
+            clients: their numbers.
         """
-        if client >= len(self.ends):
-            return 0
-        return min(self.number, self.ends[client])
+        number = self.number
+        known = len(self.ends)
+        return [min(number, self.ends[i]) if i < known else 0 for i in clients]
 
-    def _missing_rows(self, client: int) -> tuple[int, ...]:
-        """Return the rows of the stacked averages that a client lacks, oldest first."""
-        latest = self.count(client) - 1
-        rows = []
+    def _missing_rows(self, clients: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the rows of the stacked averages that each client lacks, oldest first."""
+        latest = [count - 1 for count in self.counts(clients)]
+        rows: list[tuple[int, ...]] = [()] * len(latest)
         offset = 0
         for n, post in enumerate(self.posts):
             # A displacement since θ_0 replaces earlier ones. For a client that no longer receives
             # averages, that of its cluster has not changed since.
-            number = latest
+            numbers = latest
             if self.fresh:
-                number = self.first + n
-            if self.lacks[client] <= number < self.ends[client]:
-                rows.append(offset + post.row_of[client])
+                numbers = [self.first + n] * len(latest)
+            row_of = post.row_of
+            for k, (client, number) in enumerate(zip(clients, numbers, strict=True)):
+                if self.lacks[client] <= number < self.ends[client]:
+                    rows[k] += (offset + row_of[client],)
             offset += len(post.table)
         return tuple(rows)
 
@@ -170,8 +171,7 @@ class PendingUpdates:
         Args:
             ids: numbers of the clients that replied.
         """
-        for i in ids:
-            received = self.count(i)
+        for i, received in zip(ids, self.counts(ids), strict=True):
             self.lacks[i] = max(self.lacks[i], received)
         if not self.fresh:
             return
@@ -196,11 +196,8 @@ class PendingUpdates:
 
     def lagging_clients(self) -> list[int]:
         """Return the clients that lack some average."""
-        lagging = []
-        for i, lacked in enumerate(self.lacks):
-            if lacked < self.count(i):
-                lagging.append(i)
-        return lagging
+        meant = self.counts(range(len(self.lacks)))
+        return [i for i, lacked in enumerate(self.lacks) if lacked < meant[i]]
 
 
 def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:

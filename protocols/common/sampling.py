@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Integral
 
+from securecluster.clustering.pairs import check_pairs
 from securecluster.errors import UsageError
 from securecluster.privacy.cohorts import Cohort
 from securecluster.runtime.server_channel import ServerChannel
@@ -72,6 +73,20 @@ def sample_landmarks(
     generator = net.randomness.generator("server", "landmarks", *path)
     sampled = generator.choice(members, count, replace=False)
     return sorted(int(i) for i in sampled)
+
+
+def check_compared(net: ServerChannel, landmarks: int | None) -> None:
+    """Check before a run that its clients are not too many to compare all pairs of them.
+
+    Args:
+        landmarks: the clients that are compared; None compares all.
+
+    Raises:
+        UsageError: too many clients (`check_pairs`).
+    """
+    clients = len(net.clients)
+    compared = clients if landmarks is None else min(clients, landmarks)
+    check_pairs(compared, "let a sample of them stand for all (landmarks, --landmarks)")
 
 
 def check_landmarks(landmarks: int | None) -> None:

@@ -35,7 +35,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
@@ -170,7 +170,7 @@ class FLUX(ClusteringProtocol):
             labels, state.radius = density_clusters(rows, self.radius_scale)
         else:
             seed = net.randomness.integer("server", "clusterer")
-            labels = kmeans(rows @ rows.T, self.k, seed)
+            labels = kmeans_of_points(rows, self.k, seed)
         width = int(net.agreed["dimension"])
         joint = request_model(net, state.outbox, ids, width)
         if len(joint.displacement):

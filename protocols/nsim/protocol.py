@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.density import check_dbscan, dbscan, most_similar, neighbourhood
 from securecluster.clustering.labels import members, relabel
+from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
@@ -184,6 +185,7 @@ class NSIM(ClusteringProtocol):
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
+        check_pairs(len(net.clients))
         # Section 3.1: the similarity model, without any client
         model = run.once("estimator", lambda: self._estimator(net, run.dry), TrainedSimilarityModel)
         state = NSIMState(

@@ -45,7 +45,12 @@ from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, che
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
+from securecluster.protocols.common.sampling import (
+    TRIES,
+    check_compared,
+    check_landmarks,
+    sample_landmarks,
+)
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
 from securecluster.protocols.oneshot.client import (
     RELEVANCE,
@@ -163,6 +168,7 @@ class OneShot(EigenvectorProtocol):
             net: the servers' channel.
             run: rounds, checkpoints and history.
         """
+        check_compared(net, self.landmarks)
         # line 2: Algorithm 2
         result = run.once("cluster", lambda: self._cluster(net), ClusteringResult)
         net.divide(result.labels)  # from here on, the LPS of its cluster asks each client

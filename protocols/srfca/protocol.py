@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
+from securecluster.clustering.pairs import check_pairs
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.errors import UsageError
@@ -38,7 +39,12 @@ from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
+from securecluster.protocols.common.sampling import (
+    TRIES,
+    check_compared,
+    check_landmarks,
+    sample_landmarks,
+)
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
@@ -203,7 +209,9 @@ class SRFCA(ClusteringProtocol):
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
+        check_compared(net, self.landmarks)
         clients = len(net.clients)
+        check_pairs(clients)  # with landmarks, too, each client keeps a row of losses of all models
         state = SRFCAState(
             clusters=[UNASSIGNED] * clients, outbox=PendingUpdates.start(clients, fresh=False)
         )

@@ -5,12 +5,13 @@ Merges, where to cut them, and the clusters of a cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import is_finite_square, members
+from securecluster.clustering.labels import is_finite, members
 from securecluster.clustering.similarity import mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
@@ -28,6 +29,7 @@ SCATTER = 2.0
 # share of the largest gap from which a lower one counts, where R has noise; found by trial, as
 # SCATTER
 NESTED = 0.25
+BLOCK = 1 << 20  # distances that are compared at once
 TINY = 1e-9  # share of the last merge's height below which heights are rounding
 
 
@@ -59,7 +61,8 @@ def merges(distance: Array, linkage: str) -> Array:
     running maximum, so that a cut is a partition.
 
     Args:
-        distance: (m, m), symmetric; for centroid and ward it must be Euclidean (`check_linkage`).
+        distance: (m, m), symmetric, or as scipy condenses it, (m(m − 1)/2,); for centroid and ward
+            it must be Euclidean (`check_linkage`).
         linkage: one of `LINKAGES`.
 
     Returns:
@@ -69,22 +72,47 @@ def merges(distance: Array, linkage: str) -> Array:
         UsageError: an unknown linkage, fewer than two rows, not square, or not finite.
     """
     from scipy.cluster.hierarchy import linkage as agglomerate
-    from scipy.spatial.distance import squareform
 
     # "l2" goes with every linkage: the caller checks the metric.
     check_linkage("l2", linkage)
-    if distance.ndim == 2 and not np.isfinite(distance).all():
+    square = distance.ndim == 2 and len(set(distance.shape)) == 1
+    if (square or distance.ndim == 1) and not is_finite(distance):
         raise UsageError(
             "clustering needs a finite square distance matrix, and some distances are NaN or "
             "infinite: check what they are computed from"
         )
-    if len(distance) < 2 or not is_finite_square(distance):
+    pairs = math.comb(len(distance), 2) if square else _pairs_of(distance)
+    if not pairs:
         raise UsageError(
             "clustering needs a finite square distance matrix of at least two clients, not "
             f"{distance.shape}"
         )
-    condensed = squareform(distance, checks=False)
+    condensed = upper_triangle(distance) if square else distance
     return np.asarray(agglomerate(condensed, linkage), dtype=np.float64)
+
+
+def _pairs_of(condensed: Array) -> int:
+    """Return the number of pairs of condensed distances; 0 if it is that of no number of rows."""
+    rows = math.isqrt(2 * condensed.size) + 1
+    return condensed.size if condensed.shape == (math.comb(rows, 2),) else 0
+
+
+def upper_triangle(distance: Array) -> Array:
+    """Return the distances of all pairs as scipy condenses them, (m(m − 1)/2,).
+
+    scipy's `squareform` copies the matrix first where another object owns its memory, as torch.
+
+    Args:
+        distance: (m, m).
+    """
+    m = len(distance)
+    condensed = np.empty(m * (m - 1) // 2)
+    start = 0
+    for row in range(m):
+        end = start + m - 1 - row
+        condensed[start:end] = distance[row, row + 1 :]
+        start = end
+    return condensed
 
 
 def heights(tree: Array) -> Array:
@@ -185,7 +213,8 @@ def linkage_clusters(
     """Return the clusters of a distance matrix by agglomerative clustering.
 
     Args:
-        distance: (m, m), symmetric, with zeros on the diagonal.
+        distance: (m, m), symmetric, with zeros on the diagonal; or as scipy condenses it,
+            (m(m − 1)/2,), which takes half the memory.
         linkage: one of `LINKAGES`.
         count: number of clusters; more than m are m.
         height: largest distance at which clusters are merged. Without a count or a height the cut
@@ -200,16 +229,30 @@ def linkage_clusters(
     if count is not None and height is not None:
         raise UsageError("a count and a height both say where to cut: give one of them")
     tree = merges(distance, linkage)
-    if not np.allclose(distance, distance.T):
+    if distance.ndim == 2 and not _symmetric(distance):
         raise UsageError(
             "clustering needs the distance of two clients to be the same in both directions: "
             "average the matrix and its transpose"
         )
     if count is not None:
-        return into(tree, min(count, len(distance)))
+        return into(tree, min(count, len(tree) + 1))
     if height is None:
         height = threshold(tree, GAPS[linkage])
     return cut(tree, height)
+
+
+def _symmetric(distance: Array) -> bool:
+    """Return whether distances are the same in both directions, up to rounding."""
+    # by blocks of rows, since a comparison of all needs several more matrices
+    height = max(1, BLOCK // len(distance))
+    firsts = range(0, len(distance), height)
+    rows = [slice(first, first + height) for first in firsts]
+    for block in rows:
+        forth = distance[block]
+        back = distance[:, block].T
+        if not (np.array_equal(forth, back) or np.allclose(forth, back)):
+            return False
+    return True
 
 
 def between(tree: Array, count: int) -> float:
@@ -363,13 +406,11 @@ def _two_large_clusters(tree: Array) -> NDArray[np.bool_]:
 def _labels_after(tree: Array, merged: int) -> list[int]:
     """Return labels (m,) after so many merges, numbered in the order of first members."""
     m = len(tree) + 1
-    groups = {position: [position] for position in range(m)}
+    # from the last merge down, each cluster passes its own number on to the two that it is made of
+    top = list(range(m + merged))
     pairs: list[list[int]] = tree[:merged, :2].astype(int).tolist()
-    for number, (first, second) in enumerate(pairs, start=m):
-        groups[number] = groups.pop(first) + groups.pop(second)
-    labels = [0] * m
-    by_first_member = sorted(groups.values(), key=min)
-    for label, group in enumerate(by_first_member):
-        for position in group:
-            labels[position] = label
-    return labels
+    for number in reversed(range(m, m + merged)):
+        for part in pairs[number - m]:
+            top[part] = top[number]
+    label_of: dict[int, int] = {}
+    return [label_of.setdefault(cluster, len(label_of)) for cluster in top[:m]]

@@ -7,7 +7,8 @@ The known noise of both rows is subtracted from squared distances.
 
 from __future__ import annotations
 
-from securecluster.clustering.similarity import FLOOR, blocks, cosine, gram
+from securecluster.clustering.pairs import check_pairs
+from securecluster.clustering.similarity import FLOOR, blocks, cosine, cosine_, gram, symmetrise_
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import unknown
 
@@ -34,7 +35,7 @@ def distances(rows: torch.Tensor, metric: str, noise: float | torch.Tensor = 0.0
         (m, m) float64, symmetric and zero on the diagonal, on the rows' device.
 
     Raises:
-        UsageError: an unknown metric.
+        UsageError: an unknown metric, or too many rows (`check_pairs`).
     """
     if metric == "l1":
         return manhattan(rows)
@@ -156,9 +157,8 @@ def angular(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tens
     # Short rows are trustworthy unless there is noise.
     if torch.as_tensor(noise).any():
         floor = FLOOR
-    distance = 1 - cosine(gram(rows, None, noise), floor)
-    symmetric = (distance + distance.T) / 2
-    return symmetric.fill_diagonal_(0)
+    similarity = cosine_(gram(rows, None, noise), floor)
+    return symmetrise_(similarity.neg_().add_(1)).fill_diagonal_(0)
 
 
 def chordal(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
@@ -173,11 +173,12 @@ def chordal(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tens
     Returns:
         (m, m) float64 in [0, 2].
     """
-    return (2 * angular(rows, noise)).clamp_min(0).sqrt()
+    return angular(rows, noise).mul_(2).clamp_min_(0).sqrt_()
 
 
 def _pair_zeros(rows: torch.Tensor) -> torch.Tensor:
     m = len(rows)
+    check_pairs(m)
     return torch.zeros(m, m, dtype=torch.float64, device=rows.device)
 
 

@@ -1,4 +1,4 @@
-"""k-means on inner products."""
+"""k-means on points, or on their inner products."""
 
 from __future__ import annotations
 
@@ -26,10 +26,30 @@ def kmeans(inner: Array, k: int, seed: int) -> list[int]:
     Returns:
         Labels (m,) from 0; fewer than k clusters if fewer points are distinct.
     """
+    return _clusters(_embedding(inner), k, seed)
+
+
+def kmeans_of_points(points: Array, k: int, seed: int) -> list[int]:
+    """Cluster points by k-means, in time and memory that are linear in their number.
+
+    Args:
+        points: (m, q).
+        k: number of clusters.
+        seed: seed of the random starts.
+
+    Returns:
+        Labels as of `kmeans` on the inner products of the points.
+    """
+    if points.shape[1] > len(points):  # then the inner products are fewer numbers
+        return kmeans(points @ points.T, k, seed)
+    return _clusters(points - points.mean(0), k, seed)
+
+
+def _clusters(points: Array, k: int, seed: int) -> list[int]:
+    """Return the clusters of centred points, (m,)."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    points = _embedding(inner)
     estimator = KMeans(min(k, len(points)), n_init=STARTS, random_state=seed % SEEDS)
     with warnings.catch_warnings():
         # Points that coincide give fewer clusters than k, which scikit-learn warns of.

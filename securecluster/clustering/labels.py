@@ -48,9 +48,17 @@ def is_finite_square(matrix: Array) -> bool:
         matrix: any array.
     """
     side = len(matrix)
-    if matrix.shape != (side, side):
-        return False
-    return bool(np.isfinite(matrix).all())
+    return matrix.shape == (side, side) and is_finite(matrix)
+
+
+def is_finite(numbers: Array) -> bool:
+    """Return True if all numbers of an array are finite, without a second array of its size.
+
+    Args:
+        numbers: any array.
+    """
+    # the extremes are NaN where any number is
+    return not numbers.size or bool(np.isfinite(numbers.min()) and np.isfinite(numbers.max()))
 
 
 def check_number(k: object, clients: int, name: str = "k") -> None:

@@ -12,7 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from securecluster.clustering.agglomerative import linkage_clusters, nearest, representatives
+from securecluster.clustering.agglomerative import (
+    linkage_clusters,
+    nearest,
+    representatives,
+    upper_triangle,
+)
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.distances import distances
 from securecluster.clustering.labels import relabel
@@ -97,6 +102,8 @@ def sketch_clusters(
     drawn = generator.choice(len(rows), size, replace=False)
     chosen = sorted(int(position) for position in drawn)
     distance = distances(rows[chosen], metric).cpu().numpy()
+    if size > 1:  # half of a large matrix is let go before scipy copies the other half
+        distance = upper_triangle(distance)
     labels = linkage_clusters(distance, linkage, count)
     return relabel(extended_labels(rows, chosen, labels, metric, linkage))
 

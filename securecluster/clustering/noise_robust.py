@@ -33,7 +33,7 @@ from securecluster.clustering.bipartition import (
     separation_of,
     separation_scores,
 )
-from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.k_means import kmeans, kmeans_of_points
 from securecluster.clustering.labels import is_finite_square, members, relabel
 from securecluster.clustering.significance import Null, Watch, p_value
 from securecluster.errors import UsageError, unknown
@@ -99,7 +99,7 @@ def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int
     if clusterer == "kmeans":
         return relabel(kmeans(similarity, k, seed))
     points = _spectral_points(similarity, k)
-    return relabel(kmeans(points @ points.T, k, seed))
+    return relabel(kmeans_of_points(points, k, seed))
 
 
 def contrasted(distance: Array) -> Array:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noisy_rows import squared_gaps, without_negative
+from securecluster.clustering.pairs import check_pairs
 from securecluster.clustering.significance import Array
 
 Labels = NDArray[np.int64]
@@ -273,6 +274,7 @@ class NoisyResiduals:
         """Return the merges of Ward's method on rows, and on clients' own estimates."""
         from scipy.cluster.hierarchy import linkage
 
+        check_pairs(len(self.values))
         return [np.asarray(linkage(rows, "ward")) for rows in (self.values, self._estimates)]
 
     def _counted(self, seed: int) -> list[int]:

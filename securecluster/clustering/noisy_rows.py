@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from securecluster.clustering.agglomerative import cut, merges, threshold
-from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noise_robust import partition
+from securecluster.clustering.pairs import check_pairs
 from securecluster.clustering.significance import Array
 
 # singular values count from this multiple of the edge of pure noise
@@ -68,8 +69,7 @@ class NoisyRows:
             k = self.count()
         if k < 2:
             return [0] * len(self.values)
-        centred = self.values - self.values.mean(0)
-        return relabel(kmeans(centred @ centred.T, k, seed))
+        return relabel(kmeans_of_points(self.values, k, seed))
 
     def count(self) -> int:
         """Return 1 + the number of singular values of the centred rows above the edge of noise.
@@ -342,6 +342,7 @@ def squared_gaps(rows: Array, others: Array) -> Array:
     """
     from scipy.spatial.distance import cdist
 
+    check_pairs(min(len(rows), len(others)))
     return np.asarray(cdist(rows, others, "sqeuclidean"))
 
 

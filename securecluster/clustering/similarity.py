@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
 
 BLOCK = 1 << 24  # numbers of a column block
+TILE = 2048  # side of a part of a large matrix of pairs, beside which no second one is made
 FLOOR = 0.5  # share of the median norm: under noise no row counts as shorter
 
 
@@ -32,18 +34,41 @@ def gram(
 
     Returns:
         (m, m) float64, symmetric, on the rows' device.
+
+    Raises:
+        UsageError: too many rows (`check_pairs`).
     """
     m = len(rows)
     if positions is not None:
         m = len(positions)
+    check_pairs(m)
     inner = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
     for block in blocks(rows, positions):
         wide = block.double()
-        inner += wide @ wide.T
+        for first in range(0, m, TILE):
+            own = slice(first, first + TILE)
+            inner[own] += wide[own] @ wide.T
     # A matrix product need not round (i, j) and (j, i) alike.
-    symmetric = (inner + inner.T) / 2
-    identity = torch.eye(m, dtype=inner.dtype, device=inner.device)
-    return symmetric - torch.as_tensor(noise) * identity
+    symmetrise_(inner)
+    inner.diagonal().sub_(torch.as_tensor(noise, dtype=inner.dtype, device=inner.device))
+    return inner
+
+
+def symmetrise_(matrix: torch.Tensor) -> torch.Tensor:
+    """Replace a square matrix by the mean of itself and its transpose, and return it.
+
+    Args:
+        matrix: (m, m), changed in place.
+    """
+    starts = range(0, len(matrix), TILE)
+    for row in starts:
+        for column in starts[row // TILE :]:
+            rows = slice(row, row + TILE)
+            columns = slice(column, column + TILE)
+            mean = (matrix[rows, columns] + matrix[columns, rows].T) / 2
+            matrix[rows, columns] = mean
+            matrix[columns, rows] = mean.T
+    return matrix
 
 
 def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -171,6 +196,19 @@ def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     Returns:
         (m, m) in [-1, 1], of the matrix's type.
     """
+    return cosine_(inner.clone(), floor)
+
+
+def cosine_(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
+    """Replace a Gram matrix by cosine similarities, as `cosine` returns them.
+
+    Args:
+        inner: Gram matrix, (m, m), changed in place.
+        floor: as in `cosine`.
+
+    Returns:
+        The matrix.
+    """
     norms = gram_norms(inner)
     if floor and len(norms):
         median = float(norms.quantile(0.5))
@@ -179,9 +217,8 @@ def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     scale = torch.where(norms > 0, inverse, torch.zeros_like(norms))
     column_scale = scale[:, None]
     row_scale = scale[None, :]
-    alpha = inner * column_scale * row_scale
     # Rounding, or the subtracted noise, can lead out of [-1, 1].
-    return alpha.clamp(-1, 1).fill_diagonal_(1.0)
+    return inner.mul_(column_scale).mul_(row_scale).clamp_(-1, 1).fill_diagonal_(1.0)
 
 
 def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int, noise: float = 0.0) -> float:

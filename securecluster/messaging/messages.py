@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -409,6 +409,16 @@ class Call:
             group=group,
             attempt=self.attempt,
         )
+
+    def forms(self) -> list[Hashable]:
+        """Return what the length of each request's header depends on beside the call itself.
+
+        Headers of equal forms are equally long, and so are those of the replies to them.
+        """
+        digits = [len(str(number)) for number in self.to]
+        askers = [len(str(number)) for number in self.asker] or [0] * len(digits)
+        groups = self.group or [""] * len(digits)
+        return list(zip(digits, self.members, askers, groups, strict=True))
 
     def select(self, positions: Sequence[int]) -> Call:
         """Return the same call to some of its recipients.

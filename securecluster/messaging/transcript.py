@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -580,32 +580,34 @@ def entry_of(call: Call, answer: Response) -> Entry:
         answer: the replies that arrived.
     """
     recipients = range(len(call.to))
-    headers = [call.header(k) for k in recipients]
-    request_sizes = wire.sizes(headers, call.query, recipients)
-    # positions of clients in the batch of replies
-    position_of = {client: position for position, client in enumerate(answer.ids)}
-    reply_headers = []
-    positions = []
-    for header, recipient in zip(headers, call.to, strict=True):
-        if recipient in position_of:
-            reply_headers.append(reply_header(header))
-            positions.append(position_of[recipient])
-    reply_sizes: list[int] = []
-    if reply_headers:  # without replies there is no message
+    forms = call.forms()
+    request_sizes = wire.sizes(call.header, forms, call.query, recipients)
+    # positions of recipients that replied, and of their replies in the batch of them
+    replied: Sequence[int] = recipients
+    positions: Sequence[int] = recipients
+    if answer.ids != call.to:
+        position_of = {client: position for position, client in enumerate(answer.ids)}
+        replied = [k for k, client in enumerate(call.to) if client in position_of]
+        positions = [position_of[call.to[k]] for k in replied]
+    replies = [0] * len(call.to)
+    if replied:  # without replies there is no message
         receipts = [answer.receipts_at(position) for position in positions]
         rows = positions
         if answer.added is not None:  # a sum is as long as each of its rows
             rows = [0] * len(positions)
-        reply_sizes = wire.sizes(reply_headers, answer.reply, rows, receipts)
-    size_of = dict(zip(positions, reply_sizes, strict=True))
-    replies = []
-    lost = []
-    for recipient in call.to:
-        if recipient in position_of:
-            replies.append(size_of[position_of[recipient]])
-        else:
-            replies.append(0)
-            lost.append(recipient)
+        reply_sizes = wire.sizes(
+            lambda n: reply_header(call.header(replied[n])),
+            [forms[k] for k in replied],
+            answer.reply,
+            rows,
+            receipts,
+        )
+        for k, size in zip(replied, reply_sizes, strict=True):
+            replies[k] = size
+    lost: tuple[int, ...] = ()
+    if len(replied) < len(call.to):
+        arrived = set(replied)
+        lost = tuple(client for k, client in enumerate(call.to) if k not in arrived)
     down = tuple(request_sizes)
     up = tuple(replies)
     if call.verb == RELAY:
@@ -618,7 +620,7 @@ def entry_of(call: Call, answer: Response) -> Entry:
         round=call.round,
         step=call.step,
         to=call.to,
-        lost=tuple(lost),
+        lost=lost,
         down=down,
         up=up,
         asker=call.asker,
@@ -643,7 +645,7 @@ def load_entries(folder: Path) -> list[Entry]:
 
 def _as_json(entry: Entry) -> dict[str, Any]:
     """Return an entry as a line of the index has it."""
-    content = asdict(entry)
+    content = dict(vars(entry))
     if not entry.refused:
         del content["refused"]  # of few runs
     return content

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -149,37 +149,42 @@ def size(header: Header, message: Any, position: int = 0, receipts: Receipts = (
         position: number of the frame in the batch.
         receipts: what a client released in its reply.
     """
-    return sizes([header], message, [position], [receipts])[0]
+    return sizes(lambda k: header, [()], message, [position], [receipts])[0]
 
 
 def sizes(
-    headers: Iterable[Header],
+    header: Callable[[int], Header],
+    forms: Iterable[Hashable],
     message: Any,
     positions: Iterable[int],
     receipts: Iterable[Receipts] = itertools.repeat(()),
 ) -> list[int]:
     """Return the lengths of several frames of one batch message, in bytes.
 
+    Frames whose header, receipts and tensors are as long as those of another are as long as it:
+    only one of them is measured.
+
     Args:
-        headers: header of each frame.
+        header: returns the header of a frame by its number among these.
+        forms: of each frame's header (`Call.forms`): headers of equal forms are equally long.
         message: a batch of frames.
         positions: number of each frame in the batch.
         receipts: of each frame; none by default.
     """
     fields = vars(message).values()
     all_picks = [value.picks for value in fields if isinstance(value, Picks)]
-    # Frames with the same numbers of picked rows have tensors of the same shapes, so their layout
-    # is computed once.
-    layouts: dict[Shape, Layout] = {}
+    # frames with the same numbers of picked rows have tensors of the same shapes
+    length_of: dict[Hashable, int] = {}
     lengths = []
-    frames = zip(headers, positions, strict=True)
-    for (header, position), written in zip(frames, receipts, strict=False):
-        row_counts = tuple(len(picks[position]) for picks in all_picks)
-        if row_counts not in layouts:
-            layouts[row_counts] = _layout(message, position)
-        scalars, entry_bytes, data_bytes = layouts[row_counts]
-        metadata = _metadata(header, scalars, written)
-        lengths.append(_file_size(metadata, entry_bytes, data_bytes))
+    frames = zip(forms, positions, strict=True)
+    for k, ((form, position), written) in enumerate(zip(frames, receipts, strict=False)):
+        row_counts = tuple([len(picks[position]) for picks in all_picks])
+        kind = (form, written, row_counts)
+        if kind not in length_of:
+            scalars, entry_bytes, data_bytes = _layout(message, position)
+            metadata = _metadata(header(k), scalars, written)
+            length_of[kind] = _file_size(metadata, entry_bytes, data_bytes)
+        lengths.append(length_of[kind])
     return lengths
 
 

@@ -36,6 +36,21 @@ class Traces:
     reads: Reads
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What one call left behind of one client.
+
+    Args:
+        receipts: of its reply.
+        informed: whether its state may follow from data beside private training.
+        trained: step of its last private training that had a receipt.
+    """
+
+    receipts: Receipts
+    informed: bool
+    trained: int
+
+
 class Remembering(Protocol):
     """Clients that remember, by position, what their guard asks for."""
 
@@ -106,23 +121,55 @@ class ReleaseGuard:
         informed = self._client.guard_informed[context.positions].tolist()
         trained = self._client.guard_trained[context.positions].tolist()
         written = []
+        # clients that did the same leave the same behind: what they did -> their outcome
+        outcomes: dict[Any, _Outcome] = {}
         for n, k in enumerate(context.positions):
             trainings = trainings_of.get(k, [])
-            following: tuple[str, ...] = ()
-            if self._follows_training(traces, trainings, informed[n]):
-                paid = {name for receipt in of_releases[n] for name in receipt.fields}
-                following = tuple(name for name in present if name not in paid)
-            due = _due(release, trainings, trained[n])
-            of_trainings = _training_receipts(due, following)
-            written.append((*of_trainings, *of_releases[n]))
-            # a model that is kept without a receipt may leave later
-            unpaid = len(due) < len(trainings) and release.trains == KEPT and not present
-            exact = any(training.plan.noise == 0 for training in trainings)
-            informed[n] = informed[n] or bool(traces.reads.data) or exact or unpaid
-            trained[n] = max([trained[n], *(training.step for training in due)])
+            deeds = (tuple(map(id, trainings)), of_releases[n], informed[n], trained[n])
+            if deeds not in outcomes:
+                outcomes[deeds] = self._outcome(traces, trainings, *deeds[1:], present)
+            outcome = outcomes[deeds]
+            written.append(outcome.receipts)
+            informed[n] = outcome.informed
+            trained[n] = outcome.trained
         self._client.guard_informed[context.positions] = informed
         self._client.guard_trained[context.positions] = trained
         return written
+
+    def _outcome(
+        self,
+        traces: Traces,
+        trainings: Sequence[Training],
+        of_releases: Receipts,
+        informed: bool,
+        trained: int,
+        present: Sequence[str],
+    ) -> _Outcome:
+        """Return what a call leaves behind of one client.
+
+        Args:
+            traces: of the call.
+            trainings: of the client in the call.
+            of_releases: receipts of the noise in its reply.
+            informed: whether its state may follow from data beside private training.
+            trained: step of its last private training that had a receipt.
+            present: fields of its reply that tell something new of its data.
+        """
+        release = traces.release
+        following: tuple[str, ...] = ()
+        if self._follows_training(traces, trainings, informed):
+            paid = {name for receipt in of_releases for name in receipt.fields}
+            following = tuple(name for name in present if name not in paid)
+        due = _due(release, trainings, trained)
+        of_trainings = _training_receipts(due, following)
+        # a model that is kept without a receipt may leave later
+        unpaid = len(due) < len(trainings) and release.trains == KEPT and not present
+        exact = any(training.plan.noise == 0 for training in trainings)
+        return _Outcome(
+            receipts=(*of_trainings, *of_releases),
+            informed=informed or bool(traces.reads.data) or exact or unpaid,
+            trained=max([trained, *(training.step for training in due)]),
+        )
 
     def _follows_training(
         self, traces: Traces, trainings: Sequence[Training], informed: bool

@@ -13,7 +13,6 @@ from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 
 IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -100,95 +99,96 @@ def resampled(labels: NDArray[Any], power: float, generator: np.random.Generator
     return generator.permutation(np.concatenate(drawn))[:size]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Mini-batches of b clients, as they were drawn.
+
+    Attributes:
+        rows: rows of the samples, client by client and batch by batch, (Σ sizes,).
+        sizes: number of samples in each batch, (b, S); 0 after a client's last one.
+        steps: number of batches of each client, of which some may be empty, (b,).
+    """
+
+    rows: IntArray
+    sizes: IntArray
+    steps: IntArray
+
+    @classmethod
+    def of(cls, batches: Sequence[Sequence[IntArray]]) -> Drawn:
+        """Return batches side by side.
+
+        Args:
+            batches: rows of each client's batches in order.
+        """
+        steps = np.array([len(of_client) for of_client in batches], dtype=np.int64)
+        sizes = np.zeros((len(batches), steps.max(initial=0)), dtype=np.int64)
+        rows: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+        for k, of_client in enumerate(batches):
+            sizes[k, : len(of_client)] = [len(batch) for batch in of_client]
+            rows += of_client
+        return cls(np.concatenate(rows), sizes, steps)
+
+
+def sizes_of_epochs(samples: IntArray, batch_size: int, steps: IntArray) -> IntArray:
+    """Return the sizes of the mini-batches of whole epochs, (b, S).
+
+    The last mini-batch of an epoch has what is left of the samples.
+
+    Args:
+        samples: number of each client's samples, (b,).
+        batch_size: B.
+        steps: number of each client's mini-batches, (b,); S is the largest.
+    """
+    of_epoch = np.maximum(1, -(-samples // batch_size))[:, None]  # mini-batches
+    left = samples[:, None] - (of_epoch - 1) * batch_size
+    step = np.arange(steps.max(initial=0))
+    sizes = np.where(step % of_epoch == of_epoch - 1, left, batch_size)
+    return np.where(step < steps[:, None], sizes, 0)
+
+
 def packed(
-    batches: Sequence[list[IntArray]],
+    drawn: Drawn,
     first: IntArray,
-    divisors: Sequence[int] | None,
+    divisors: IntArray | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Chunk:
     """Return the mini-batches of several clients side by side.
 
     Args:
-        batches: rows of each client's batches in order, which may be empty; the first client has
-            the most batches.
+        drawn: the mini-batches, of clients with most of them first.
         first: row of each client's first sample, (b,).
-        divisors: what each client's sums of losses are divided by; None for the sizes of its
+        divisors: what each client's sums of losses are divided by, (b,); None for the sizes of its
             batches.
         device: where the tables are used.
         dtype: type of the weights.
     """
-    steps = len(batches[0])  # S
-    largest_sizes = [max(map(len, client_batches), default=0) for client_batches in batches]
-    width = max(largest_sizes, default=0)  # B
-    shape = (steps, len(batches), width)
-    # After a client's last step, too, its rows are of its own samples.
-    index = np.empty(shape, dtype=np.int64)
-    index[:] = np.asarray(first)[:, None]
-    weight = np.zeros(shape)
-    for k, client_batches in enumerate(batches):
-        divisor = None
-        if divisors is not None:
-            divisor = divisors[k]
-        client_steps = len(client_batches)
-        client_index = index[:client_steps, k]  # views, which `_fill` writes to
-        client_weight = weight[:client_steps, k]
-        _fill(client_index, client_weight, client_batches, int(first[k]), divisor)
-    active = [_number_active(batches, step) for step in range(steps)]
-    widths = [width] * steps
+    sizes = drawn.sizes  # (b, S)
+    clients, steps = sizes.shape
+    width = int(sizes.max(initial=0))  # B
+    filled = np.arange(width) < sizes[:, :, None]  # (b, S, B), in the order of the rows
+    # Padding is a sample of the client itself: 0 times another client's overflow would be NaN.
+    padding = np.repeat(first[:, None], steps, axis=1)  # (b, S)
+    ends = np.cumsum(sizes).reshape(clients, steps)
+    begun = sizes > 0  # with random batches, some are empty
+    padding[begun] = drawn.rows[(ends - sizes)[begun]]
+    index = np.empty((steps, clients, width), dtype=np.int64)
+    by_client = index.transpose(1, 0, 2)  # a view
+    by_client[:] = padding[:, :, None]
+    by_client[filled] = drawn.rows
+    divided = sizes if divisors is None else divisors[:, None]
+    weights = 1 / np.maximum(divided, 1)  # an empty batch has no sample to weight
+    weight = np.where(filled, weights[:, :, None], 0.0).transpose(1, 0, 2)
+    active = (drawn.steps[:, None] > np.arange(steps)).sum(0)
+    widths = np.full(steps, width)
     if divisors is not None:
         # batches of random sizes (DP-SGD), of which most are narrower than the widest
-        widths = []
-        for step, count in enumerate(active):
-            widths.append(_largest_size(batches[:count], step))
+        widths = sizes.max(0)
     first_rows = to_device(first, device)
     return Chunk(
         index=to_device(index, device),
-        weight=to_device(weight, device, dtype),
-        active=active,
-        width=widths,
+        weight=to_device(np.ascontiguousarray(weight), device, dtype),
+        active=active.tolist(),
+        width=widths.tolist(),
         first=first_rows[:, None],
     )
-
-
-def _fill(
-    index: IntArray,
-    weight: FloatArray,
-    batches: Sequence[IntArray],
-    first: int,
-    divisor: int | None,
-) -> None:
-    """Write one client's batches into its part of the table, in place.
-
-    Args:
-        index: rows of samples to write, (S, B).
-        weight: weights to write, (S, B), zero so far.
-        batches: rows of each batch.
-        first: row of the client's first sample.
-        divisor: what its sums of losses are divided by; None for the size of each batch.
-    """
-    sizes = np.array([len(batch) for batch in batches])  # (S,)
-    columns = np.arange(index.shape[1])
-    filled = columns < sizes[:, None]  # (S, B), in the order of the concatenated batches
-    # Padding is the client's own sample: 0 times another client's overflow would be NaN.
-    padding = np.full(len(batches), first)
-    for step, batch in enumerate(batches):
-        if len(batch):  # with random batches, some are empty
-            padding[step] = batch[0]
-    index[:] = padding[:, None]
-    index[filled] = np.concatenate(batches)
-    divisors = sizes
-    if divisor is not None:
-        divisors = np.full(len(batches), divisor)
-    weights = 1 / np.maximum(divisors, 1)  # an empty batch has no sample to weight
-    weight[filled] = np.repeat(weights, sizes)
-
-
-def _number_active(batches: Sequence[Sequence[IntArray]], step: int) -> int:
-    """Return the number of clients that have a batch for a step."""
-    return sum(len(client_batches) > step for client_batches in batches)
-
-
-def _largest_size(batches: Sequence[Sequence[IntArray]], step: int) -> int:
-    """Return the size of the largest batch of a step."""
-    return max(len(client_batches[step]) for client_batches in batches)

@@ -121,51 +121,41 @@ class Samples:
             Means, (len(clients),); NaN for a client without samples.
         """
         means = np.full(len(clients), np.nan)
-        by_model = self._entries_by_model(flat, clients)
-        if not by_model:
+        positions = np.asarray(clients, dtype=np.int64)
+        first = self.offsets[positions]
+        sizes = self.offsets[positions + 1] - first
+        model_of = np.arange(len(positions)) if flat.index is None else np.asarray(flat.index)
+        # clients with samples, those of one model beside each other: they go in one pass
+        entries = np.flatnonzero(sizes)
+        entries = entries[np.argsort(model_of[entries], kind="stable")]
+        if not len(entries):
             return means
-        # the samples of all clients of a model in one pass
-        in_order = [entry for entries in by_model.values() for entry in entries]
-        rows_by_entry = [self._rows(clients[entry]) for entry in in_order]
-        sizes = [len(rows) for rows in rows_by_entry]
-        size_of = dict(zip(in_order, sizes, strict=True))
-        of_models = [sum(size_of[entry] for entry in entries) for entries in by_model.values()]
+        sizes = sizes[entries]
+        starts = np.cumsum(sizes) - sizes  # of each client's scores
+        rows = np.repeat(first[entries] - starts, sizes) + np.arange(sizes.sum())
+        models, begins = np.unique(model_of[entries], return_index=True)
+        of_models = np.add.reduceat(sizes, begins)
         # one copy to a GPU, and one back, whatever the number of models
-        index = to_device(np.concatenate(rows_by_entry), self.x.device)
+        index = to_device(rows, self.x.device)
         values = []
-        for row, rows in zip(by_model, torch.split(index, of_models), strict=True):
-            values += self._scores(score, model, flat.table[row], rows)
+        for row, of_model in zip(models, torch.split(index, of_models.tolist()), strict=True):
+            values += self._scores(score, model, flat.table[int(row)], of_model)
         # means are taken in float64, whatever the models' type
         scores: FloatArray = torch.cat(values).double().cpu().numpy()
         scores = np.where(np.isnan(scores), np.inf, scores)
         if bound is not None:
             scores = scores.clip(0, bound)
-        scores_by_entry = np.split(scores, np.cumsum(sizes)[:-1])
-        means[in_order] = [client_scores.mean() for client_scores in scores_by_entry]
+        for size in np.unique(sizes):  # clients of equal sizes at once
+            alike = np.flatnonzero(sizes == size)
+            of_clients = scores[starts[alike, None] + np.arange(size)]  # (clients, size)
+            means[entries[alike]] = of_clients.mean(1)
         return means
-
-    def _entries_by_model(self, flat: Rows, clients: Sequence[int]) -> dict[int, list[int]]:
-        """Return the entries of `clients` that share a model and have samples, by row of `flat`."""
-        index = flat.index
-        if index is None:
-            index = tuple(range(len(flat)))
-        entries: dict[int, list[int]] = {}
-        for entry, client in enumerate(clients):
-            if self._rows(client).size:  # the mean of no samples stays NaN
-                entries.setdefault(index[entry], []).append(entry)
-        return entries
 
     def _slice(self, client: int) -> slice:
         """Return the slice of a client's samples."""
         first = int(self.offsets[client])
         end = int(self.offsets[client + 1])
         return slice(first, end)
-
-    def _rows(self, client: int) -> IntArray:
-        """Return the rows of a client's samples."""
-        first = self.offsets[client]
-        end = self.offsets[client + 1]
-        return np.arange(first, end)
 
     def _scores(
         self, score: Score, model: FlatModel, flat: torch.Tensor, rows: torch.Tensor

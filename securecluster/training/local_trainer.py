@@ -32,7 +32,14 @@ from securecluster.messaging.messages import Rows
 from securecluster.models.optimizers import MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
 from securecluster.training import joint_training
-from securecluster.training.batches import Chunk, Minibatches, packed, resampled
+from securecluster.training.batches import (
+    Chunk,
+    Drawn,
+    Minibatches,
+    packed,
+    resampled,
+    sizes_of_epochs,
+)
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
@@ -53,6 +60,8 @@ WINDOWS = 4
 # clients on a CPU whose convolutions go one by one, and whose dense layers go together
 CONVOLUTION_CHUNK = 8
 KEY_RANGE = 1 << 62  # keys of dropout
+# numbers of updates that a CPU writes at a time
+WRITTEN = 1 << 16
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -203,9 +212,11 @@ class LocalTrainer:
             validation_share: share of the samples that are kept out of training; of a single sample
                 none is.
         """
+        held_out = math.floor(validation_share * size)
+        if not held_out:
+            return np.ones(size, dtype=bool)
         generator = self._randomness.generator("client", client, "aside")
-        order = generator.permutation(size)
-        return order >= math.floor(validation_share * size)
+        return generator.permutation(size) >= held_out
 
     def _samples(self, arrays: Sequence[tuple[Any, Any]]) -> Samples:
         """Return every client's samples (x, y) on the trainer's device."""
@@ -354,30 +365,14 @@ class LocalTrainer:
                 joint.train(chunk)
             else:
                 self.train_chunk(chunk, worker.model)
-            if self.device.type == "cpu":
-                self._write_updates(weights, entries, start_rows, task)
-            else:
-                self._write_together(weights, entries, index, equal, task)
+            block = len(entries)
+            if self.device.type == "cpu":  # without a second matrix of the chunk's size
+                block = max(1, WRITTEN // weights.shape[1])
+            for first in range(0, len(entries), block):
+                rows = slice(first, first + block)
+                self._write_updates(weights[rows], entries[rows], index[rows], equal, task)
 
     def _write_updates(
-        self, weights: torch.Tensor, entries: Sequence[int], start_rows: Sequence[int], task: _Task
-    ) -> None:
-        """Write the updates of a chunk row by row, without a second matrix of the chunk's size.
-
-        Args:
-            weights: weights of the chunk, (b, d).
-            entries: the chunk's clients, as entries of the call.
-            start_rows: row of the start model of each.
-            task: the call.
-        """
-        for row, entry, start_row in zip(weights, entries, start_rows, strict=True):
-            start = task.start.table[start_row]
-            update = task.out[entry]
-            torch.sub(row, start, out=update)
-            if task.scale is not None:
-                update *= task.scale[entry]
-
-    def _write_together(
         self,
         weights: torch.Tensor,
         entries: Sequence[int],
@@ -385,11 +380,11 @@ class LocalTrainer:
         equal: bool,
         task: _Task,
     ) -> None:
-        """Write the updates of a chunk with a number of launches that clients do not change.
+        """Write the updates of some clients with a number of operations that they do not change.
 
         Args:
-            weights: weights of the chunk, (b, d), overwritten.
-            entries: the chunk's clients, as entries of the call.
+            weights: weights of the clients, (b, d), overwritten.
+            entries: the clients, as entries of the call.
             start_rows: row of the start model of each, on the device.
             equal: whether these are all the same.
             task: the call.
@@ -627,19 +622,37 @@ class LocalTrainer:
             plan: hyper-parameters.
             step: number of the call.
         """
-        size = self.sizes[client]
-        remaining = plan.number(size)
+        drawn = self._drawn([client], plan, step)
+        ends = np.cumsum(drawn.sizes[0])
+        yield from np.split(drawn.rows, ends)[: len(ends)]
+
+    def _drawn(self, clients: Sequence[int], plan: LocalTraining, step: int) -> Drawn:
+        """Return the mini-batches of some clients; those of one do not depend on the others.
+
+        Args:
+            clients: positions of the clients.
+            plan: hyper-parameters.
+            step: number of the call.
+        """
+        samples = np.array([self.sizes[client] for client in clients])
+        steps = np.array([plan.number(self.sizes[client]) for client in clients])
+        sizes = sizes_of_epochs(samples, plan.batch_size, steps)
+        drawn = sizes.sum(1)  # samples of all batches of a client
+        orders: list[list[IntArray]] = [[] for _ in clients]
         epoch = 0
-        while remaining > 0:
-            number = self.ids[client]  # draws do not depend on the client's position here
-            generator = self._randomness.generator("client", number, "batches", step, epoch)
-            order = self._order(client, plan, generator) + self._offsets[client]
-            # with `steps`, the last epoch may be incomplete
-            end = min(size, remaining * plan.batch_size)
-            for first in range(0, end, plan.batch_size):
-                yield order[first : first + plan.batch_size]
-                remaining -= 1
+        while training := np.flatnonzero(drawn > epoch * samples).tolist():
+            # a client's draws do not depend on its position here
+            numbers = [self.ids[clients[k]] for k in training]
+            streams = self._randomness.generators(("client",), numbers, ("batches", step, epoch))
+            for k, generator in zip(training, streams, strict=True):
+                orders[k].append(self._order(clients[k], plan, generator))
             epoch += 1
+        rows: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+        for end, order in zip(drawn.tolist(), orders, strict=True):
+            # with `steps`, the last epoch may be incomplete
+            rows += order if len(order) == 1 and len(order[0]) == end else [_joined(order)[:end]]
+        offsets = np.repeat(self._offsets[list(clients)], drawn)
+        return Drawn(np.concatenate(rows) + offsets, sizes, steps)
 
     def _order(self, client: int, plan: LocalTraining, generator: np.random.Generator) -> IntArray:
         """Return the samples of an epoch, as positions among the client's own, (n_k,)."""
@@ -659,21 +672,19 @@ class LocalTrainer:
             step: number of the call.
             private: state of DP-SGD, which draws the batches in secret; None for plain training.
         """
-        batches: list[list[IntArray]] = []
+        first = self._offsets[list(clients)]  # (b,)
         divisors = None
         if private is None:
-            for client in clients:
-                batches.append(list(self.batches(client, plan, step)))
+            drawn = self._drawn(clients, plan, step)
         else:
-            for k, client in enumerate(clients):
-                offset = self._offsets[client]
-                drawn = private.batches(k)
-                batches.append([positions + offset for positions in drawn])
+            batches = []
+            for k, offset in enumerate(first):
+                batches.append([positions + offset for positions in private.batches(k)])
+            drawn = Drawn.of(batches)
             # DP-SGD divides by the expected size of a batch: the real one is secret
-            sizes = [self.sizes[client] for client in clients]
-            divisors = [min(plan.batch_size, size) for size in sizes]
-        first = self._offsets[list(clients)]  # (b,)
-        chunk = packed(batches, first, divisors, self.device, self.dtype)
+            sizes = np.array([self.sizes[client] for client in clients])
+            divisors = np.minimum(plan.batch_size, sizes)
+        chunk = packed(drawn, first, divisors, self.device, self.dtype)
         if not (self.model.dropouts and plan.dropout):
             return chunk
         keys = self.dropout_keys(clients, step, len(chunk.active))
@@ -684,12 +695,9 @@ class LocalTrainer:
 
         They are drawn from (client, call), so a client's masks do not depend on the other clients.
         """
-        keys = []
-        for client in clients:
-            number = self.ids[client]
-            generator = self._randomness.generator("client", number, "dropout", step)
-            keys.append(generator.integers(KEY_RANGE, size=steps))
-        table = np.stack(keys, 1)
+        numbers = [self.ids[client] for client in clients]
+        streams = self._randomness.generators(("client",), numbers, ("dropout", step))
+        table = np.stack([generator.integers(KEY_RANGE, size=steps) for generator in streams], 1)
         return to_device(table, self.device)
 
     @property
@@ -942,6 +950,11 @@ def _rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return rows.view(shape)
 
 
+def _joined(orders: Sequence[IntArray]) -> IntArray:
+    """Return the samples of several epochs one after the other, of which there may be none."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *orders])
+
+
 def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
     """Return chunks of about equal size, each of consecutive entries.
 
@@ -958,7 +971,7 @@ def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
     number = min(len(order), number_for_all_threads)
     chunks = []
     for chunk in np.array_split(order, number):
-        chunks.append([int(entry) for entry in chunk])
+        chunks.append(chunk.tolist())
     return chunks
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.models.optimizers import build as build_optimizer
-from securecluster.training.batches import Chunk, packed
+from securecluster.training.batches import Chunk, Drawn, packed
 from securecluster.training.joint_training import Request
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _schedule(group: Sequence[Request], table: _Tables) -> tuple[Chunk, list[int
     trainer = group[0].trainer
     in_order = [batches[place] for place in order]
     first_rows = np.array([first[place] for place in order])
-    chunk = packed(in_order, first_rows, None, trainer.device, trainer.dtype)
+    chunk = packed(Drawn.of(in_order), first_rows, None, trainer.device, trainer.dtype)
     if not keys:
         return chunk, order
     steps_of_all = len(chunk.active)

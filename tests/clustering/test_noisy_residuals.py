@@ -14,6 +14,8 @@ from securecluster.clustering.noisy_residuals import (
     shares_of,
     without_common,
 )
+from securecluster.clustering.pairs import VARIABLE
+from securecluster.errors import UsageError
 
 CLASSES = 5
 WIDTH = 4
@@ -159,3 +161,10 @@ def test_what_residuals_have_in_common_is_taken_off_by_share() -> None:
     left, rest = without_common(sums, np.zeros(30), crowd, WIDTH)
     np.testing.assert_allclose(rest, common, atol=1e-9)
     np.testing.assert_allclose(left, 0, atol=1e-9)
+
+
+def test_rows_of_too_many_clients_are_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = planted(2, (6, 6))
+    monkeypatch.setenv(VARIABLE, "11")
+    with pytest.raises(UsageError, match="all pairs of 12 clients"):
+        rows.clusters(2, 0)

@@ -49,6 +49,29 @@ def test_draws_do_not_depend_on_what_was_drawn_before() -> None:
     assert len({tuple(f) for f in forward}) == 6
 
 
+def state(generator: np.random.Generator) -> str:
+    return repr(generator.bit_generator.state)
+
+
+@given(st.integers(), PATHS, st.lists(st.integers(-(10**9), 10**9), max_size=4), PATHS)
+def test_generators_of_many_paths_draw_as_one_of_each_does(
+    seed: int, before: tuple[Part, ...], numbers: list[int], after: tuple[Part, ...]
+) -> None:
+    randomness = Randomness(seed)
+    streams = randomness.generators(before, numbers, after)
+    for number, generator in zip(numbers, streams, strict=True):
+        own = randomness.generator(*before, number, *after)
+        # numpy's own way from a key to a stream
+        key = int.from_bytes(randomness.key(*before, number, *after)[:16], "little")
+        assert (
+            state(generator) == state(own) == state(np.random.Generator(np.random.Philox(key=key)))
+        )
+        # five draws of 32 bits leave half a word, which the next stream must not have
+        drawn = generator.integers(1 << 20, size=5, dtype=np.int32).tolist()
+        assert drawn == own.integers(1 << 20, size=5, dtype=np.int32).tolist()
+        assert generator.random() == own.random()
+
+
 def test_streams_of_neighbouring_paths_are_uncorrelated_and_uniform() -> None:
     table = np.stack([Randomness(0).generator("client", k).random(2000) for k in range(8)])
     assert np.abs(np.corrcoef(table) - np.eye(8)).max() < 0.1

@@ -205,7 +205,7 @@ def test_a_frames_length_is_known_without_encoding_and_its_receipts_are_read_bac
 def test_the_frames_of_a_batch_are_as_long_as_their_own_receipts_make_them() -> None:
     written = [(), (Receipt("public", ("size",)),), tuple(receipt for receipt, _ in WRITTEN[2:6])]
     encoded = [wire.encode(HEADER, replies(), k, written[k]) for k in range(3)]
-    lengths = wire.sizes([HEADER] * 3, replies(), range(3), written)
+    lengths = wire.sizes(lambda k: HEADER, [()] * 3, replies(), range(3), written)
     assert lengths == [len(data) for data in encoded]
     assert lengths[0] < lengths[1] < lengths[2]
 

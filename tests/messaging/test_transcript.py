@@ -16,7 +16,14 @@ from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Picks, Response, Rows, Shared, reply_header
 from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, Party, client, lps, parse
-from securecluster.messaging.transcript import ObservedMessage, Recording, Transcript, load_entries
+from securecluster.messaging.receipts import Receipt
+from securecluster.messaging.transcript import (
+    ObservedMessage,
+    Recording,
+    Transcript,
+    entry_of,
+    load_entries,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +81,49 @@ def test_every_frame_is_counted_at_its_encoded_length() -> None:
     assert totals["down"] == sum(sum(e.down) for e in transcript.entries)
     assert totals["by_message"]["receive"] == {"up": sum(second.up), "down": sum(second.down)}
     assert set(totals["by_message"]) == {"train", "receive"}
+
+
+# numbers of one digit to nine, so that lengths differ although headers are padded to eight bytes
+GROWING = tuple(10**k for k in range(9))
+
+
+@pytest.mark.parametrize("varied", ["to", "members", "asker", "group", "receipts", "picks"])
+@pytest.mark.parametrize("verb", ["sum", "relay"])
+def test_whatever_makes_a_frame_longer_is_counted(varied: str, verb: str) -> None:
+    """One frame of each length is measured, so whatever a length depends on tells them apart."""
+    count = len(GROWING)
+    to = GROWING if varied == "to" else tuple(range(count))
+    picks = tuple((0,) * k for k in range(count)) if varied == "picks" else ((0,),) * count
+    asked = Query(Shared(torch.tensor(1.0)), Picks(torch.arange(8).view(4, 2), picks), "é", None)
+    call = Call(
+        "c" * 32, "train", verb, 3, 7, to, asked,
+        members=GROWING if varied == "members" else (2,) * count,
+        asker=GROWING if varied == "asker" else (),
+        group=tuple("9" * 2**k for k in range(count)) if varied == "group" else (),
+    )  # fmt: skip
+    # all but two reply, in another order
+    came = to[:0:-1][1:]
+    receipts = [(Receipt("public", ("rows",)),) * n for n in range(len(came))]
+    answer = Response(
+        came,
+        Reply(Rows(torch.zeros(len(came), 3)), 5),
+        tuple(receipts) if varied == "receipts" else (),
+    )
+    entry = entry_of(call, answer)
+    down = [len(wire.encode(call.header(k), call.query, k)) for k in range(count)]
+    up = []
+    for k, number in enumerate(to):
+        length = 0
+        if number in came:
+            n = came.index(number)
+            header = reply_header(call.header(k))
+            length = len(wire.encode(header, answer.reply, n, answer.receipts_at(n)))
+        up.append(length)
+    counted = (entry.up, entry.down) if verb == "relay" else (entry.down, entry.up)
+    assert counted == (tuple(down), tuple(up))
+    # a relay is not asked for by a local parameter server: it comes from one
+    assert len({*down, *up, 0}) > 3 or (verb, varied) == ("relay", "asker")
+    assert entry.lost == (to[0], to[-1])
 
 
 @pytest.mark.parametrize("mode", ["none", "sizes", "full"])

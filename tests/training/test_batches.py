@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from securecluster import Federation
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, FLHC, FedAvg, Settings
 from securecluster.runs.endpoints import build_client
-from securecluster.training.batches import resampled
+from securecluster.training.batches import Drawn, packed, resampled, sizes_of_epochs
 from securecluster.training.local_trainer import LocalTraining, check_training
 
 SKEWED = np.repeat([0, 1, 2], [64, 16, 1])
@@ -52,6 +53,51 @@ def test_samples_of_a_label_come_equally_often() -> None:
     order = resampled(labels, 0.0, np.random.default_rng(1))
     assert np.bincount(order, minlength=40)[:30].max() == 1
     assert np.bincount(order, minlength=40)[30:].tolist() == [2] * 10
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 20)), min_size=1, max_size=5),
+    st.integers(1, 12),
+)
+def test_batches_are_cut_epoch_by_epoch(clients: list[tuple[int, int]], batch_size: int) -> None:
+    samples, steps = np.array(clients).T
+    table = sizes_of_epochs(samples, batch_size, steps)
+    assert table.shape == (len(clients), max(steps))
+    for row, size, number in zip(table.tolist(), samples, steps, strict=True):
+        sizes: list[int] = []
+        while len(sizes) < number:  # epochs, each cut into batches
+            sizes += [min(batch_size, size - first) for first in range(0, size, batch_size)]
+        assert row[:number] == sizes[:number]
+        assert not any(row[number:])
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=4), st.data())
+def test_batches_side_by_side_are_those_of_each_client(
+    sizes: list[list[int]], data: st.DataObject
+) -> None:
+    sizes.sort(key=len, reverse=True)
+    first = np.arange(len(sizes)) * 100
+    drawn = [[100 * k + 1 + np.arange(n) for n in own] for k, own in enumerate(sizes)]
+    divisors = data.draw(st.none() | st.just(np.arange(len(sizes)) + 3))
+    chunk = packed(Drawn.of(drawn), first, divisors, torch.device("cpu"), torch.float64)
+    assert chunk.active == [sum(len(own) > s for own in sizes) for s in range(len(sizes[0]))]
+    assert chunk.first.tolist() == [[row] for row in first]
+    for k, own in enumerate(drawn):
+        for s in range(len(sizes[0])):
+            batch = own[s] if s < len(own) else np.zeros(0, dtype=int)
+            index, weight = chunk.index[s, k], chunk.weight[s, k]
+            assert index[: len(batch)].tolist() == batch.tolist()
+            # padding is of the client itself, without weight
+            assert set(index[len(batch) :].tolist()) <= {batch[0] if len(batch) else first[k]}
+            divisor = max(1, len(batch)) if divisors is None else divisors[k]
+            assert weight[: len(batch)].tolist() == [1 / divisor] * len(batch)
+            assert not weight[len(batch) :].any()
+    widest = [
+        max((own[s] for own in sizes if s < len(own)), default=0) for s in range(len(sizes[0]))
+    ]
+    assert chunk.width == (
+        widest if divisors is not None else [max(widest, default=0)] * len(widest)
+    )
 
 
 def skewed_clients() -> Federation:

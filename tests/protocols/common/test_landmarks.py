@@ -9,6 +9,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation
+from securecluster.clustering.pairs import VARIABLE
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, FLHC, SRFCA, OneShot
 
@@ -94,3 +95,23 @@ def test_landmarks_that_cannot_form_two_clusters_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match="landmarks"):
         made(landmarks=landmarks).fit(many)
+
+
+@pytest.mark.parametrize(("made", "options"), CASES)
+def test_too_many_clients_to_compare_are_refused_before_they_train(
+    made: Any, options: dict[str, Any], many: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(CLIENTS - 1))
+    lines: list[Any] = []
+    with pytest.raises(UsageError, match=f"pairs of {CLIENTS} clients .* let a sample of them"):
+        made(**PLAN, **options).fit(many, report=lines.append)
+    assert not lines
+    sampled = made(**PLAN, **options, landmarks=LANDMARKS)
+    if made is SRFCA:  # whose clients keep a row of losses of all models
+        with pytest.raises(UsageError, match=f"pairs of {CLIENTS} clients .*: set {VARIABLE}"):
+            sampled.fit(many)
+    else:
+        sampled.fit(many, report=lines.append)
+        assert lines
+    monkeypatch.setenv(VARIABLE, str(CLIENTS))
+    made(**PLAN, **options).fit(many)
