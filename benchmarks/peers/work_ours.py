@@ -5,7 +5,7 @@ Only the observer's evaluation is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -38,6 +38,13 @@ class Ordered(LocalTrainer):
         order = exported + self._offsets[client]
         for first in range(0, len(order), plan.batch_size):
             yield order[first : first + plan.batch_size]
+
+    def _drawn(self, clients: Sequence[int], plan: LocalTraining, step: int) -> Any:
+        """Return the mini-batches of some clients in the exported order."""
+        # earlier versions, which a worker may train by, do not have it
+        from securecluster.training.batches import Drawn
+
+        return Drawn.of([list(self.batches(client, plan, step)) for client in clients])
 
 
 class DriversObserver(Observer):
