@@ -97,6 +97,8 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     "peers_cnn_1000": RUNS,
     "peers_mlp": RUNS,
     "peers_mlp_1000": RUNS,
+    "peers_products": RUNS,
+    "peers_products_cnn": RUNS,
     "privacy_rounds": (*SECURE_SUMS, *ENCRYPTED_SUMS),
     "privacy_stages": SECURE_SUMS,
     "privacy_sums": (*SECURE_SUMS, *ENCRYPTED_SUMS),
