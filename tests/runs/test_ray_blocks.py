@@ -72,7 +72,8 @@ def start(**options: Any) -> None:
 @pytest.fixture(scope="module")
 def local() -> Iterator[None]:
     """Ray on this machine."""
-    start(num_cpus=CORES, include_dashboard=False)
+    # another test process may have started a cluster, which Ray would connect to
+    start(address="local", num_cpus=CORES, include_dashboard=False)
     try:
         yield
     finally:
