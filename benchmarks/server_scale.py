@@ -120,7 +120,7 @@ def few_samples(clients: int) -> Federation:
         positive = features.sum(1) > 0
         labels = (positive ^ bool(task)).astype(np.int64)
         train[f"c{k}"] = (features, labels)
-    return Federation.from_arrays(train, test=train, seed=0)
+    return Federation.from_arrays(train, test=train, classes=2, seed=0)
 
 
 def run_protocol(case: str, clients: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from securecluster.core.progress import bar
 from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
 from securecluster.data import Federation
-from securecluster.data.facts import Facts
+from securecluster.data.facts import Facts, check_private_statistics
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.transcript import Transcript
@@ -39,6 +39,7 @@ from securecluster.runs.carry_out import carry_out, fit_in
 from securecluster.runs.config import check_kind, known, numbers
 from securecluster.runs.derived import (
     CHOSEN,
+    adds_noise,
     as_agreed,
     initial_model,
     module_doubts,
@@ -347,8 +348,9 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             dtype: of the models, float32 or float64.
 
         Raises:
-            UsageError: a mask that does not work with the model's dimension, or facts that lack
-                numbers of samples where they are needed.
+            UsageError: a mask that does not work with the model's dimension, facts that lack
+                numbers of samples where they are needed, or statistics over clients' rows that the
+                noise does not cover.
         """
         facts = data.facts
         settled: ClusteringProtocol = self.privacy.settled(self, facts)
@@ -372,6 +374,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         )
         for options in option_groups(self):
             config = options.agreed(self, facts, config)
+        if adds_noise(self, config):
+            check_private_statistics(facts, config["dp_unit"])
         # A mask that cannot work on this model is refused before anything is written.
         self.sums.check_noise(self, config, self.pipeline(config))
         return config

@@ -5,7 +5,6 @@ Only here, above all protocols, does a name in a file stand for a class.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +143,7 @@ def run_config(folder: Path) -> RunConfig:
     options = protocol_type(folder, config)
     if config["version"] != __version__:
         # an option that came later has its default, by which the protocol is what it was before
-        later = {}
-        for option in dataclasses.fields(options):
-            if option.default is not dataclasses.MISSING:
-                later[option.name] = option.default
-        config["protocol"] = {**later, **config["protocol"]}
+        config["protocol"] = {**run_folder.defaults_of(options), **config["protocol"]}
     params = dict(config["protocol"])
     params.pop("name", None)
     check_options(folder / CONFIG, "protocol", params, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -169,6 +169,35 @@ def given_names(classes: Any) -> ClassNames | None:
             f"numbers, not {list(names)}"
         )
     return names
+
+
+def in_type_of(names: ClassNames, labels: Array) -> ClassNames:
+    """Return names in the type of a column's labels, where they are the text of such labels.
+
+    Other names stay as they are: no label is one of them.
+
+    Args:
+        names: of the classes; text where they come from a command line.
+        labels: distinct values of a column (k,).
+    """
+    if not all(isinstance(name, str) for name in names):
+        return names
+    texts = [str(name) for name in names]
+    read: dict[str, Callable[[str], ClassName]] = {
+        "b": lambda text: {"false": False, "true": True}[text.lower()],
+        "i": int,
+        "u": int,
+        "f": float,
+    }
+    kind = labels.dtype.kind
+    if kind not in read:
+        return names
+    try:
+        typed = [read[kind](text) for text in texts]
+    except (KeyError, ValueError):
+        return names
+    # two texts may be one label
+    return given_names(typed) or names
 
 
 def numbers_of(names: ClassNames, labels: Array, subject: str) -> NDArray[np.int64]:

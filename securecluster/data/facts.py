@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.data.class_names import ClassNames
+from securecluster.data.feature_columns import listed
 from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
-from securecluster.models.objectives import CLASSIFICATION, Objective, objective
+from securecluster.models.objectives import CLASSIFICATION, Objective, Trajectory, objective
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class Facts:
         bright: whether images are so bright that training needs a lower learning rate.
         mean: public mean of the numbers of a sample; None where nobody declared it.
         samples: number of training samples of each client; None where nobody told it.
+        classes_counted: whether classes and their number were read from clients' labels, and not
+            given.
     """
 
     clients: int
@@ -138,6 +141,7 @@ class Facts:
     bright: bool = False
     mean: float | None = None
     samples: tuple[int, ...] | None = None
+    classes_counted: bool = False
 
     def __len__(self) -> int:
         return self.clients
@@ -229,7 +233,56 @@ def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) ->
         bright=first.bright,
         mean=first.mean,
         samples=tuple(samples) if len(samples) == len(told) else None,
+        # names are given by owners, and told by all (`Federation.facts_of`)
+        classes_counted=classes is None
+        and first.class_names is None
+        and classes_of_labels(objective(first.objective), None),
     )
+
+
+def classes_of_labels(trained: Objective, names: ClassNames | None) -> bool:
+    """Return whether the number of outputs depends on targets, where a user does not give it.
+
+    Args:
+        trained: objective of training; coordinates of a position are of the targets' shape.
+        names: of the classes; booleans are two, whichever of them occur.
+    """
+    if trained.kind == Trajectory.kind:
+        return False
+    return names is None or not all(isinstance(name, bool) for name in names)
+
+
+def check_private_statistics(facts: Facts, unit: str) -> None:
+    """Check that no statistic over rows shapes what noise is to protect.
+
+    A mean, a deviation, a list of classes or a vocabulary that is computed from rows makes what
+    every row contributes depend on each of them, before any clip: a sensitivity is that of all
+    that is computed from a row up to its release. A client's own statistics stay within what the
+    client contributes, which the unit client bounds as a whole.
+
+    Args:
+        facts: of the clients of a run with noise.
+        unit: of privacy, "client" or "example".
+
+    Raises:
+        UsageError: a statistic that the noise does not cover.
+    """
+    if facts.classes_counted:
+        found = f"{facts.classes} of them were found"
+        if facts.class_names is not None:
+            found = f"found were {listed([repr(name) for name in facts.class_names])}"
+        raise UsageError(
+            "the classes were read from the clients' labels, which noise does not protect: name "
+            f"those that are public where the federation is made, by --classes ({found})"
+        )
+    scaling = Scaling.read(facts.scaling)
+    if scaling is not None and scaling.of_rows and unit == "example":
+        raise UsageError(
+            "scaling='client' scales each example by the mean and the deviation of all examples of "
+            "its client, before the clip, so noise for single examples does not cover it: give "
+            "public bounds (scaling={'age': (0, 120), ...}, --bounds), leave scaling out, or "
+            "protect whole clients (--dp-unit client)"
+        )
 
 
 def _form(told: Any) -> Form:

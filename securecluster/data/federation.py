@@ -26,7 +26,7 @@ from securecluster.core.validation import check_seed
 from securecluster.data import class_names, plausibility
 from securecluster.data.class_names import ClassName
 from securecluster.data.datasets import MEANS, Source, is_bright, source
-from securecluster.data.facts import ClientFacts, Facts, Form
+from securecluster.data.facts import ClientFacts, Facts, Form, classes_of_labels
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
 from securecluster.data.scaling import Scale, Scaling
@@ -105,7 +105,7 @@ class Federation:
             columns have no names.
         class_names: the labels as they came, in the order of the class numbers; None where they
             were class numbers.
-        classes_given: True if the user named the classes, False if the data did.
+        classes_counted: whether the classes, or their number, were read from the clients' labels.
         scaling: how the features were scaled; None for the scale that they came in.
         recipe: options of `Simulation` that make this federation again, or None.
     """
@@ -121,7 +121,7 @@ class Federation:
     feature_names: tuple[str, ...] | None = None
     class_names: tuple[ClassName, ...] | None = None
     # not compared: the same data are equal, however they were made
-    classes_given: bool = field(default=False, compare=False)
+    classes_counted: bool = field(default=False, compare=False)
     scaling: Scaling | None = None
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
 
@@ -193,6 +193,7 @@ class Federation:
             bright=self.bright,
             mean=self.mean,
             samples=tuple(len(shard.y) for shard in self.shards),
+            classes_counted=self.classes_counted,
         )
 
     def facts_of(self, client: int, samples: bool = False, classes: bool = False) -> ClientFacts:
@@ -207,8 +208,7 @@ class Federation:
             UsageError: classes that were named by the data, so that their names would tell which
                 labels the client has.
         """
-        # the names of booleans are those of any data
-        if self.class_names not in (None, class_names.BOOLEANS) and not self.classes_given:
+        if self.class_names is not None and self.classes_counted:
             shown = listed([repr(name) for name in self.class_names or ()])
             raise UsageError(
                 f"the classes have the names that occur in the data ({shown}), and to tell them "
@@ -590,7 +590,12 @@ class Federation:
                 numbers.append(class_names.numbers_of(new_names, old_names[labels], subject))
             shards.append(replace(shard, y=numbers[0], y_test=numbers[1]))
         return replace(
-            self, shards=tuple(shards), classes=len(new_names), class_names=new_names, recipe=None
+            self,
+            shards=tuple(shards),
+            classes=len(new_names),
+            class_names=new_names,
+            classes_counted=False,
+            recipe=None,
         )
 
     def select(self, clients: Iterable[Client]) -> Federation:
@@ -679,19 +684,17 @@ def _from_files(
     read = read_clients(file_parts(path, kind), roles, names)
     # absolute, so that the recipe holds in any working folder
     resolved = path.resolve()
-    recipe = None
-    # the options of the command line do not name classes
-    if classes is None:
-        recipe = {
-            "path": str(resolved),
-            "client_column": roles.client,
-            "label_column": roles.label,
-            "truth_column": roles.truth,
-            "feature_columns": roles.features,
-            "drop_columns": roles.drop,
-            "scaling": scaling,
-            "seed": seed,
-        }
+    recipe = {
+        "path": str(resolved),
+        "client_column": roles.client,
+        "label_column": roles.label,
+        "truth_column": roles.truth,
+        "feature_columns": roles.features,
+        "drop_columns": roles.drop,
+        "classes": None if names is None else tuple(str(name) for name in names),
+        "scaling": scaling,
+        "seed": seed,
+    }
     named = {"data": resolved.stem, "recipe": recipe}
     return _from_columns(read, classes is not None, scaling, seed, **named)
 
@@ -718,7 +721,8 @@ def _from_columns(
         scaling=scaling,
     )
     names = class_names.unless_plain(read.classes)
-    return _from_user_arrays(arrays, seed, class_names=names, classes_given=given, **named)
+    counted = not given and classes_of_labels(CLASSIFICATION, names)
+    return _from_user_arrays(arrays, seed, class_names=names, classes_counted=counted, **named)
 
 
 def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Federation, list[str]]:
@@ -765,7 +769,8 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
     scaling = _scaling(arrays, feature_names, splits[0][0][0].shape[1:])
     shards = tuple(_shard(train_pair, test_pair, scaling) for train_pair, test_pair in splits)
-    told: dict[str, Any] = {"class_names": names, "classes_given": arrays.classes is not None}
+    counted = arrays.classes is None and classes_of_labels(objective, names)
+    told: dict[str, Any] = {"class_names": names, "classes_counted": counted}
     federation = Federation(
         names=tuple(clients),
         shards=shards,

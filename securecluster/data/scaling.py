@@ -115,6 +115,11 @@ class Scaling:
         low, high = zip(*pairs, strict=True)
         return cls(BOUNDS, tuple(low), tuple(high))
 
+    @property
+    def of_rows(self) -> bool:
+        """Return whether a client's scale is computed from its rows."""
+        return self.kind == CLIENT
+
     def scale_of(self, samples: Array) -> Scale:
         """Return a client's scale.
 

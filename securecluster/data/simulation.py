@@ -22,8 +22,8 @@ CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
-    "client_column", "label_column", "truth_column", "feature_columns", "drop_columns", "scaling",
-    "bounds",
+    "client_column", "label_column", "classes", "truth_column", "feature_columns", "drop_columns",
+    "scaling", "bounds",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -43,6 +43,10 @@ class Simulation:
     """your own file: the column that names each row's client"""
     label_column: str | None = None
     """your own file: the column to learn; the other columns are features"""
+    classes: tuple[str, ...] | None = None
+    """your own file: the labels that are learned, in the order of their class numbers; None is all
+    that occur, which a run with noise refuses, as they tell of the clients' data
+    """
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
     feature_columns: tuple[str, ...] | None = None
@@ -162,7 +166,7 @@ class Simulation:
             return None  # made from arrays
         recipe = dict(federation.recipe)
         if "path" in recipe:
-            for name in ("feature_columns", "drop_columns"):
+            for name in ("feature_columns", "drop_columns", "classes"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
             scaling = scaling_options(recipe.pop("scaling"))
             return cls(data=recipe.pop("path"), **recipe, **scaling)
@@ -194,6 +198,7 @@ class Simulation:
                 truth_column=self.truth_column,
                 feature_columns=self.feature_columns,
                 drop_columns=self.drop_columns or (),
+                classes=self.classes,
                 scaling=chosen_scaling(self.scaling, self.bounds),
                 seed=self.seed,
             )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.optional_packages import need
-from securecluster.data.class_names import ClassNames, numbers_of
+from securecluster.data.class_names import ClassNames, in_type_of, numbers_of
 from securecluster.data.pools import (
     Features,
     Labels,
@@ -335,6 +335,7 @@ def read_clients(parts: Sequence[Part], roles: Roles, classes: ClassNames | None
     names, client_of_row = _values(parts, roles.client)
     found, y = _values(parts, roles.label)
     if classes is not None:
+        classes = in_type_of(classes, found)
         y = numbers_of(classes, found, f"column {roles.label!r} of {_whole(parts)}")[y]
     elif len(found) < 2:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -37,6 +38,8 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             is fitted.
         group_column: name of the column of X that has the sites, which is no feature; then X is a
             table, and groups are left out.
+        classes: labels that are public, of which y may lack some; None takes those of y, which
+            protocols with noise refuse.
         settings: of the run.
         random_state: seed of the run, or a `numpy.random.RandomState` that draws it; None takes
             one from the operating system.
@@ -60,11 +63,13 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         protocol: Any,
         *,
         group_column: str | None = None,
+        classes: Any = None,
         settings: Settings | None = None,
         random_state: Any = None,
     ) -> None:
         self.protocol = protocol
         self.group_column = group_column
+        self.classes = classes
         self.settings = settings
         self.random_state = random_state
 
@@ -89,7 +94,8 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "group_column"
             )
         check_consistent_length(X, names)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        self.classes_ = np.unique(y if self.classes is None else self.classes)
+        labels = self._numbered(y)
         self.groups_, members = np.unique(names, return_inverse=True)
         sites = {}
         held_out = {}
@@ -101,6 +107,7 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         federation = Federation.from_arrays(
             sites, test=held_out, classes=len(self.classes_), seed=self._seed()
         )
+        federation = replace(federation, classes_counted=self.classes is None)
         self.protocol_ = clone(self.protocol).fit(federation, self.settings)
         return self
 
@@ -195,6 +202,18 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             total += sizes[c] * probabilities(outputs, run.classes_, objective)
         mean: Shares = total / sizes[shared].sum()
         return mean
+
+    def _numbered(self, y: Any) -> NDArray[np.int64]:
+        """Return the position of each label (n,) among the classes.
+
+        Raises:
+            UsageError: a label that is none of the classes.
+        """
+        known = np.isin(y, self.classes_)
+        if not known.all():
+            label = y[~known][:1].tolist()[0]
+            raise UsageError(f"label {label!r} is none of the classes: add it to classes")
+        return np.searchsorted(self.classes_, y).astype(np.int64)
 
     def _seed(self) -> int:
         """Return the seed of the run."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from securecluster.data.scaling import Scaling
 from securecluster.privacy.dp.ledger import Price, Row
 from securecluster.runs.derived import needs_samples
 from securecluster.runs.disclosures import (
@@ -364,24 +365,28 @@ def _not_covered_by_noise(fitted: FittedRun, rows: Sequence[Row]) -> list[str]:
 
 
 def _public(config: Config) -> list[str]:
-    """Return what the guarantee takes as public although it may come from clients' data.
+    """Return what the guarantee takes as public, and which statistics of rows are within it.
 
     Args:
         config: of the run.
     """
     objective = config["objective"]["kind"]
     classes = config["classes"]
+    public = []
     if objective == "classification":
-        return [
-            f"the number of classes ({classes}) is public: where it was not given it is 1 + the "
-            "largest label of any client"
-        ]
+        public.append(f"the {classes} classes are public, as the user or the data set names them")
     if objective == "language":
-        return [
-            f"the vocabulary ({classes} tokens) is public, also where it was counted on all "
-            "training texts, as that of ag_news was"
-        ]
-    return []
+        public.append(
+            f"the vocabulary ({classes} tokens) is public; that of ag_news was counted on all of "
+            "its training articles, which no epsilon covers"
+        )
+    scaling = Scaling.read(config.get("scaling"))
+    if scaling is not None and scaling.of_rows:
+        public.append(
+            "each client scales its samples by their own mean and deviation, which changes its "
+            "contributions alone, and epsilon covers these as a whole"
+        )
+    return public
 
 
 def _windows(config: Config) -> list[str]:

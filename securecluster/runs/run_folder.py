@@ -600,10 +600,22 @@ def run_config(folder: Path) -> RunConfig:
     if not 0 <= delta < 1:
         json_types.refuse(path, "network.delta is no probability")
     if config["simulation"] is not None:
+        if config["version"] != securecluster.__version__:
+            config["simulation"] = {**defaults_of(Simulation), **config["simulation"]}
         check_options(path, "simulation", config["simulation"], Simulation)
     config["settings"] = {**LATER_SETTINGS, **config["settings"]}
     check_options(path, "settings", config["settings"], Settings)
     return config
+
+
+def defaults_of(options: type) -> dict[str, Any]:
+    """Return the defaults of a class of options: what those that came later are in an old folder.
+
+    Args:
+        options: the class, a dataclass.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    return {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
 
 
 def check_options(path: Path, entry: str, values: dict[str, Any], options: type) -> None:

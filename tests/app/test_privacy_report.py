@@ -423,6 +423,7 @@ def test_a_run_without_test_data_or_truth_or_transcript_does_not_name_them(
             name: (shard.x[:0], shard.y[:0])
             for name, shard in zip(small.names, small.shards, strict=True)
         },
+        classes=10,
         seed=0,
     )
     fitted = FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0).fit(bare, Settings(transcript="none"))
@@ -433,7 +434,8 @@ def test_a_run_without_test_data_or_truth_or_transcript_does_not_name_them(
 def test_what_noise_rests_on_and_what_is_public_is_told(small: Federation) -> None:
     privacy = section(FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0).fit(small).result_)
     assert any("bounded computing power" in text for text in privacy["not_covered"])
-    assert any("1 + the largest label of any client" in text for text in privacy["assumed"])
+    named = "the 10 classes are public, as the user or the data set names them"
+    assert named in privacy["assumed"]
     draw = np.random.default_rng(0)
     windows = {name: (draw.integers(0, 9, (20, 5)), draw.integers(0, 9, (20, 5))) for name in "abc"}
     spoken = Federation.from_arrays(windows, objective=Language(), classes=9, seed=0)

@@ -89,7 +89,9 @@ TABLE = [
 def federation_of(kind: str) -> Federation:
     draw = np.random.default_rng(0)
     samples = [(draw.random((12, 3)), draw.integers(0, 2, 12)) for _ in range(CLIENTS)]
-    return Federation.from_arrays(dict(zip(FEDERATIONS[kind], samples, strict=True)), seed=0)
+    return Federation.from_arrays(
+        dict(zip(FEDERATIONS[kind], samples, strict=True)), classes=2, seed=0
+    )
 
 
 @functools.cache
@@ -288,7 +290,17 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table["hospital"] = np.repeat(np.arange(1, 13), 12)
     table["ill"] = draw.integers(0, 2, 144)
     table.to_parquet(folder / "patients.parquet")
-    columns = ["--client-column", "hospital", "--label-column", "ill", "--model", "linear"]
+    columns = [
+        "--client-column",
+        "hospital",
+        "--label-column",
+        "ill",
+        "--classes",
+        "0",
+        "1",
+        "--model",
+        "linear",
+    ]
     masked = ["--clip", "1", "--noise", "2", "--mask", "permutation", "--transcript", "full"]
     length = ["--rounds", "1", "--epochs", "1", "--threads", "1"]
     target = folder / "run"

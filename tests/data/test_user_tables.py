@@ -582,5 +582,5 @@ def test_classes_and_scales_of_a_table_are_chosen_too(tmp_path: Path) -> None:
         assert np.allclose(shard.x.mean(axis=0), 0, atol=1e-6)
     with pytest.raises(UsageError, match=r"column 'label' of .*: the label 'healthy' is none of"):
         load(path, classes=["ill", "dead"])
-    assert made.recipe is None
-    assert plain.recipe is not None and plain.recipe["scaling"] == "none"
+    assert made.recipe is not None and made.recipe["classes"] == tuple(names)
+    assert plain.recipe is not None and plain.recipe["classes"] is None

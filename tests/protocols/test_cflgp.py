@@ -35,7 +35,7 @@ def tiny(kinds: int = 2) -> Federation:
         x = draw.normal(size=(n, WIDTH))
         clients[f"c{i}"] = (x, (np.argmax(x[:, :3], 1) + i % kinds) % CLASSES)
     truth = {name: i % kinds for i, name in enumerate(clients)}
-    return Federation.from_arrays(clients, test=clients, truth=truth, seed=3)
+    return Federation.from_arrays(clients, test=clients, truth=truth, classes=CLASSES, seed=3)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def tiny() -> Federation:
         x = draw.normal(size=(n, 8))
         clients[f"c{i}"] = (x, (np.argmax(x[:, :3], 1) + (i % 2)) % 3)
     truth = {name: i % 2 for i, name in enumerate(clients)}
-    return Federation.from_arrays(clients, test=clients, truth=truth, seed=3)
+    return Federation.from_arrays(clients, test=clients, truth=truth, classes=3, seed=3)
 
 
 @pytest.fixture(scope="module")

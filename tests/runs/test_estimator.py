@@ -181,7 +181,8 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
     made.fit(X, y, sites)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         made.predict(X, sites[:-1])
-    alone = ClusteredClassifier(Local(rounds=1, clip=1.0, noise=1.0, **FAST)).fit(X, y, sites)
+    private = Local(rounds=1, clip=1.0, noise=1.0, **FAST)
+    alone = ClusteredClassifier(private, classes=np.unique(y)).fit(X, y, sites)
     assert len(alone.predict(X, sites)) == len(X)
     with pytest.raises(UsageError, match="no cluster shares a model, so only sites of the fit"):
         alone.predict(X)

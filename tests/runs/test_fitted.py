@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"model": "linear", "rounds": 2}
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.from_groups(TABLE, ILL, SITES, seed=0)
+    return Federation.from_groups(TABLE, ILL, SITES, classes=["healthy", "ill"], seed=0)
 
 
 def test_groups_are_fitted_as_their_federation_is(federation: Federation) -> None:

@@ -39,7 +39,8 @@ def table(generator: np.random.Generator, size: int = 40) -> tuple[pd.DataFrame,
 @pytest.fixture(scope="module")
 def hospitals() -> Federation:
     generator = np.random.default_rng(0)
-    return Federation.from_arrays({name: table(generator) for name in ("north", "south")}, seed=0)
+    tables = {name: table(generator) for name in ("north", "south")}
+    return Federation.from_arrays(tables, classes=2, seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -188,10 +188,12 @@ def test_the_same_newcomer_costs_nothing_more_with_the_same_data_and_more_with_o
 
 def test_a_newcomer_called_like_a_client_of_the_run_is_the_same_person() -> None:
     fitted = FLHC(**ROWS).fit(team())
-    before = fitted.ledger_.price(1e-5).epsilon
+    before = spent(fitted, "c3")
     fitted.join(people({"c3": 60}, seed=5))
-    releases = sum(1 for event in fitted.ledger_.events if event.mechanism == "gaussian")
-    assert fitted.ledger_.price(1e-5).epsilon == spent(fitted, "c3") > before
+    own = {number for number, name in fitted.ledger_.names.items() if name == "c3"}
+    noised = [event for event in fitted.ledger_.events if event.mechanism == "gaussian"]
+    releases = sum(1 for event in noised if own & set(event.ids))
+    assert own == {3, 6} and spent(fitted, "c3") > before
     assert spent(fitted, "c3") == pytest.approx(
         gaussian_epsilon(math.sqrt(releases) / 3.0, 1e-5), rel=1e-8
     )
