@@ -4,6 +4,11 @@ No file is written through a link that somebody else has put in its place.
 
 A file is written under an unpredictable name, which has to be new, and renamed. Logs, transcripts
 and drafts of checkpoints are not written through links either.
+
+Nothing else in the library removes, renames or overwrites a file (`tests/test_architecture.py`).
+What is removed has a name of a known form, and lies in a folder with a file that marks it as ours
+(`Own`); what is written where a user says replaces only what the same command wrote before
+(`write_output`).
 """
 
 from __future__ import annotations
@@ -12,14 +17,14 @@ import errno
 import os
 import re
 import secrets
-import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from securecluster.errors import RunFolderError
+from securecluster.errors import OutputError, RunFolderError
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -30,6 +35,29 @@ OWNER = 0o600
 EVERYONE = 0o644
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 HALF_WRITTEN = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp")
+MARKER = ".securecluster"  # marks folders of runs, and those that `save` wrote
+
+
+@dataclass(frozen=True)
+class Own:
+    """What is ours in the folders of one kind, and may be removed there.
+
+    Args:
+        markers: names of files, one of which lies in each of these folders.
+        names: of our files and folders, as paths relative to the folder.
+    """
+
+    markers: tuple[str, ...]
+    names: re.Pattern[str]
+
+    def has(self, path: PurePath) -> bool:
+        """Return whether a path is one of ours, also of a file that is half-written.
+
+        Args:
+            path: relative to the folder.
+        """
+        whole = path.with_name(final_name(path.name))
+        return self.names.fullmatch(whole.as_posix()) is not None
 
 
 @contextmanager
@@ -71,23 +99,94 @@ def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = 
     Raises:
         RunFolderError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with _as_run_folder_error(path, "write"):
-        # O_EXCL: fail rather than open a file that exists
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-                if durable:
-                    stream.flush()
-                    os.fsync(stream.fileno())
-            # in one step, and without following a link at `path`
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with staged(path.parent, {path.name: data}, mode, durable) as move_in:
+        move_in()
+
+
+@contextmanager
+def staged(
+    folder: Path, contents: Mapping[str, bytes], mode: int = EVERYONE, durable: bool = False
+) -> Iterator[Callable[[], None]]:
+    """Write files under temporary names, so that all are complete before the first one appears.
+
+    Args:
+        folder: of the files.
+        contents: of the files by name.
+        mode: permissions, which the files have from the start.
+        durable: wait until the data are on the disk.
+
+    Yields:
+        A function that moves the files in, in their order; links in their places are replaced, and
+        not followed. Without a call nothing has changed after the context.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    temporaries: dict[str, Path] = {}
+
+    def move_in() -> None:
+        for name in list(temporaries):
+            with _as_run_folder_error(folder / name, "write"):
+                # in one step, and without following a link
+                os.replace(temporaries[name], folder / name)
+            del temporaries[name]
         if durable:
-            _sync_folder(path.parent)
+            with _as_run_folder_error(folder, "write"):
+                _sync_folder(folder)
+
+    try:
+        for name, data in contents.items():
+            with _as_run_folder_error(folder / name, "write"):
+                temporary = folder / f".{name}.{secrets.token_hex(8)}.tmp"
+                # O_EXCL: fail rather than open a file that exists
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
+                descriptor = os.open(temporary, flags, mode)
+                temporaries[name] = temporary
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(data)
+                    if durable:
+                        stream.flush()
+                        os.fsync(stream.fileno())
+        yield move_in
+    finally:
+        for temporary in temporaries.values():
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def write_output(path: Path, data: bytes, is_own: Callable[[bytes], bool]) -> None:
+    """Write a file where a user says, unless something else is there that would be lost.
+
+    Args:
+        path: of the file.
+        data: content of the file.
+        is_own: True for the content of an earlier file of the same kind, which is replaced.
+
+    Raises:
+        OutputError: another file, or no file, is there.
+        RunFolderError: the file cannot be written.
+    """
+    check_output(path, is_own)
+    write_atomic(path, data)
+
+
+def check_output(path: Path, is_own: Callable[[bytes], bool]) -> None:
+    """Raise OutputError where `write_output` would: at the beginning of minutes of work.
+
+    Args:
+        path: of the file.
+        is_own: True for the content of an earlier file of the same kind.
+    """
+    with _as_run_folder_error(path, "write"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return
+        if stat.S_ISREG(status.st_mode) and (not status.st_size or is_own(path.read_bytes())):
+            return
+    raise OutputError(
+        f"{path} exists, and was not written by this command: give another path, or move it"
+    )
 
 
 def _sync_folder(folder: Path) -> None:
@@ -118,18 +217,19 @@ def final_name(name: str) -> str:
     return match["name"]
 
 
-def remove_half_written(folder: Path) -> None:
+def remove_half_written(folder: Path, own: Own) -> None:
     """Delete the temporary files that killed processes left in a folder.
 
     Args:
         folder: in which the caller is the only process that writes.
+        own: names of the files that were to appear.
     """
     # a link may lead to a folder that others write to
     if not folder.is_dir() or folder.is_symlink():
         return
     for path in folder.iterdir():
-        if final_name(path.name) != path.name and not path.is_dir():
-            remove(path)
+        if final_name(path.name) != path.name and own.has(PurePath(path.name)):
+            remove(folder, path.name, own)
 
 
 def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = False) -> None:
@@ -173,33 +273,47 @@ def move(source: Path, target: Path) -> None:
         os.replace(source, target)
 
 
-def remove(path: Path) -> None:
-    """Delete a file if it exists."""
-    with _as_run_folder_error(path, "remove"):
-        path.unlink(missing_ok=True)
+def remove(folder: Path, name: str, own: Own) -> None:
+    """Delete a file of ours if it exists.
+
+    Args:
+        folder: of the file.
+        name: of the file.
+        own: what is ours in such a folder.
+
+    Raises:
+        RunFolderError: it cannot be deleted, or is none of ours.
+    """
+    with _as_run_folder_error(folder / name, "remove"), suppress(FileNotFoundError):
+        remove_below(folder, PurePath(name), own)
 
 
-def remove_below(folder: Path, path: Path) -> None:
-    """Delete a file or an empty folder that lies below a folder, however the path may change.
+def remove_below(folder: Path, path: PurePath, own: Own) -> None:
+    """Delete a file or an empty folder of ours below a folder, however the path may change.
 
     No link between the two is followed, also where one takes a folder's place meanwhile, and of a
-    link only the link is deleted.
+    link only the link is deleted. What is empty, and a half-written file, whose name is drawn, need
+    no marker.
 
     Args:
         folder: which itself may be a link.
         path: relative to the folder.
+        own: what is ours in such a folder.
 
     Raises:
-        OSError: it cannot be deleted, or does not lie below the folder.
+        OSError: it cannot be deleted, does not lie below the folder, or is none of ours.
     """
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    if not own.has(path):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     if os.unlink not in os.supports_dir_fd:  # Windows
-        _remove_within(folder.resolve(), path)
+        _remove_within(folder.resolve(), path, own)
         return
     directory: int = getattr(os, "O_DIRECTORY", 0)
     descriptor = os.open(folder, os.O_RDONLY | directory)
     try:
+        marked = any(_is_file(marker, descriptor) for marker in own.markers)
         for name in path.parent.parts:
             inner = os.open(name, os.O_RDONLY | directory | NO_LINK, dir_fd=descriptor)
             os.close(descriptor)
@@ -208,25 +322,97 @@ def remove_below(folder: Path, path: Path) -> None:
         if stat.S_ISDIR(status.st_mode):
             os.rmdir(path.name, dir_fd=descriptor)
         else:
+            _check_removable(path, status, marked)
             os.unlink(path.name, dir_fd=descriptor)
     finally:
         os.close(descriptor)
 
 
-def _remove_within(folder: Path, path: Path) -> None:
+def _check_removable(path: PurePath, status: os.stat_result, marked: bool) -> None:
+    """Raise OSError for a file with a content in a folder that is not marked as ours."""
+    is_empty = stat.S_ISREG(status.st_mode) and not status.st_size
+    is_half_written = final_name(path.name) != path.name
+    if not (marked or is_empty or is_half_written):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _is_file(name: str, folder: int) -> bool:
+    """Return whether a folder has a regular file of a name, and no link.
+
+    Args:
+        name: of the file.
+        folder: a descriptor of the folder.
+    """
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode)
+
+
+def _remove_within(folder: Path, path: PurePath, own: Own) -> None:
     """Delete a file or an empty folder, where the system opens no folders.
 
     Args:
         folder: an absolute path without links.
         path: relative to the folder.
+        own: what is ours in the folder.
     """
     target = folder / path
     if target.parent.resolve() != target.parent:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     if target.is_dir() and not target.is_symlink():
         target.rmdir()
-    else:
-        target.unlink()
+        return
+    markers = [folder / marker for marker in own.markers]
+    marked = any(marker.is_file() and not marker.is_symlink() for marker in markers)
+    _check_removable(path, target.lstat(), marked)
+    target.unlink()
+
+
+def remove_folder(folder: Path, own: Own) -> None:
+    """Delete the files of ours in a folder, the markers last, and the folder if it is then empty.
+
+    Args:
+        folder: which may be no link.
+        own: what is ours in it.
+
+    Raises:
+        OSError: it cannot be deleted, or something else is in it, which stays.
+    """
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    names = [path.name for path in folder.iterdir() if own.has(PurePath(path.name))]
+    for name in sorted(names, key=lambda name: name in own.markers):
+        remove_below(folder, PurePath(name), own)
+    folder.rmdir()
+
+
+def remove_empty_folder(folder: Path) -> None:
+    """Delete a folder that has nothing in it.
+
+    Args:
+        folder: which may be no link.
+
+    Raises:
+        OSError: it cannot be deleted, or something is in it.
+    """
+    folder.rmdir()
+
+
+def remove_socket(path: Path) -> None:
+    """Delete a socket of this user's on which nobody listens.
+
+    Args:
+        path: of the socket.
+
+    Raises:
+        OSError: it cannot be deleted, or is something else.
+    """
+    status = path.lstat()
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    path.unlink()
 
 
 @contextmanager
@@ -265,18 +451,19 @@ def make_private_folder(path: Path) -> None:
         path.chmod(0o700)
 
 
-def make_new_folder(path: Path) -> None:
-    """Make an empty folder in place of anything that exists at the path.
+def make_new_folder(path: Path, own: Own) -> None:
+    """Make an empty folder in place of an earlier one of ours.
 
     Args:
         path: of the folder; a link there is removed, and its target is left as it is.
+        own: what is ours in it.
 
     Raises:
-        RunFolderError: the folder cannot be made.
+        RunFolderError: the folder cannot be made, or something else is in the one that is there.
     """
     with _as_run_folder_error(path, "make"):
         if path.is_symlink():
             path.unlink()
         elif path.exists():
-            shutil.rmtree(path)
+            remove_folder(path, own)
         path.mkdir()

@@ -24,10 +24,12 @@ from typing import Any
 
 import securecluster
 from securecluster.core import atomic_files, json_types, manifest
+from securecluster.core.atomic_files import MARKER
 from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.transcript import INDEX
+from securecluster.messaging.transcript import OWN as FILES
 from securecluster.runs import newcomers
 from securecluster.runs.contents import (
     ComparisonConfig,
@@ -41,6 +43,7 @@ from securecluster.runs.method import Method
 from securecluster.runs.number_format import enumerated, printable
 from securecluster.runtime import run_secret
 from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
+from securecluster.runtime.run import OWN as CHECKPOINT
 from securecluster.runtime.settings import Settings
 
 SCHEMA = 3  # of config.json and result.json
@@ -48,7 +51,6 @@ SCHEMA = 3  # of config.json and result.json
 READ = (SCHEMA,)
 CONFIG = "config.json"
 RESULT = "result.json"
-MARKER = ".securecluster"
 LOCK = ".lock"
 TRANSCRIPT = "transcript"
 COMPARISON = "compare.json"
@@ -84,10 +86,15 @@ WRITTEN = {
 }  # fmt: skip
 # settings that folders of earlier versions lack, as these versions carried runs out
 LATER_SETTINGS = {"engine": "process", "workers": 0}
-# files in a transcript's folder, and in a checkpoint's
-FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
-CHECKPOINT_FILES = re.compile(
-    r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
+FRAMES = FILES.names  # files in a transcript's folder
+# what `--force` may remove in a folder whose marker says that it is a run's
+OWN = atomic_files.Own(
+    (MARKER,),
+    re.compile(
+        "|".join(re.escape(name) for name in sorted({*WRITTEN, *SWEPT, COMPARISON, LOCK}))
+        + rf"|{AUDITS.pattern}|{TRANSCRIPT}(/({FRAMES.pattern}))?"
+        + rf"|({re.escape(DRAFT)}|checkpoint-\d{{6,}})(/({CHECKPOINT.names.pattern}))?"
+    ),
 )
 
 
@@ -365,7 +372,7 @@ def _contents_below(folder: Path, runs: Collection[str]) -> _Contents:
         contents = _contents(folder)
         contents.runs.append(folder)
     elif folder.name == DRAFT or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
-        contents = _files_called(folder, CHECKPOINT_FILES)
+        contents = _files_called(folder, CHECKPOINT.names)
     elif folder.name == TRANSCRIPT:
         contents = _files_called(folder, FRAMES)
     else:
@@ -454,8 +461,9 @@ def _replace(target: Path) -> None:
         kept = {target / LOCK, *runs, *(run / LOCK for run in runs)}
         paths = [path for path in contents.written if path not in kept]
         own = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]
-        of_runs = [path for path in paths if path not in own]
-        _remove(target, sorted(of_runs, key=_order_of_removal))
+        for run in runs:
+            of_run = [path for path in paths if path.is_relative_to(run)]
+            _remove(run, sorted(of_run, key=_order_of_removal))
     for run in runs:  # their locks are free, and can be removed on every system
         _remove_empty(run)
     # config.json says which files are a sweep's or a comparison's: it goes when these are gone
@@ -489,7 +497,7 @@ def _remove(target: Path, paths: Sequence[Path]) -> None:
     """
     try:
         for path in paths:
-            atomic_files.remove_below(target, path.relative_to(target))
+            atomic_files.remove_below(target, path.relative_to(target), OWN)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise RunFolderError(
@@ -500,9 +508,9 @@ def _remove(target: Path, paths: Sequence[Path]) -> None:
 
 def _remove_empty(target: Path) -> None:
     """Remove an empty folder with its lock file, where the system allows it."""
-    with suppress(OSError):
-        (target / LOCK).unlink(missing_ok=True)
-        target.rmdir()
+    with suppress(OSError, RunFolderError):
+        atomic_files.remove(target, LOCK, OWN)
+        atomic_files.remove_empty_folder(target)
 
 
 def _write_texts(target: Path, texts: Mapping[str, str]) -> None:
@@ -527,11 +535,21 @@ def _remove_texts(target: Path, texts: Mapping[str, str]) -> None:
     for path in texts:
         folder = (target / path).parent
         for name in (CONFIG, MARKER):
-            with suppress(OSError):
-                (folder / name).unlink(missing_ok=True)
+            with suppress(RunFolderError):
+                atomic_files.remove(folder, name, OWN)
         if folder != target:
             with suppress(OSError):
-                folder.rmdir()
+                atomic_files.remove_empty_folder(folder)
+
+
+def remove_half_written(folder: Path) -> None:
+    """Delete the temporary files that a run which was killed has left.
+
+    Args:
+        folder: of the run, whose lock this process holds.
+    """
+    atomic_files.remove_half_written(folder, OWN)
+    atomic_files.remove_half_written(folder / TRANSCRIPT, FILES)
 
 
 def is_run(folder: Path) -> bool:

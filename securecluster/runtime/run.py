@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,13 @@ A = TypeVar("A")
 Line = dict[str, Any]
 
 DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
+# files in a checkpoint's folder
+OWN = atomic_files.Own(
+    (manifest.NAME,),
+    re.compile(
+        r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
+    ),
+)
 # permissions of a checkpoint's files: those of clients hold keys and models, and that of a key
 # authority its secret keys
 OWNERS = ("clients", "authority")
@@ -334,10 +341,11 @@ class Run:
         assert self._folder is not None
         final = self._folder / f"checkpoint-{self._clock.number:06d}"
         draft = self._folder / DRAFT
-        atomic_files.make_new_folder(draft)
+        atomic_files.make_new_folder(draft, OWN)
         # digests by which a resumed run detects a file that has been changed
         marks = {name: Mark.of(data) for name, data in contents.items()}
-        files = {**contents, manifest.NAME: manifest.encode(marks)}
+        # the manifest first: what is removed lies in a folder that has one
+        files = {manifest.NAME: manifest.encode(marks), **contents}
         for name, data in files.items():
             permissions = PUBLIC_FILE
             if name.startswith(OWNERS):
@@ -346,7 +354,7 @@ class Run:
         atomic_files.move(draft, final)  # one rename, so a checkpoint is complete or absent
         for checkpoint in checkpoints(self._folder):
             if checkpoint != final:
-                shutil.rmtree(checkpoint, ignore_errors=True)
+                _remove(checkpoint)
 
     def _load(self, folder: Path) -> None:
         """Resume from the last checkpoint, every part of which must match its digest."""
@@ -421,6 +429,11 @@ def remove_checkpoints(folder: Path) -> None:
     Args:
         folder: the run folder.
     """
-    for path in checkpoints(folder):
-        shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(folder / DRAFT, ignore_errors=True)
+    for path in [*checkpoints(folder), folder / DRAFT]:
+        _remove(path)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint, as far as possible; what somebody else has put there stays."""
+    with suppress(OSError):
+        atomic_files.remove_folder(checkpoint, OWN)
