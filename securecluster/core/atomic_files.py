@@ -370,22 +370,26 @@ def _remove_within(folder: Path, path: PurePath, own: Own) -> None:
     target.unlink()
 
 
-def remove_folder(folder: Path, own: Own) -> None:
-    """Delete the files of ours in a folder, the markers last, and the folder if it is then empty.
+def remove_folder(folder: Path, name: str, own: Own) -> None:
+    """Delete a folder of ours with the files of ours in it, if it exists.
 
     Args:
-        folder: which may be no link.
-        own: what is ours in it.
+        folder: that contains it.
+        name: of the folder that is deleted.
+        own: what is ours in `folder`.
 
     Raises:
-        OSError: it cannot be deleted, or something else is in it, which stays.
+        OSError: it cannot be deleted, is a link, or something else is in it, which stays.
     """
-    if folder.is_symlink():
+    if not os.path.lexists(folder / name):
+        return
+    if (folder / name).is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    names = [path.name for path in folder.iterdir() if own.has(PurePath(path.name))]
-    for name in sorted(names, key=lambda name: name in own.markers):
-        remove_below(folder, PurePath(name), own)
-    folder.rmdir()
+    for path in sorted((folder / name).iterdir()):
+        inner = PurePath(name, path.name)
+        if own.has(inner):
+            remove_below(folder, inner, own)
+    remove_below(folder, PurePath(name), own)
 
 
 def remove_empty_folder(folder: Path) -> None:
@@ -451,19 +455,21 @@ def make_private_folder(path: Path) -> None:
         path.chmod(0o700)
 
 
-def make_new_folder(path: Path, own: Own) -> None:
+def make_new_folder(folder: Path, name: str, own: Own) -> None:
     """Make an empty folder in place of an earlier one of ours.
 
     Args:
-        path: of the folder; a link there is removed, and its target is left as it is.
-        own: what is ours in it.
+        folder: in which it is made.
+        name: of the new folder; a link there is removed, and its target is left as it is.
+        own: what is ours in `folder`.
 
     Raises:
         RunFolderError: the folder cannot be made, or something else is in the one that is there.
     """
+    path = folder / name
     with _as_run_folder_error(path, "make"):
         if path.is_symlink():
             path.unlink()
-        elif path.exists():
-            remove_folder(path, own)
+        else:
+            remove_folder(folder, name, own)
         path.mkdir()

@@ -29,7 +29,7 @@ from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.transcript import INDEX
-from securecluster.messaging.transcript import OWN as FILES
+from securecluster.messaging.transcript import OWN as FRAMES
 from securecluster.runs import newcomers
 from securecluster.runs.contents import (
     ComparisonConfig,
@@ -42,8 +42,9 @@ from securecluster.runs.derived import params_as_json
 from securecluster.runs.method import Method
 from securecluster.runs.number_format import enumerated, printable
 from securecluster.runtime import run_secret
-from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
+from securecluster.runtime.run import FILES as CHECKPOINT_FILES
 from securecluster.runtime.run import OWN as CHECKPOINT
+from securecluster.runtime.run import checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
 SCHEMA = 3  # of config.json and result.json
@@ -86,14 +87,13 @@ WRITTEN = {
 }  # fmt: skip
 # settings that folders of earlier versions lack, as these versions carried runs out
 LATER_SETTINGS = {"engine": "process", "workers": 0}
-FRAMES = FILES.names  # files in a transcript's folder
 # what `--force` may remove in a folder whose marker says that it is a run's
 OWN = atomic_files.Own(
     (MARKER,),
     re.compile(
         "|".join(re.escape(name) for name in sorted({*WRITTEN, *SWEPT, COMPARISON, LOCK}))
-        + rf"|{AUDITS.pattern}|{TRANSCRIPT}(/({FRAMES.pattern}))?"
-        + rf"|({re.escape(DRAFT)}|checkpoint-\d{{6,}})(/({CHECKPOINT.names.pattern}))?"
+        + rf"|{AUDITS.pattern}|{TRANSCRIPT}(/({FRAMES.names.pattern}))?"
+        + rf"|{CHECKPOINT.names.pattern}"
     ),
 )
 
@@ -371,10 +371,10 @@ def _contents_below(folder: Path, runs: Collection[str]) -> _Contents:
     if folder.name in runs and is_run_of_ours:
         contents = _contents(folder)
         contents.runs.append(folder)
-    elif folder.name == DRAFT or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
-        contents = _files_called(folder, CHECKPOINT.names)
+    elif CHECKPOINT.names.fullmatch(folder.name):
+        contents = _files_called(folder, CHECKPOINT_FILES)
     elif folder.name == TRANSCRIPT:
-        contents = _files_called(folder, FRAMES)
+        contents = _files_called(folder, FRAMES.names)
     else:
         return _Contents(foreign=[folder])
     contents.written.append(folder)
@@ -549,7 +549,7 @@ def remove_half_written(folder: Path) -> None:
         folder: of the run, whose lock this process holds.
     """
     atomic_files.remove_half_written(folder, OWN)
-    atomic_files.remove_half_written(folder / TRANSCRIPT, FILES)
+    atomic_files.remove_half_written(folder / TRANSCRIPT, FRAMES)
 
 
 def is_run(folder: Path) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +38,7 @@ CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 START = "start.safetensors"  # initial weights of a module of the user's own
 ALWAYS = (LEARNED, MODELS, SERVER)
+SAVED = b"a result that securecluster saved\n"  # content of the marker of such a folder
 OWN = atomic_files.Own(
     (atomic_files.MARKER,),
     re.compile(
@@ -176,21 +177,19 @@ def _claim(folder: Path) -> None:
         UsageError: somebody else's files have the names of those that are to be written.
     """
     atomic_files.make_folder(folder)
-    marker = folder / atomic_files.MARKER
-    if os.path.lexists(marker):
-        return
-    present = sorted(path.name for path in folder.iterdir() if OWN.has(PurePath(path.name)))
-    if present:
-        try:
+    names = sorted(path.name for path in folder.iterdir())
+    present = [name for name in names if OWN.has(PurePath(name))]
+    is_marked = is_own = atomic_files.MARKER in names
+    if manifest.NAME in names:  # versions up to 0.1 marked no folder
+        with suppress(RunFolderError):
             is_own = LEARNED in manifest.read(folder)
-        except RunFolderError:
-            is_own = False
-        if not is_own:  # versions up to 0.1 marked no folder
-            raise UsageError(
-                f"{folder} holds {present[0]}, which is of no result that was saved there: give "
-                "another folder"
-            )
-    atomic_files.write_atomic(marker, b"a result of securecluster\n")
+    if present and not is_own:
+        raise UsageError(
+            f"{folder} holds {present[0]}, which is of no result that was saved there: give "
+            "another folder"
+        )
+    if not is_marked:
+        atomic_files.write_atomic(folder / atomic_files.MARKER, SAVED)
 
 
 def _check_newcomers(result: FittedRun, folder: Path) -> None:

@@ -34,12 +34,12 @@ A = TypeVar("A")
 Line = dict[str, Any]
 
 DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
-# files in a checkpoint's folder
+FILES = re.compile(
+    r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
+)  # in a checkpoint's folder
 OWN = atomic_files.Own(
-    (manifest.NAME,),
-    re.compile(
-        r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
-    ),
+    (atomic_files.MARKER,),
+    re.compile(rf"({re.escape(DRAFT)}|checkpoint-[0-9]{{6,}})(/({FILES.pattern}))?"),
 )
 # permissions of a checkpoint's files: those of clients hold keys and models, and that of a key
 # authority its secret keys
@@ -341,11 +341,10 @@ class Run:
         assert self._folder is not None
         final = self._folder / f"checkpoint-{self._clock.number:06d}"
         draft = self._folder / DRAFT
-        atomic_files.make_new_folder(draft, OWN)
+        atomic_files.make_new_folder(self._folder, DRAFT, OWN)
         # digests by which a resumed run detects a file that has been changed
         marks = {name: Mark.of(data) for name, data in contents.items()}
-        # the manifest first: what is removed lies in a folder that has one
-        files = {manifest.NAME: manifest.encode(marks), **contents}
+        files = {**contents, manifest.NAME: manifest.encode(marks)}
         for name, data in files.items():
             permissions = PUBLIC_FILE
             if name.startswith(OWNERS):
@@ -413,7 +412,7 @@ def checkpoints(folder: Path) -> list[Path]:
     """
     paths = []
     for path in folder.glob("checkpoint-*"):
-        if re.fullmatch(r"checkpoint-\d{6,}", path.name):
+        if re.fullmatch(r"checkpoint-[0-9]{6,}", path.name):
             paths.append(path)
     return sorted(paths, key=_checkpoint_number)
 
@@ -436,4 +435,4 @@ def remove_checkpoints(folder: Path) -> None:
 def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint, as far as possible; what somebody else has put there stays."""
     with suppress(OSError):
-        atomic_files.remove_folder(checkpoint, OWN)
+        atomic_files.remove_folder(checkpoint.parent, checkpoint.name, OWN)
