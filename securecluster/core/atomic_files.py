@@ -17,6 +17,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -57,7 +58,7 @@ class Own:
             path: relative to the folder.
         """
         whole = path.with_name(final_name(path.name))
-        return self.names.fullmatch(whole.as_posix()) is not None
+        return any(self.names.fullmatch(each.as_posix()) for each in (path, whole))
 
 
 @contextmanager
@@ -137,7 +138,7 @@ def staged(
     try:
         for name, data in contents.items():
             with _as_run_folder_error(folder / name, "write"):
-                temporary = folder / f".{name}.{secrets.token_hex(8)}.tmp"
+                temporary = temporary_path(folder / name)
                 # O_EXCL: fail rather than open a file that exists
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
                 descriptor = os.open(temporary, flags, mode)
@@ -152,6 +153,38 @@ def staged(
         for temporary in temporaries.values():
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def copy_atomic(source: Path, target: Path) -> None:
+    """Give a file another name, in place of what has it, or copy it where that cannot be done.
+
+    Args:
+        source: of the file, which stays.
+        target: its further path; a link there is replaced, and not followed.
+
+    Raises:
+        RunFolderError: it cannot be copied.
+    """
+    temporary = temporary_path(target)
+    with _as_run_folder_error(target, "write"):
+        try:
+            try:
+                os.link(source, temporary)
+            except OSError:  # some file systems have no hard links
+                shutil.copyfile(source, temporary)
+            os.replace(temporary, target)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a new path beside a file or folder that is still being written.
+
+    Args:
+        path: of the file or folder.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 def write_output(path: Path, data: bytes, is_own: Callable[[bytes], bool]) -> None:
@@ -292,8 +325,8 @@ def remove_below(folder: Path, path: PurePath, own: Own) -> None:
     """Delete a file or an empty folder of ours below a folder, however the path may change.
 
     No link between the two is followed, also where one takes a folder's place meanwhile, and of a
-    link only the link is deleted. What is empty, and a half-written file, whose name is drawn, need
-    no marker.
+    link only the link is deleted. What is empty, and what is half-written, whose name is drawn,
+    needs no marker.
 
     Args:
         folder: which itself may be a link.
@@ -331,7 +364,7 @@ def remove_below(folder: Path, path: PurePath, own: Own) -> None:
 def _check_removable(path: PurePath, status: os.stat_result, marked: bool) -> None:
     """Raise OSError for a file with a content in a folder that is not marked as ours."""
     is_empty = stat.S_ISREG(status.st_mode) and not status.st_size
-    is_half_written = final_name(path.name) != path.name
+    is_half_written = any(final_name(part) != part for part in path.parts)
     if not (marked or is_empty or is_half_written):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
