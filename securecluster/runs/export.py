@@ -17,7 +17,7 @@ from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
-from securecluster.runs.export_folder import LOADER, FROZEN, publish
+from securecluster.runs.export_folder import FROZEN, LOADER, publish
 
 if TYPE_CHECKING:
     from securecluster.runs.fitted import FittedRun

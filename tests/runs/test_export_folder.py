@@ -73,7 +73,11 @@ def contents(folder: Path) -> Files:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "__pycache__"}
 
 
-OLD = {"cluster0.safetensors": b"old 0", "cluster1.safetensors": b"old 1", "client2.safetensors": b"o"}
+OLD = {
+    "cluster0.safetensors": b"old 0",
+    "cluster1.safetensors": b"old 1",
+    "client2.safetensors": b"o",
+}
 NEW = {"cluster0.safetensors": b"new 0", "cluster2.safetensors": b"new", "frozen.safetensors": b"f"}
 GRAPHS = {"cluster0.onnx": b"graph"}
 

@@ -210,7 +210,7 @@ def test_a_save_takes_no_file_of_somebody_else(
         (project / name).mkdir()
         (project / name / "notes").write_text("mine")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    with pytest.raises(UsageError, match="which is of no result that was saved there|ledger that"):
+    with pytest.raises(UsageError, match=r"which is of no result that was saved there|ledger that"):
         ended.save(project)
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
     assert (tmp_path / "victim").read_text() == "mine"
