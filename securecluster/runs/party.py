@@ -10,7 +10,7 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,13 @@ class Party(ABC):
     def runs(self) -> list[str]:
         """Return the names of the folders of runs that the party has agreed to."""
         return sorted(path.parent.name for path in self.folder.glob(f"run-*/{AGREED}"))
+
+    def agreed(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield name and configuration of each run that the party has agreed to."""
+        for name in self.runs():
+            run = name.removeprefix("run-")
+            with suppress(RunFolderError):  # of a run that it can no longer answer
+                yield run, self._agreed(run)
 
     def _keep(self, config: Mapping[str, Any]) -> str:
         """Write down that the party agreed to a run, and return its fingerprint."""
