@@ -139,7 +139,10 @@ def handed_over(folder: Path, run: FinishedRun, with_uncovered: bool = False) ->
         numbered = content.pop("numbered_name")
         if not with_uncovered:
             name = numbered
-            content = _without_names(content)
+            try:
+                content = _without_names(content)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise _unreadable(path) from None
         contents.append(content)
         texts[name + RESULT] = json.dumps(content, indent=2) + "\n"
         own = path.with_suffix(PAGE)
@@ -225,7 +228,7 @@ def _content(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(atomic_files.read(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _unreadable(path) from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise _unreadable(path)

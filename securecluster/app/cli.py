@@ -111,6 +111,10 @@ def main(argv: Sequence[str]) -> int:
             text = as_typed(str(error))
         print(f"securecluster: {printable(text)}", file=sys.stderr)
         return 2
+    except PermissionError as error:  # of a file or folder of somebody else
+        text = f"cannot use {error.filename} ({error.strerror}): check its permissions"
+        print(f"securecluster: {printable(text)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt as stop:
         return _stopped(stop)
     except MemoryError:

@@ -62,7 +62,7 @@ class Own:
 
 
 @contextmanager
-def _as_run_folder_error(path: Path, action: str) -> Iterator[None]:
+def as_run_folder_error(path: Path, action: str) -> Iterator[None]:
     """Turn any OSError within the context into a RunFolderError.
 
     Args:
@@ -127,17 +127,17 @@ def staged(
 
     def move_in() -> None:
         for name in list(temporaries):
-            with _as_run_folder_error(folder / name, "write"):
+            with as_run_folder_error(folder / name, "write"):
                 # in one step, and without following a link
                 os.replace(temporaries[name], folder / name)
             del temporaries[name]
         if durable:
-            with _as_run_folder_error(folder, "write"):
+            with as_run_folder_error(folder, "write"):
                 _sync_folder(folder)
 
     try:
         for name, data in contents.items():
-            with _as_run_folder_error(folder / name, "write"):
+            with as_run_folder_error(folder / name, "write"):
                 temporary = temporary_path(folder / name)
                 # O_EXCL: fail rather than open a file that exists
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
@@ -166,7 +166,7 @@ def copy_atomic(source: Path, target: Path) -> None:
         RunFolderError: it cannot be copied.
     """
     temporary = temporary_path(target)
-    with _as_run_folder_error(target, "write"):
+    with as_run_folder_error(target, "write"):
         try:
             try:
                 os.link(source, temporary)
@@ -210,7 +210,7 @@ def check_output(path: Path, is_own: Callable[[bytes], bool]) -> None:
         path: of the file.
         is_own: True for the content of an earlier file of the same kind.
     """
-    with _as_run_folder_error(path, "write"):
+    with as_run_folder_error(path, "write"):
         try:
             status = path.lstat()
         except FileNotFoundError:
@@ -277,7 +277,7 @@ def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = Fal
     Raises:
         RunFolderError: the line cannot be written, or a link is in the file's place.
     """
-    with _as_run_folder_error(path, "write"):
+    with as_run_folder_error(path, "write"):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK
         descriptor = os.open(path, flags, mode)
         with os.fdopen(descriptor, "ab") as stream:
@@ -295,6 +295,23 @@ def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = Fal
             _sync_folder(path.parent)
 
 
+def check_lock(path: Path) -> None:
+    """Raise RunFolderError for something in the place of a lock, which would be emptied.
+
+    Args:
+        path: of the lock.
+    """
+    with as_run_folder_error(path, "lock"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return
+    if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
+        raise RunFolderError(f"{path} is a link to another file: remove the link")
+    if not stat.S_ISREG(status.st_mode) or status.st_size:
+        raise RunFolderError(f"{path} is in the place of a lock, which is an empty file: move it")
+
+
 def move(source: Path, target: Path) -> None:
     """Rename a file or folder in one step.
 
@@ -302,7 +319,7 @@ def move(source: Path, target: Path) -> None:
         source: its present path.
         target: its new path; a file there is replaced.
     """
-    with _as_run_folder_error(target, "write"):
+    with as_run_folder_error(target, "write"):
         os.replace(source, target)
 
 
@@ -317,7 +334,7 @@ def remove(folder: Path, name: str, own: Own) -> None:
     Raises:
         RunFolderError: it cannot be deleted, or is none of ours.
     """
-    with _as_run_folder_error(folder / name, "remove"), suppress(FileNotFoundError):
+    with as_run_folder_error(folder / name, "remove"), suppress(FileNotFoundError):
         remove_below(folder, PurePath(name), own)
 
 
@@ -455,19 +472,19 @@ def remove_socket(path: Path) -> None:
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
     """Open a file for reading within the context, for files too large to be read at once."""
-    with _as_run_folder_error(path, "read"), path.open("rb") as stream:
+    with as_run_folder_error(path, "read"), path.open("rb") as stream:
         yield stream
 
 
 def read(path: Path) -> bytes:
     """Return the content of a file."""
-    with _as_run_folder_error(path, "read"):
+    with as_run_folder_error(path, "read"):
         return path.read_bytes()
 
 
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, if they do not exist."""
-    with _as_run_folder_error(path, "make"):
+    with as_run_folder_error(path, "make"):
         path.mkdir(parents=True, exist_ok=True)
 
 
@@ -480,7 +497,7 @@ def make_private_folder(path: Path) -> None:
     Raises:
         RunFolderError: the folder cannot be made, or a link is in its place.
     """
-    with _as_run_folder_error(path, "make"):
+    with as_run_folder_error(path, "make"):
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         path.mkdir(mode=0o700, exist_ok=True)
@@ -500,7 +517,7 @@ def make_new_folder(folder: Path, name: str, own: Own) -> None:
         RunFolderError: the folder cannot be made, or something else is in the one that is there.
     """
     path = folder / name
-    with _as_run_folder_error(path, "make"):
+    with as_run_folder_error(path, "make"):
         if path.is_symlink():
             path.unlink()
         else:

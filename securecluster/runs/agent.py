@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 
 from securecluster.core import atomic_files
-from securecluster.errors import SecureClusterError, UsageError
+from securecluster.errors import FrameError, SecureClusterError, UsageError
 from securecluster.messaging import refusals
 from securecluster.runs.frame_bounds import largest_authority_request, largest_request
 from securecluster.runs.node import Node
@@ -187,13 +187,13 @@ def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, b
     try:
         node = node_of()
         answers: dict[str, Callable[[bytes], bytes]] = {
-            HELLO: node.hello,
-            AGREE: lambda data: node.agree(data).encode(),
+            HELLO: lambda data: node.hello(_short(data)),
+            AGREE: lambda data: node.agree(_short(data)).encode(),
             FRAME: node.answer,
         }
         if isinstance(node, Node):  # which has data
             answers[FACTS] = lambda data: json.dumps(node.facts().as_json()).encode()
-            answers[SCORE] = node.score
+            answers[SCORE] = lambda data: node.score(_short(data))
         if kind not in answers:
             raise UsageError(f"a node answers {', '.join(answers)}, and not {kind[:20]!r}")
         return OK, answers[kind](data)
@@ -203,6 +203,13 @@ def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, b
     except Exception as error:  # a message of somebody else must not stop a node
         refusals.log(error)
         return refusals.FAILED, b""
+
+
+def _short(data: bytes) -> bytes:
+    """Return a message that is no frame, or raise FrameError where it is too long for one."""
+    if len(data) > SHORT:
+        raise FrameError(f"a message of {len(data):,} bytes is refused: it may have {SHORT:,}")
+    return data
 
 
 def ask(path: Path | str, kind: str, data: bytes = b"", seconds: float | None = None) -> bytes:

@@ -457,8 +457,10 @@ class FittedRun:
             UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
         """
         target = Path(folder)
-        marker = target / MARKER
-        if marker.is_file() and atomic_files.read(marker) != SAVED:
+        with atomic_files.as_run_folder_error(target, "use"):
+            marker = target / MARKER
+            is_run = marker.is_file() and atomic_files.read(marker) != SAVED
+        if is_run:
             raise UsageError(
                 f"{target} is a run folder, whose files belong together: save to another folder"
             )

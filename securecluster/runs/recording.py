@@ -720,7 +720,8 @@ def is_recording(folder: Path) -> bool:
     Args:
         folder: any path.
     """
-    return (folder / FACTS).is_file()
+    with atomic_files.as_run_folder_error(folder, "read"):
+        return (folder / FACTS).is_file()
 
 
 def _lines(path: Path) -> list[Any]:

@@ -211,22 +211,24 @@ def check_free(target: Path | None, force: bool) -> None:
     """
     if target is None or not used(target):
         return
-    if not force:
-        raise UsageError(
-            f"{target} exists and is not empty: choose another --out, or --force to replace the "
-            f"{_kind(target)} in it"
-        )
-    if not _is_marker(target / MARKER):
-        raise UsageError(
-            f"{target} is not a run folder, so --force will not delete it: choose another --out"
-        )
-    foreign_paths = foreign(target)
-    if foreign_paths:
-        first = foreign_paths[0].relative_to(target)
-        raise UsageError(
-            f"{target} holds {first}, which the {_kind(target)} in it did not write, so --force "
-            "will not delete it: move it, or choose another --out"
-        )
+    with _refused(target):
+        kind = _kind(target)
+        if not force:
+            raise UsageError(
+                f"{target} exists and is not empty: choose another --out, or --force to replace "
+                f"the {kind} in it"
+            )
+        if not _is_marker(target / MARKER):
+            raise UsageError(
+                f"{target} is not a run folder, so --force will not delete it: choose another --out"
+            )
+        foreign_paths = foreign(target)
+        if foreign_paths:
+            first = foreign_paths[0].relative_to(target)
+            raise UsageError(
+                f"{target} holds {first}, which the {kind} in it did not write, so --force will "
+                "not delete it: move it, or choose another --out"
+            )
 
 
 def used(target: Path) -> bool:
@@ -253,7 +255,9 @@ def _is_bookkeeping(path: Path) -> bool:
     """Return whether a path is a lock, a marker or a half-written file of ours."""
     if path.is_symlink() or not path.is_file():
         return False
-    if path.name == LOCK or _is_marker(path):
+    if path.name == LOCK:
+        return not path.stat().st_size
+    if _is_marker(path):
         return True
     final_name = atomic_files.final_name(path.name)
     is_half_written = final_name != path.name
@@ -718,11 +722,13 @@ def finished(folder: Path) -> bool:
     Raises:
         RunFolderError: it has, and its result was lost since.
     """
-    if (folder / RESULT).is_file():
-        return True
-    # the manifest is written just before the result, when the checkpoints are still there
-    if (folder / manifest.NAME).is_file() and not checkpoints(folder):
-        raise manifest.missing(folder / RESULT)
+    with _refused(folder):
+        if (folder / RESULT).is_file():
+            return True
+        # the manifest is written just before the result, when the checkpoints are still there
+        has_manifest = (folder / manifest.NAME).is_file()
+        if has_manifest and not checkpoints(folder):
+            raise manifest.missing(folder / RESULT)
     return False
 
 
@@ -876,9 +882,7 @@ def _locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = folder / LOCK
-    # a lock is emptied: another file that has this name, too, would be
-    if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
-        raise RunFolderError(f"{path} is a link to another file: remove the link")
+    atomic_files.check_lock(path)
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)  # a run may take hours: waiting for it is the user's decision

@@ -143,6 +143,7 @@ def save(result: FittedRun, folder: Path) -> None:
         record.update(result.ledger_)
     _check_newcomers(result, folder)
     _claim(folder)
+    atomic_files.remove_half_written(folder, OWN)
     meta = {
         "labels": json.dumps(fitted.learned.labels),
         "unshared": json.dumps(result.unshared_labels_),
@@ -177,7 +178,8 @@ def _claim(folder: Path) -> None:
         UsageError: somebody else's files have the names of those that are to be written.
     """
     atomic_files.make_folder(folder)
-    names = sorted(path.name for path in folder.iterdir())
+    with atomic_files.as_run_folder_error(folder, "use"):
+        names = sorted(path.name for path in folder.iterdir())
     present = [name for name in names if OWN.has(PurePath(name))]
     is_marked = is_own = atomic_files.MARKER in names
     if manifest.NAME in names:  # versions up to 0.1 marked no folder
