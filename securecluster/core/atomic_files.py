@@ -187,20 +187,23 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
-def write_output(path: Path, data: bytes, is_own: Callable[[bytes], bool]) -> None:
+def write_output(
+    path: Path, data: bytes, is_own: Callable[[bytes], bool], mode: int = EVERYONE
+) -> None:
     """Write a file where a user says, unless something else is there that would be lost.
 
     Args:
         path: of the file.
         data: content of the file.
         is_own: True for the content of an earlier file of the same kind, which is replaced.
+        mode: permissions.
 
     Raises:
         OutputError: another file, or no file, is there.
         RunFolderError: the file cannot be written.
     """
     check_output(path, is_own)
-    write_atomic(path, data)
+    write_atomic(path, data, mode)
 
 
 def check_output(path: Path, is_own: Callable[[bytes], bool]) -> None:

@@ -32,8 +32,7 @@ STATE = "state.safetensors"
 LOCK = "lock"
 # of which a kill leaves what is half-written: state, keys and ledgers of the party
 OWN = atomic_files.Own(
-    (LOCK,),
-    re.compile(r"agreed\.json|state\.safetensors|[\w-]+\.jsonl|identity\.key|policy\.toml"),
+    (LOCK,), re.compile(r"agreed\.json|state\.safetensors|[\w-]+\.jsonl|identity\.key|policy\.toml")
 )
 SECONDS_FOR_LOCK = 600.0  # an answer of another process may take as long as a client trains
 

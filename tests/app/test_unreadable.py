@@ -22,6 +22,7 @@ from securecluster.runs.policy import Policy
 NOBODY = 65534
 SMALL = ["--clients", "4", "--samples", "20", "--rounds", "1", "--model", "linear", "--quiet"]
 RUN = ["run", "fedavg", *SMALL]
+READING = ("resume", "replay", "report", "audit")
 COMMANDS = [
     [*RUN, "--out", "@"],
     [*RUN, "--out", "@/new"],
@@ -31,7 +32,8 @@ COMMANDS = [
     ["compare", "fedavg", "local", *SMALL, "--out", "@"],
     ["compare", "fedavg", "local", *SMALL, "--out", "@/run", "--force"],
     ["sweep", "fedavg", *SMALL, "--clip", "1", "--noise", "0", "--out", "@/run", "--force"],
-    *([command, folder] for command in ("resume", "replay", "report", "audit") for folder in ("@", "@/run")),
+    *([command, "@"] for command in READING),
+    *([command, "@/run"] for command in READING),
     ["report", "open/run", "--html", "--out", "@"],
     ["report", "open/run", "--bundle", "@/run.zip"],
     ["audit", "open/run", "--budget", "1", "--attack", "linkage", "--out", "@/audit"],
