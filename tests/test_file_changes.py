@@ -76,23 +76,25 @@ def _change(node: ast.Call, names: Mapping[str, str]) -> str | None:
         if name in OF_MODULES.get(module, set()):
             return f"{module}.{name}"
         return "open" if function.id == "open" and _writes(node, 1) else None
-    if not isinstance(function, ast.Attribute):
-        return None
+    return _method(node, function, names) if isinstance(function, ast.Attribute) else None
+
+
+def _method(node: ast.Call, function: ast.Attribute, names: Mapping[str, str]) -> str | None:
+    """Return how a call of a method, or of a function of a module, changes files."""
     owner = names.get(function.value.id, "") if isinstance(function.value, ast.Name) else ""
     if owner == "os" and function.attr == "open":
         return None if node.args and ast.unparse(node.args[0]) in DEVICES else "os.open"
     if function.attr in OF_MODULES.get(owner, set()):
         return f"{owner}.{function.attr}"
-    if function.attr in OF_PATHS:
+    is_change = {
+        # a picture goes into memory first
+        "savefig": function.attr == "savefig" and ast.unparse(node.args[0]) != "buffer",
+        # `Path.replace` has one argument; those of texts and dataclasses have others
+        "replace": len(node.args) == 1 and not node.keywords,
+        "open": not owner and _writes(node, 0),
+    }
+    if function.attr in OF_PATHS or is_change.get(function.attr, False):
         return function.attr
-    # a picture goes into memory first
-    if function.attr == "savefig" and ast.unparse(node.args[0]) != "buffer":
-        return "savefig"
-    # `Path.replace` has one argument; those of texts and dataclasses have others
-    if function.attr == "replace" and len(node.args) == 1 and not node.keywords:
-        return "replace"
-    if function.attr == "open" and not owner and _writes(node, 0):
-        return "open"
     return None
 
 

@@ -39,22 +39,20 @@ def unguarded(source: str) -> Iterator[str]:
 def _in(node: ast.AST, function: str, guarded: bool) -> Iterator[str]:
     if isinstance(node, ast.FunctionDef):
         function, guarded = node.name, False
-    if isinstance(node, ast.Try):
-        named = {ast.unparse(h.type) for h in node.handlers if h.type is not None}
-        for handler in node.handlers:
-            if isinstance(handler.type, ast.Tuple):
-                named |= {ast.unparse(each) for each in handler.type.elts}
-        for child in node.body:
-            yield from _in(child, function, guarded or bool(named & CAUGHT))
-        for child in [*node.handlers, *node.orelse, *node.finalbody]:
-            yield from _in(child, function, guarded)
-        return
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in READERS and not guarded:
+    guarded_nodes = node.body if isinstance(node, ast.Try) and _catches(node) else []
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in READERS:
         # what was just written is as deep as what it was made of
-        if not ast.unparse(node.args[0]).startswith("json.dumps("):
+        is_own = ast.unparse(node.args[0]).startswith("json.dumps(")
+        if not (guarded or is_own):
             yield function
     for child in ast.iter_child_nodes(node):
-        yield from _in(child, function, guarded)
+        yield from _in(child, function, guarded or child in guarded_nodes)
+
+
+def _catches(node: ast.Try) -> bool:
+    """Return whether a `try` catches the errors of lists that are nested too deep."""
+    names = [ast.unparse(each) for h in node.handlers if h.type for each in ast.walk(h.type)]
+    return bool(CAUGHT & set(names))
 
 
 def test_no_reader_ends_in_a_recursion_error() -> None:

@@ -13,9 +13,7 @@ REAPED = Path(__file__).resolve().parent.parent / ".ci" / "reaped.py"
 LEAVES = """
 import subprocess, sys
 sleeps = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
-stays = [sys.executable, "-c",
-         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\\n"
-         "time.sleep(600)"]
+stays = [*sleeps[:2], "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + sleeps[2]]
 for command in (sleeps, stays):
     left = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
     left.stdout.readline()
