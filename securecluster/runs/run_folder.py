@@ -91,9 +91,10 @@ LATER_SETTINGS = {"engine": "process", "workers": 0}
 OWN = atomic_files.Own(
     (MARKER,),
     re.compile(
-        "|".join(re.escape(name) for name in sorted({*WRITTEN, *SWEPT, COMPARISON, LOCK}))
+        "([^/]+/)?("  # the run of a comparison
+        + "|".join(re.escape(name) for name in sorted({*WRITTEN, *SWEPT, COMPARISON, LOCK}))
         + rf"|{AUDITS.pattern}|{TRANSCRIPT}(/({FRAMES.names.pattern}))?"
-        + rf"|{CHECKPOINT.names.pattern}"
+        + rf"|{CHECKPOINT.names.pattern})"
     ),
 )
 
@@ -465,9 +466,9 @@ def _replace(target: Path) -> None:
         kept = {target / LOCK, *runs, *(run / LOCK for run in runs)}
         paths = [path for path in contents.written if path not in kept]
         own = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]
-        for run in runs:
-            of_run = [path for path in paths if path.is_relative_to(run)]
-            _remove(run, sorted(of_run, key=_order_of_removal))
+        of_runs = [path for path in paths if path not in own]
+        # below the folder: a run that has become a link meanwhile is not followed
+        _remove(target, sorted(of_runs, key=_order_of_removal))
     for run in runs:  # their locks are free, and can be removed on every system
         _remove_empty(run)
     # config.json says which files are a sweep's or a comparison's: it goes when these are gone
