@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import audit_overview, audit_page, bundle, html_page, report_page
+from securecluster.app import audit_overview, audit_page, bundle, html_page, outputs, report_page
 from securecluster.app.audit import BUDGET, FAILED, RUN, SCHEMA, TWIN, Adversary
 from securecluster.app.finished_run import FinishedRun
 from securecluster.core import atomic_files
@@ -23,6 +23,7 @@ from securecluster.runs import run_folder
 
 RESULT = ".json"
 PAGE = ".html"
+IS_RESULT = outputs.json_with(("schema", "adversary", "attacks"))
 OLDER = "audit.json"  # of every adversary, before each had files of its own
 PLAIN = re.compile(r"[a-z0-9]+")
 LONGEST = 60  # letters of an adversary in a file name
@@ -86,9 +87,12 @@ def check_free(folder: Path, name: str, run: FinishedRun) -> bool:
         UsageError: another run's audit is there.
     """
     path = folder / f"{name}{RESULT}"
+    for page in (folder / f"{name}{PAGE}", folder / audit_overview.NAME):
+        atomic_files.check_output(page, html_page.is_page)
     if not path.is_file():
         return False
-    if _content(path)["run"] != identity(run):
+    content = _content(path)
+    if content.get("run") != identity(run):
         raise UsageError(f"{path} is the audit of another run: give another --out")
     return True
 
@@ -113,10 +117,10 @@ def write(folder: Path, name: str, result: str, page: str) -> list[Path]:
     """
     atomic_files.make_folder(folder)
     paths = []
-    for ending, text in ((RESULT, result), (PAGE, page)):
+    for ending, text, is_own in ((RESULT, result, IS_RESULT), (PAGE, page, html_page.is_page)):
         path = folder / f"{name}{ending}"
         # the page shows clients' data, and both have clients' names
-        atomic_files.write_atomic(path, text.encode(), atomic_files.OWNER)
+        atomic_files.write_output(path, text.encode(), is_own, atomic_files.OWNER)
         paths.append(path)
     return paths
 
@@ -139,7 +143,10 @@ def handed_over(folder: Path, run: FinishedRun, with_uncovered: bool = False) ->
         numbered = content.pop("numbered_name")
         if not with_uncovered:
             name = numbered
-            content = _without_names(content)
+            try:
+                content = _without_names(content)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise _unreadable(path) from None
         contents.append(content)
         texts[name + RESULT] = json.dumps(content, indent=2) + "\n"
         own = path.with_suffix(PAGE)
@@ -173,7 +180,7 @@ def overview(folder: Path, run: FinishedRun) -> list[Path]:
         return []
     page = audit_overview.page(_title(run), contents, audit_page.facts_of(run))
     path = folder / audit_overview.NAME
-    atomic_files.write_atomic(path, page.encode(), atomic_files.OWNER)
+    atomic_files.write_output(path, page.encode(), html_page.is_page, atomic_files.OWNER)
     return [path]
 
 
@@ -225,7 +232,7 @@ def _content(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(atomic_files.read(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _unreadable(path) from None
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise _unreadable(path)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from securecluster.app import outputs
 from securecluster.app.finished_run import FinishedRun
 from securecluster.core import atomic_files
 from securecluster.errors import UsageError
@@ -33,6 +34,7 @@ RELEASED = (
 KNOWN_TO_SERVER = ("clusters", "labels")
 # entries of the configuration that have clients' numbers of samples
 SIZES = frozenset({"sizes", "signature_sizes"})
+IS_BUNDLE = outputs.zip_with(("config.json", "result.json"))
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same bundle has the same bytes
 
 
@@ -52,15 +54,30 @@ def write(
 
     Raises:
         UsageError: the path is no ZIP file's.
+        OutputError: something else than a bundle is there.
     """
-    if path.suffix.lower() != ".zip":
-        raise UsageError(f"a bundle is a ZIP file: call it {path.with_suffix('.zip').name}")
+    check(path)
     texts = {**contents(run, with_uncovered), **pages}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(texts.items()):
             archive.writestr(zipfile.ZipInfo(name, EPOCH), text, zipfile.ZIP_DEFLATED)
-    atomic_files.write_atomic(path, buffer.getvalue())
+    atomic_files.write_output(path, buffer.getvalue(), IS_BUNDLE)
+
+
+def check(path: Path) -> None:
+    """Check that a bundle can be written: before an audit takes minutes.
+
+    Args:
+        path: of the ZIP file.
+
+    Raises:
+        UsageError: the path is no ZIP file's.
+        OutputError: something else than a bundle is there.
+    """
+    if path.suffix.lower() != ".zip":
+        raise UsageError(f"a bundle is a ZIP file: call it {path.with_suffix('.zip').name}")
+    atomic_files.check_output(path, IS_BUNDLE)
 
 
 def contents(run: FinishedRun, with_uncovered: bool = False) -> dict[str, str]:

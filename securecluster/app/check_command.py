@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import command_line, execution
+from securecluster.app import command_line, execution, outputs
 from securecluster.app.command_line import Section
 from securecluster.app.options import as_typed, protocol_first, section_of
 from securecluster.app.registry import protocol_class
@@ -19,6 +18,7 @@ from securecluster.errors import SecureClusterError, UsageError
 from securecluster.runs.number_format import printable
 
 ABOUT = "Run every check that a protocol must pass, also one of your own (module:Class)."
+IS_REPORT = outputs.json_with(("passed", "protocol", "results"))
 FAILED = 1  # exit code where a check failed
 # hyper-parameters that checks set, one after the other
 SET_BY_CHECKS = ("rounds", "mask", "clip", "noise", "placement", "dp_unit", "target_epsilon")
@@ -50,6 +50,8 @@ def check(argv: list[str]) -> int:
     from securecluster.protocols import conformance
 
     options = _parsed(kind, name, arguments)
+    if options.checks.json is not None:  # before minutes of work
+        atomic_files.check_output(options.checks.json, IS_REPORT)
     params = _params(kind, options.protocol)
     console = execution.console(options.checks.quiet)
 
@@ -62,8 +64,7 @@ def check(argv: list[str]) -> int:
     )
     show(report.closing)
     if options.checks.json is not None:
-        content = json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n"
-        atomic_files.write_atomic(options.checks.json, content.encode())
+        outputs.write_json(options.checks.json, report.as_json(), IS_REPORT)
     return 0 if report.passed else FAILED
 
 

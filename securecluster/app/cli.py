@@ -104,8 +104,7 @@ def main(argv: Sequence[str]) -> int:
         141 where nobody reads the output any more.
     """
     try:
-        with on_command_line():
-            return _command(list(argv))()
+        return _carried_out(argv)
     except SecureClusterError as error:
         with on_command_line():
             text = as_typed(str(error))
@@ -123,6 +122,21 @@ def main(argv: Sequence[str]) -> int:
         if isinstance(stop.code, int):
             return stop.code
         return 2
+
+
+def _carried_out(argv: Sequence[str]) -> int:
+    """Run a command, and return its exit code or raise one of many errors.
+
+    Args:
+        argv: the command and its arguments.
+    """
+    try:
+        with on_command_line():
+            return _command(list(argv))()
+    except PermissionError as error:  # of a file or folder of somebody else
+        raise UsageError(
+            f"cannot use {error.filename} ({error.strerror}): check its permissions"
+        ) from None
 
 
 def _stopped(stop: KeyboardInterrupt) -> int:

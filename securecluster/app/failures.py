@@ -66,4 +66,6 @@ def write(path: Path, rows: Iterable[Row], titled: Callable[[Row], str]) -> None
     if texts:
         atomic_files.write_atomic(path, "\n".join(texts).encode())
     else:
-        atomic_files.remove(path)
+        from securecluster.runs import run_folder
+
+        atomic_files.remove(path.parent, path.name, run_folder.OWN)

@@ -126,6 +126,15 @@ def uncovered(part: str) -> str:
     return part.join(UNCOVERED)
 
 
+def is_page(data: bytes) -> bool:
+    """Return whether a file is a page that `document` made.
+
+    Args:
+        data: content of the file.
+    """
+    return data.startswith(b"<!DOCTYPE html>") and POLICY.encode() in data
+
+
 def handed_over(page: str, with_uncovered: bool = False) -> str:
     """Return a page without the parts that show clients' data, and without what no ε covers.
 

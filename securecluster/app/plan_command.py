@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import command_line, comparison_options
+from securecluster.app import command_line, comparison_options, outputs
 from securecluster.app.command_line import Section
 from securecluster.app.options import as_typed
 from securecluster.app.stops import output
-from securecluster.errors import OutputError, UsageError
+from securecluster.errors import UsageError
 
 ABOUT = (
     "Say what ε buys, before private data are touched: expected ARI and accuracy with an interval, "
@@ -83,12 +82,11 @@ def start(argv: Sequence[str]) -> int:
         argv, "plan", "cfl hidden --clients 100 --samples 200 --epsilon 1 4 16"
     )
     options = _parsed(labels, arguments)
-    from securecluster.app.plan import frontier, plan
-    from securecluster.core import atomic_files
+    from securecluster.app.plan import Outlook, frontier, plan
 
     own = options.plan
-    if own.picture is not None and own.picture.suffix not in (".png", ".pdf", ".svg"):
-        raise UsageError(f"--picture {own.picture}: its name ends in .png, .pdf or .svg")
+    is_plan = outputs.json_with([field.name for field in fields(Outlook)])
+    _check_outputs(own, is_plan)
     given = {name: value for name, value in vars(own).items() if name not in ("picture", "json")}
     for name, value in vars(options.protocols).items():
         if value is not None and value != _default(options.protocols, name):
@@ -98,15 +96,27 @@ def start(argv: Sequence[str]) -> int:
         for line in outlook.lines():
             print(as_typed(line))
     if own.json is not None:
-        content = json.dumps(outlook.as_json(), indent=2, ensure_ascii=False) + "\n"
-        atomic_files.write_atomic(own.json, content.encode())
+        outputs.write_json(own.json, outlook.as_json(), is_plan)
     if own.picture is not None:
-        figure = frontier(outlook)
-        try:
-            figure.savefig(own.picture)
-        except OSError as error:
-            raise OutputError(f"{own.picture} cannot be written ({type(error).__name__})") from None
+        outputs.write_picture(own.picture, frontier(outlook))
     return 0
+
+
+def _check_outputs(own: PlanOptions, is_plan: Callable[[bytes], bool]) -> None:
+    """Raise an error for a file that cannot be written: before minutes of work.
+
+    Args:
+        own: options of the command.
+        is_plan: True for the content of a file with forecasts.
+    """
+    from securecluster.core import atomic_files
+
+    if own.picture is not None:
+        if own.picture.suffix not in outputs.PICTURES:
+            raise UsageError(f"--picture {own.picture}: its name ends in .png, .pdf or .svg")
+        atomic_files.check_output(own.picture, outputs.is_picture)
+    if own.json is not None:
+        atomic_files.check_output(own.json, is_plan)
 
 
 def _parsed(labels: Sequence[str], arguments: Sequence[str]) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.app import command_line
 from securecluster.app.stops import output
+from securecluster.core import atomic_files
 from securecluster.errors import UsageError
 from securecluster.runs.number_format import printable
 
@@ -71,7 +72,11 @@ def report(argv: list[str]) -> int:
         return 0
     page = report_page.page(run)
     if options.html:
-        _write(options.out or folder, {report_page.PAGE: page})
+        target = options.out or folder
+        atomic_files.make_folder(target)
+        path = target / report_page.PAGE
+        atomic_files.write_output(path, page.encode(), html_page.is_page)
+        _say(f"wrote {path}")
     if options.bundle:
         shown = html_page.handed_over(page, options.with_uncovered)
         bundle.write(options.bundle, run, {report_page.PAGE: shown}, options.with_uncovered)
@@ -208,6 +213,7 @@ def _audit_recording(folder: Path, options: Any) -> int:
     if not options.quiet:
         with output():
             audits.show(results)
+    target = options.out or folder
     name = audit_files.stem(results.adversary, recording.names, options.budget, attacks)
     content = json.dumps({**audits.content(results), "app": recording.app}, indent=2) + "\n"
     command = _command(folder, results.adversary, attacks)
@@ -216,20 +222,24 @@ def _audit_recording(folder: Path, options: Any) -> int:
         if value:
             command += f" --{option} {shlex.quote(str(value))}"
     page = recording_audit.page(recording, results, command)
-    for path in audit_files.write(options.out or folder, name, content, page):
+    for path in audit_files.write(target, name, content, page):
         if not options.quiet:
             _say(f"wrote {path}")
     return _exit_code(results, options)
 
 
 def _check_bundle(options: Any) -> None:
-    """Raise UsageError for an option of bundles where no bundle is written.
+    """Raise an error for an option of bundles where no bundle is written, or can be.
 
     Args:
         options: of the command.
     """
     if options.with_uncovered and not options.bundle:
         raise UsageError("--with-uncovered is about a bundle: give --bundle FILE.zip, too")
+    if options.bundle:
+        from securecluster.app import bundle
+
+        bundle.check(options.bundle)
 
 
 def _given_attacks(options: Any) -> list[str]:
@@ -309,21 +319,6 @@ def folder_of(argv: list[str], command: str) -> tuple[Path, list[str]]:
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"{command} takes the run folder first: securecluster {command} DIR")
     return Path(argv[0]), argv[1:]
-
-
-def _write(folder: Path, texts: dict[str, str]) -> None:
-    """Write files, and print their paths.
-
-    Args:
-        folder: which is made if it does not exist.
-        texts: by file name.
-    """
-    from securecluster.core import atomic_files
-
-    atomic_files.make_folder(folder)
-    for name, text in texts.items():
-        atomic_files.write_atomic(folder / name, text.encode())
-        _say(f"wrote {folder / name}")
 
 
 def _say(text: str) -> None:

@@ -638,10 +638,9 @@ def _completed(
     """
     from securecluster.app import sweep_report
     from securecluster.app.sweep_record import Record
-    from securecluster.core import atomic_files
     from securecluster.runs import run_folder
 
-    atomic_files.remove_half_written(folder)
+    run_folder.remove_half_written(folder)
     cells = list(plan.cells())
     record = Record(folder / run_folder.SWEEP_RUNS, cells, federation.objective.metric)
     recorded = record.rows()

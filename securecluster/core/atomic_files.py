@@ -4,6 +4,11 @@ No file is written through a link that somebody else has put in its place.
 
 A file is written under an unpredictable name, which has to be new, and renamed. Logs, transcripts
 and drafts of checkpoints are not written through links either.
+
+Nothing else in the library removes, renames or overwrites a file (`tests/test_architecture.py`).
+What is removed has a name of a known form, and lies in a folder with a file that marks it as ours
+(`Own`); what is written where a user says replaces only what the same command wrote before
+(`write_output`).
 """
 
 from __future__ import annotations
@@ -14,12 +19,13 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from securecluster.errors import RunFolderError
+from securecluster.errors import OutputError, RunFolderError
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -30,10 +36,33 @@ OWNER = 0o600
 EVERYONE = 0o644
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 HALF_WRITTEN = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp")
+MARKER = ".securecluster"  # marks folders of runs, and those that `save` wrote
+
+
+@dataclass(frozen=True)
+class Own:
+    """What is ours in the folders of one kind, and may be removed there.
+
+    Args:
+        markers: names of files, one of which lies in each of these folders.
+        names: of our files and folders, as paths relative to the folder.
+    """
+
+    markers: tuple[str, ...]
+    names: re.Pattern[str]
+
+    def has(self, path: PurePath) -> bool:
+        """Return whether a path is one of ours, also of a file that is half-written.
+
+        Args:
+            path: relative to the folder.
+        """
+        whole = path.with_name(final_name(path.name))
+        return any(self.names.fullmatch(each.as_posix()) for each in (path, whole))
 
 
 @contextmanager
-def _as_run_folder_error(path: Path, action: str) -> Iterator[None]:
+def as_run_folder_error(path: Path, action: str) -> Iterator[None]:
     """Turn any OSError within the context into a RunFolderError.
 
     Args:
@@ -71,23 +100,129 @@ def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = 
     Raises:
         RunFolderError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with _as_run_folder_error(path, "write"):
-        # O_EXCL: fail rather than open a file that exists
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-                if durable:
-                    stream.flush()
-                    os.fsync(stream.fileno())
-            # in one step, and without following a link at `path`
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with staged(path.parent, {path.name: data}, mode, durable) as move_in:
+        move_in()
+
+
+@contextmanager
+def staged(
+    folder: Path, contents: Mapping[str, bytes], mode: int = EVERYONE, durable: bool = False
+) -> Iterator[Callable[[], None]]:
+    """Write files under temporary names, so that all are complete before the first one appears.
+
+    Args:
+        folder: of the files.
+        contents: of the files by name.
+        mode: permissions, which the files have from the start.
+        durable: wait until the data are on the disk.
+
+    Yields:
+        A function that moves the files in, in their order; links in their places are replaced, and
+        not followed. Without a call nothing has changed after the context.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    temporaries: dict[str, Path] = {}
+
+    def move_in() -> None:
+        for name in list(temporaries):
+            with as_run_folder_error(folder / name, "write"):
+                # in one step, and without following a link
+                os.replace(temporaries[name], folder / name)
+            del temporaries[name]
         if durable:
-            _sync_folder(path.parent)
+            with as_run_folder_error(folder, "write"):
+                _sync_folder(folder)
+
+    try:
+        for name, data in contents.items():
+            with as_run_folder_error(folder / name, "write"):
+                temporary = temporary_path(folder / name)
+                # O_EXCL: fail rather than open a file that exists
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
+                descriptor = os.open(temporary, flags, mode)
+                temporaries[name] = temporary
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(data)
+                    if durable:
+                        stream.flush()
+                        os.fsync(stream.fileno())
+        yield move_in
+    finally:
+        for temporary in temporaries.values():
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def copy_atomic(source: Path, target: Path) -> None:
+    """Give a file another name, in place of what has it, or copy it where that cannot be done.
+
+    Args:
+        source: of the file, which stays.
+        target: its further path; a link there is replaced, and not followed.
+
+    Raises:
+        RunFolderError: it cannot be copied.
+    """
+    temporary = temporary_path(target)
+    with as_run_folder_error(target, "write"):
+        try:
+            try:
+                os.link(source, temporary)
+            except OSError:  # some file systems have no hard links
+                shutil.copyfile(source, temporary)
+            os.replace(temporary, target)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a new path beside a file or folder that is still being written.
+
+    Args:
+        path: of the file or folder.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def write_output(
+    path: Path, data: bytes, is_own: Callable[[bytes], bool], mode: int = EVERYONE
+) -> None:
+    """Write a file where a user says, unless something else is there that would be lost.
+
+    Args:
+        path: of the file.
+        data: content of the file.
+        is_own: True for the content of an earlier file of the same kind, which is replaced.
+        mode: permissions.
+
+    Raises:
+        OutputError: another file, or no file, is there.
+        RunFolderError: the file cannot be written.
+    """
+    check_output(path, is_own)
+    write_atomic(path, data, mode)
+
+
+def check_output(path: Path, is_own: Callable[[bytes], bool]) -> None:
+    """Raise OutputError where `write_output` would: at the beginning of minutes of work.
+
+    Args:
+        path: of the file.
+        is_own: True for the content of an earlier file of the same kind.
+    """
+    with as_run_folder_error(path, "write"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return
+        if stat.S_ISREG(status.st_mode) and (not status.st_size or is_own(path.read_bytes())):
+            return
+    raise OutputError(
+        f"{path} exists, and was not written by this command: give another path, or move it"
+    )
 
 
 def _sync_folder(folder: Path) -> None:
@@ -118,18 +253,19 @@ def final_name(name: str) -> str:
     return match["name"]
 
 
-def remove_half_written(folder: Path) -> None:
+def remove_half_written(folder: Path, own: Own) -> None:
     """Delete the temporary files that killed processes left in a folder.
 
     Args:
         folder: in which the caller is the only process that writes.
+        own: names of the files that were to appear.
     """
     # a link may lead to a folder that others write to
     if not folder.is_dir() or folder.is_symlink():
         return
     for path in folder.iterdir():
-        if final_name(path.name) != path.name and not path.is_dir():
-            remove(path)
+        if final_name(path.name) != path.name and own.has(PurePath(path.name)):
+            remove(folder, path.name, own)
 
 
 def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = False) -> None:
@@ -144,7 +280,7 @@ def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = Fal
     Raises:
         RunFolderError: the line cannot be written, or a link is in the file's place.
     """
-    with _as_run_folder_error(path, "write"):
+    with as_run_folder_error(path, "write"):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK
         descriptor = os.open(path, flags, mode)
         with os.fdopen(descriptor, "ab") as stream:
@@ -162,6 +298,23 @@ def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = Fal
             _sync_folder(path.parent)
 
 
+def check_lock(path: Path) -> None:
+    """Raise RunFolderError for something in the place of a lock, which would be emptied.
+
+    Args:
+        path: of the lock.
+    """
+    with as_run_folder_error(path, "lock"):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return
+    if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
+        raise RunFolderError(f"{path} is a link to another file: remove the link")
+    if not stat.S_ISREG(status.st_mode) or status.st_size:
+        raise RunFolderError(f"{path} is in the place of a lock, which is an empty file: move it")
+
+
 def move(source: Path, target: Path) -> None:
     """Rename a file or folder in one step.
 
@@ -169,37 +322,51 @@ def move(source: Path, target: Path) -> None:
         source: its present path.
         target: its new path; a file there is replaced.
     """
-    with _as_run_folder_error(target, "write"):
+    with as_run_folder_error(target, "write"):
         os.replace(source, target)
 
 
-def remove(path: Path) -> None:
-    """Delete a file if it exists."""
-    with _as_run_folder_error(path, "remove"):
-        path.unlink(missing_ok=True)
+def remove(folder: Path, name: str, own: Own) -> None:
+    """Delete a file of ours if it exists.
+
+    Args:
+        folder: of the file.
+        name: of the file.
+        own: what is ours in such a folder.
+
+    Raises:
+        RunFolderError: it cannot be deleted, or is none of ours.
+    """
+    with as_run_folder_error(folder / name, "remove"), suppress(FileNotFoundError):
+        remove_below(folder, PurePath(name), own)
 
 
-def remove_below(folder: Path, path: Path) -> None:
-    """Delete a file or an empty folder that lies below a folder, however the path may change.
+def remove_below(folder: Path, path: PurePath, own: Own) -> None:
+    """Delete a file or an empty folder of ours below a folder, however the path may change.
 
     No link between the two is followed, also where one takes a folder's place meanwhile, and of a
-    link only the link is deleted.
+    link only the link is deleted. What is empty, and what is half-written, whose name is drawn,
+    needs no marker.
 
     Args:
         folder: which itself may be a link.
         path: relative to the folder.
+        own: what is ours in such a folder.
 
     Raises:
-        OSError: it cannot be deleted, or does not lie below the folder.
+        OSError: it cannot be deleted, does not lie below the folder, or is none of ours.
     """
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    if not own.has(path):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     if os.unlink not in os.supports_dir_fd:  # Windows
-        _remove_within(folder.resolve(), path)
+        _remove_within(folder.resolve(), path, own)
         return
     directory: int = getattr(os, "O_DIRECTORY", 0)
     descriptor = os.open(folder, os.O_RDONLY | directory)
     try:
+        marked = any(_is_file(marker, descriptor) for marker in own.markers)
         for name in path.parent.parts:
             inner = os.open(name, os.O_RDONLY | directory | NO_LINK, dir_fd=descriptor)
             os.close(descriptor)
@@ -208,43 +375,119 @@ def remove_below(folder: Path, path: Path) -> None:
         if stat.S_ISDIR(status.st_mode):
             os.rmdir(path.name, dir_fd=descriptor)
         else:
+            _check_removable(path, status, marked)
             os.unlink(path.name, dir_fd=descriptor)
     finally:
         os.close(descriptor)
 
 
-def _remove_within(folder: Path, path: Path) -> None:
+def _check_removable(path: PurePath, status: os.stat_result, marked: bool) -> None:
+    """Raise OSError for a file with a content in a folder that is not marked as ours."""
+    is_empty = stat.S_ISREG(status.st_mode) and not status.st_size
+    is_half_written = any(final_name(part) != part for part in path.parts)
+    if not (marked or is_empty or is_half_written):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def _is_file(name: str, folder: int) -> bool:
+    """Return whether a folder has a regular file of a name, and no link.
+
+    Args:
+        name: of the file.
+        folder: a descriptor of the folder.
+    """
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode)
+
+
+def _remove_within(folder: Path, path: PurePath, own: Own) -> None:
     """Delete a file or an empty folder, where the system opens no folders.
 
     Args:
         folder: an absolute path without links.
         path: relative to the folder.
+        own: what is ours in the folder.
     """
     target = folder / path
     if target.parent.resolve() != target.parent:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     if target.is_dir() and not target.is_symlink():
         target.rmdir()
-    else:
-        target.unlink()
+        return
+    markers = [folder / marker for marker in own.markers]
+    marked = any(marker.is_file() and not marker.is_symlink() for marker in markers)
+    _check_removable(path, target.lstat(), marked)
+    target.unlink()
+
+
+def remove_folder(folder: Path, name: str, own: Own) -> None:
+    """Delete a folder of ours with the files of ours in it, if it exists.
+
+    Args:
+        folder: that contains it.
+        name: of the folder that is deleted.
+        own: what is ours in `folder`.
+
+    Raises:
+        OSError: it cannot be deleted, is a link, or something else is in it, which stays.
+    """
+    if not os.path.lexists(folder / name):
+        return
+    if (folder / name).is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    for path in sorted((folder / name).iterdir()):
+        inner = PurePath(name, path.name)
+        if own.has(inner):
+            remove_below(folder, inner, own)
+    remove_below(folder, PurePath(name), own)
+
+
+def remove_empty_folder(folder: Path) -> None:
+    """Delete a folder that has nothing in it.
+
+    Args:
+        folder: which may be no link.
+
+    Raises:
+        OSError: it cannot be deleted, or something is in it.
+    """
+    folder.rmdir()
+
+
+def remove_socket(path: Path) -> None:
+    """Delete a socket of this user's on which nobody listens.
+
+    Args:
+        path: of the socket.
+
+    Raises:
+        OSError: it cannot be deleted, or is something else.
+    """
+    status = path.lstat()
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    path.unlink()
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
     """Open a file for reading within the context, for files too large to be read at once."""
-    with _as_run_folder_error(path, "read"), path.open("rb") as stream:
+    with as_run_folder_error(path, "read"), path.open("rb") as stream:
         yield stream
 
 
 def read(path: Path) -> bytes:
     """Return the content of a file."""
-    with _as_run_folder_error(path, "read"):
+    with as_run_folder_error(path, "read"):
         return path.read_bytes()
 
 
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, if they do not exist."""
-    with _as_run_folder_error(path, "make"):
+    with as_run_folder_error(path, "make"):
         path.mkdir(parents=True, exist_ok=True)
 
 
@@ -257,7 +500,7 @@ def make_private_folder(path: Path) -> None:
     Raises:
         RunFolderError: the folder cannot be made, or a link is in its place.
     """
-    with _as_run_folder_error(path, "make"):
+    with as_run_folder_error(path, "make"):
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         path.mkdir(mode=0o700, exist_ok=True)
@@ -265,18 +508,21 @@ def make_private_folder(path: Path) -> None:
         path.chmod(0o700)
 
 
-def make_new_folder(path: Path) -> None:
-    """Make an empty folder in place of anything that exists at the path.
+def make_new_folder(folder: Path, name: str, own: Own) -> None:
+    """Make an empty folder in place of an earlier one of ours.
 
     Args:
-        path: of the folder; a link there is removed, and its target is left as it is.
+        folder: in which it is made.
+        name: of the new folder; a link there is removed, and its target is left as it is.
+        own: what is ours in `folder`.
 
     Raises:
-        RunFolderError: the folder cannot be made.
+        RunFolderError: the folder cannot be made, or something else is in the one that is there.
     """
-    with _as_run_folder_error(path, "make"):
+    path = folder / name
+    with as_run_folder_error(path, "make"):
         if path.is_symlink():
             path.unlink()
-        elif path.exists():
-            shutil.rmtree(path)
+        else:
+            remove_folder(folder, name, own)
         path.mkdir()

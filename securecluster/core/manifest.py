@@ -191,6 +191,11 @@ class Log:
         """Return the size and digest of all lines appended so far."""
         return Mark(self._size, self._hash.hexdigest())
 
+    def begin(self) -> None:
+        """Make the file, without a line, where it does not exist yet."""
+        if not self._size and not self.path.exists():
+            atomic_files.write_atomic(self.path, b"", self._mode, self._durable)
+
     def append(self, lines: Sequence[str]) -> None:
         """Append lines in a single write.
 
@@ -262,10 +267,7 @@ class Log:
 
     def _truncate(self, content: bytes, size: int) -> None:
         """Leave only `content`, the beginning of the file of `size` bytes."""
-        if not content:
-            # the next append makes the file anew, with its own permissions
-            atomic_files.remove(self.path)
-        elif size > len(content):
+        if size > len(content):
             atomic_files.write_atomic(self.path, content, self._mode, self._durable)
 
     def _update(self, data: bytes) -> None:

@@ -17,6 +17,7 @@ frame causes at a node is an `UnforeseenError`, which `benchmarks.fuzz` counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,12 +26,14 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows, Shared
+from securecluster.messaging.messages import kinds as message_kinds
 
 # kinds of tensors, as errors name them
 REAL = "floating-point numbers"
 WHOLE = "int64 numbers"
 OCTETS = "bytes"
 RING = {32: "int32 numbers of a ring", 64: "int64 numbers of a ring"}
+BYTES = {REAL: 8, WHOLE: 8, OCTETS: 1, RING[32]: 4, RING[64]: 8}  # of a number, at most
 # largest norms of rows of float32 and of float64: sums of squares of thousands of these are finite
 LONGEST = (1e17, 1e150)
 Size = int | str  # a number, or the name of one in `Limits.sizes`
@@ -302,6 +305,45 @@ def _needs_no_bound(hint: Any) -> bool:
     if not options and get_origin(hint) is None:
         options = (hint,)
     return all(option in (str, float, bool, type(None)) for option in options)
+
+
+def most_bytes(message: Any, limits: Limits) -> int | None:
+    """Return how many bytes the tensors of one frame have at most; None where nothing bounds them.
+
+    Args:
+        message: the class.
+        limits: sizes of the run's configuration.
+    """
+    total = 0
+    for name, bound in declared(cast(Hashable, message)).items():
+        if not isinstance(bound, Tensorial):
+            continue
+        lengths = []
+        for axis in bound.axes:
+            fixed = _fixed_length(axis, limits)
+            if fixed is None and isinstance(axis, Upto):
+                fixed = limits.size(axis.maximum)
+            if fixed is None:
+                return None
+            lengths.append(fixed)
+        rows = lengths[: message_kinds(message)[name] is Picks]
+        form = _largest_form(name, bound, lengths[len(rows) :], limits)
+        total += math.prod([*rows, *form.shape]) * BYTES[form.kind]
+    return total
+
+
+def _largest_form(name: str, bound: Tensorial, shape: list[int], limits: Limits) -> Form:
+    """Return the form of a row in a frame, from its largest shape before any pipeline."""
+    if isinstance(bound, Whole):
+        return Form(WHOLE, tuple(shape))
+    if isinstance(bound, Octets):
+        return Form(OCTETS, tuple(shape))
+    if isinstance(bound, Ring):
+        through = limits.layout(name, shape, False).shape if bound.through else tuple(shape)
+        return Form(RING[bound.bits], through)
+    if bound.sent:
+        return limits.layout(bound.sent, shape, bound.sealed)
+    return Form(REAL, tuple(shape))
 
 
 Lengths = tuple[int, ...]  # of an axis: one for all frames, or one per frame

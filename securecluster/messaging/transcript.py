@@ -6,11 +6,12 @@ Byte counts, audits and replay are computed from them.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,6 +44,7 @@ Contents = tuple[Call, Response]
 MessageTypes = Callable[[str], tuple[type, type]]  # method name -> (query class, reply class)
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
+OWN = atomic_files.Own((INDEX,), re.compile(rf"{re.escape(INDEX)}|[0-9]+\.safetensors"))
 Parties = Party | Client | Iterable[Party | Client]
 # Methods of the key agreement and of protections, whose messages name clients; a protection that is
 # registered adds its own. A transcript is read without the code of the run, so they stand here.
@@ -277,6 +279,8 @@ class Transcript:
         receipts = [receipts_as_json(written) for written in response.receipts]
         batch = _Batch(fields, query, list(response.ids), reply, receipts)
         data = pack(batch)
+        assert self._index is not None
+        self._index.begin()  # before the first frame, which it marks as ours
         # the digest in the index detects a file that has been changed
         path = self._file(self.count)
         atomic_files.write_atomic(path, data, atomic_files.OWNER, self._durable)
@@ -566,10 +570,11 @@ class Transcript:
         if self._index is None or self._folder is None:
             return
         self.entries = self._index.restore(to.index, _entry)
+        self._index.begin()
         # the resumed run writes these files again
         for path in _content_files(self._folder):
             if int(path.stem) >= to.count:
-                path.unlink()
+                atomic_files.remove(self._folder, path.name, OWN)
 
 
 def entry_of(call: Call, answer: Response) -> Entry:
@@ -686,7 +691,7 @@ def _label_in(label_of: Mapping[Party, Party], frame: ObservedMessage) -> int:
 
 def _content_files(folder: Path) -> list[Path]:
     """Return the files of contents in a folder; files of other names are not the transcript's."""
-    return [path for path in folder.glob("*.safetensors") if path.stem.isdigit()]
+    return [path for path in folder.glob("*.safetensors") if OWN.has(PurePath(path.name))]
 
 
 def _fields_of(message: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ Layout = tuple[Scalars, int, int]  # scalars, bytes of the tensors' entries, byt
 VERSION = 3
 REFUSED = "!refused"  # scalar of a refusal; no field of a message can have this name
 MAX_FRAME = 1 << 32  # bytes; a longer frame is refused before it is parsed
+MAX_HEADER = 1 << 24  # bytes of its header: the members of a cohort of a million clients
 
 # A safetensors file is the length of its header (8 bytes), the header (JSON, padded with spaces to
 # a multiple of 8 bytes) and the tensors' data.
@@ -285,6 +286,8 @@ def _parsed(data: bytes) -> tuple[str, Tensors]:
     header_end = LENGTH_BYTES + header_bytes
     if header_end > len(data):
         raise ValueError("its header is longer than the frame")
+    if header_bytes > MAX_HEADER:
+        raise ValueError("its header is longer than that of any message")
     # `load` returns the tensors without the metadata
     header = json.loads(data[LENGTH_BYTES:header_end])
     text = header["__metadata__"]["frame"]

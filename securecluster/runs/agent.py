@@ -5,29 +5,41 @@ bytes out. It runs in a process of its own, and reads neither data nor keys nor 
 
 A message is a kind (`facts`, `hello`, `agree`, `frame` or `score`) and its data, each with its
 length in eight bytes before it. The answer is a status (`ok`, or the code of a refusal) and data,
-in the same form.
+in the same form. No message is longer than what the node has agreed to lets it be, and few are read
+at a time: whoever connects and says nothing gives way to whoever comes next.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
-from securecluster.errors import SecureClusterError, UsageError
+from securecluster.core import atomic_files
+from securecluster.errors import FrameError, SecureClusterError, UsageError
 from securecluster.messaging import refusals
+from securecluster.runs.frame_bounds import largest_authority_request, largest_request
 from securecluster.runs.node import Node
 from securecluster.runs.party import Party
 
 FACTS, HELLO, AGREE, FRAME, SCORE = "facts", "hello", "agree", "frame", "score"
 OK = "ok"
-MOST_BYTES = 1 << 32  # of a message: beyond the largest frame
+MOST_BYTES = 1 << 32  # of an answer: beyond the largest frame
+SHORT = 1 << 20  # bytes of a message that is no frame
+MOST_WAITING = 8  # connections whose message has not come as a whole
+MOST_ANSWERED = 16  # connections whose message is being answered, or waits for the one before it
+# no descriptors or no memory are left: a listener waits until some are
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 LONGEST_PATH = 100  # bytes that every system takes as the path of a socket
 SECONDS_FOR_MESSAGE = 60.0  # until a message has come as a whole
+SECONDS_FOR_CONNECTION = 5.0  # of an agent that serves the same path
 SECONDS_BETWEEN_LOOKS = 0.2  # at whether to stop
 
 
@@ -39,46 +51,85 @@ class Agent:
         path: of the socket, which only its owner can open.
 
     Raises:
-        UsageError: a path that is too long for a socket, or that another agent serves.
+        UsageError: a path that is too long for a socket, where none can be made, that another
+            agent serves, or where something else is.
     """
 
     def __init__(self, node: Party, path: Path | str) -> None:
         self.node = node
         self.path = Path(path)
         self._stop = Event()
+        self._lock = Lock()  # of the three below
+        self._waiting: dict[socket.socket, None] = {}  # the oldest first
+        self._answered = 0
+        self._longest: dict[str, int] = {}  # request of each run
         if len(os.fsencode(self.path)) > LONGEST_PATH:
             raise UsageError(
                 f"{self.path} is too long for a socket: give a path of at most {LONGEST_PATH} bytes"
             )
-        if self.path.exists():
-            if _answers(self.path):
-                raise UsageError(f"another agent serves {self.path}: stop it, or give another path")
-            self.path.unlink()  # of an agent that was killed
-        self._listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
         try:
-            self._listener.bind(os.fspath(self.path))
-        finally:
-            os.umask(before)
-        self._listener.listen()
-        self._listener.settimeout(SECONDS_BETWEEN_LOOKS)
+            _remove_unused(self.path)
+            self._listener = _listener(self.path)
+            self._inode = self.path.lstat().st_ino
+        except OSError as error:
+            raise UsageError(
+                f"no socket can be made at {self.path} ({error.strerror}): give another path"
+            ) from None
 
     def serve(self) -> None:
         """Answer until `stop` is called, each connection in a thread of its own."""
         try:
             while not self._stop.is_set():
-                try:
-                    end, _ = self._listener.accept()
-                except TimeoutError:
-                    continue
-                Thread(target=self._one, args=(end,), daemon=True).start()
+                self._accept()
         finally:
             self._listener.close()
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                if self.path.lstat().st_ino == self._inode:  # and nobody's who came later
+                    atomic_files.remove_socket(self.path)
 
     def stop(self) -> None:
         """End `serve`, after at most a fraction of a second."""
         self._stop.set()
+
+    def _accept(self) -> None:
+        """Take the next connection, if there is one before it is time to look whether to stop."""
+        try:
+            end, _ = self._listener.accept()
+        except TimeoutError:
+            return
+        except ConnectionError:  # who asked is gone
+            return
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            self._drop_oldest()
+            self._stop.wait(SECONDS_BETWEEN_LOOKS)
+            return
+        with self._lock:
+            is_full = len(self._waiting) >= MOST_WAITING
+        if is_full:
+            self._drop_oldest()
+        with self._lock:
+            self._waiting[end] = None
+        try:
+            Thread(target=self._one, args=(end,), daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._forget(end)
+            end.close()
+
+    def _drop_oldest(self) -> None:
+        """End the connection that has waited longest for its message."""
+        with self._lock:
+            oldest = next(iter(self._waiting), None)
+            if oldest is not None:
+                del self._waiting[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def _forget(self, end: socket.socket) -> None:
+        """Take a connection from those that wait for their message."""
+        with self._lock:
+            self._waiting.pop(end, None)
 
     def _one(self, end: socket.socket) -> None:
         """Answer the one message of a connection."""
@@ -86,14 +137,43 @@ class Agent:
             end.settimeout(SECONDS_FOR_MESSAGE)
             try:
                 kind = receive(end, 16).decode("ascii", "replace")
-                data = receive(end, MOST_BYTES)
-                end.settimeout(None)
-                status, reply = answer(lambda: self.node, kind, data)
-                send(end, status.encode())
-                send(end, reply)
+                data = receive(end, SHORT if kind != FRAME else self._longest_frame)
+                self._answer(end, kind, data)
             except (OSError, EOFError):
                 # who asked is gone, and asks again if it still wants to know
                 return
+            finally:
+                self._forget(end)
+
+    def _answer(self, end: socket.socket, kind: str, data: bytes) -> None:
+        """Answer a message, unless too many wait to be answered."""
+        with self._lock:
+            self._waiting.pop(end, None)
+            if self._answered >= MOST_ANSWERED:
+                return
+            self._answered += 1
+        try:
+            end.settimeout(None)
+            status, reply = answer(lambda: self.node, kind, data)
+            send(end, status.encode())
+            send(end, reply)
+        finally:
+            with self._lock:
+                self._answered -= 1
+
+    def _longest_frame(self, announced: int) -> int:
+        """Return the length of the longest frame of all runs that the node has agreed to.
+
+        Args:
+            announced: length of a frame that is about to be read.
+        """
+        if announced <= SHORT:
+            return SHORT
+        largest = largest_request if isinstance(self.node, Node) else largest_authority_request
+        for run, config in self.node.agreed():
+            if run not in self._longest:
+                self._longest[run] = largest(self.node.method, config)
+        return max(self._longest.values(), default=SHORT)
 
 
 def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, bytes]:
@@ -107,13 +187,13 @@ def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, b
     try:
         node = node_of()
         answers: dict[str, Callable[[bytes], bytes]] = {
-            HELLO: node.hello,
-            AGREE: lambda data: node.agree(data).encode(),
+            HELLO: lambda data: node.hello(_short(data)),
+            AGREE: lambda data: node.agree(_short(data)).encode(),
             FRAME: node.answer,
         }
         if isinstance(node, Node):  # which has data
             answers[FACTS] = lambda data: json.dumps(node.facts().as_json()).encode()
-            answers[SCORE] = node.score
+            answers[SCORE] = lambda data: node.score(_short(data))
         if kind not in answers:
             raise UsageError(f"a node answers {', '.join(answers)}, and not {kind[:20]!r}")
         return OK, answers[kind](data)
@@ -123,6 +203,13 @@ def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, b
     except Exception as error:  # a message of somebody else must not stop a node
         refusals.log(error)
         return refusals.FAILED, b""
+
+
+def _short(data: bytes) -> bytes:
+    """Return a message that is no frame, or raise FrameError where it is too long for one."""
+    if len(data) > SHORT:
+        raise FrameError(f"a message of {len(data):,} bytes is refused: it may have {SHORT:,}")
+    return data
 
 
 def ask(path: Path | str, kind: str, data: bytes = b"", seconds: float | None = None) -> bytes:
@@ -163,17 +250,19 @@ def send(end: socket.socket, data: bytes) -> None:
     end.sendall(struct.pack("<Q", len(data)) + data)
 
 
-def receive(end: socket.socket, most: int) -> bytes:
+def receive(end: socket.socket, most: int | Callable[[int], int]) -> bytes:
     """Return the bytes that `send` sent.
 
     Args:
         end: of a connection.
-        most: length that is taken.
+        most: length that is taken, or a function from the announced length to it.
 
     Raises:
         EOFError: the connection ended, or more bytes were announced.
     """
     (length,) = struct.unpack("<Q", _exactly(end, 8))
+    if callable(most):
+        most = most(length)
     if length > most:
         raise EOFError(f"{length} bytes")
     return _exactly(end, length)
@@ -196,11 +285,47 @@ def _exactly(end: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
+def _listener(path: Path) -> socket.socket:
+    """Return a new socket that listens, and that only its owner can open."""
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    listener.settimeout(SECONDS_BETWEEN_LOOKS)
+    return listener
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove the socket of an agent that was killed, if there is one.
+
+    Raises:
+        UsageError: another agent serves it, or something else is there.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(f"{path} exists, and is no socket: give another path")
+    if _answers(path):
+        raise UsageError(f"another agent serves {path}: stop it, or give another path")
+    atomic_files.remove_socket(path)
+
+
 def _answers(path: Path) -> bool:
-    """Return whether somebody listens on a socket."""
+    """Return whether somebody listens on a socket, or may do so."""
     with socket.socket(socket.AF_UNIX) as end:
+        end.settimeout(SECONDS_FOR_CONNECTION)
         try:
             end.connect(os.fspath(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:  # it is another user's, or has no time
+            return True
     return True

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from securecluster.core import atomic_files
 from securecluster.core.client_names import named_in_errors
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
@@ -51,8 +50,7 @@ def carry_out(
     from securecluster.runs.simulated_run import SimulatedRun
 
     if folder is not None:  # of a run that was killed
-        atomic_files.remove_half_written(folder)
-        atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
+        run_folder.remove_half_written(folder)
     device = choose_device(settings.device)
     # processes of several blocks share the cores
     if settings.engine == "ray":

@@ -7,7 +7,6 @@ project are written into it as the expression of torch's layers that makes them.
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +17,11 @@ from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
+from securecluster.runs.export_folder import FROZEN, LOADER, publish
 
 if TYPE_CHECKING:
     from securecluster.runs.fitted import FittedRun
 
-CONTENT = "clusters.json"
-LOADER = "load.py"
-FROZEN = "frozen.safetensors"
 FORMATS = ("safetensors", "onnx")
 # the loader's own LSTM layer: torch's, whose weights have the names of the project's
 LSTM_LAYER = '''
@@ -76,15 +73,26 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
     if not states:
         fitted.kept_.check_clients()
         raise UsageError("no cluster shares a model: name the clients whose own to export")
-    _prepare(folder)
-    if form == "onnx":
+    publish(folder, content, lambda target: _write(fitted, target, content, states))
+    return content
+
+
+def _write(
+    fitted: FittedRun, folder: Path, content: dict[str, Any], states: Mapping[str, State]
+) -> None:
+    """Write the files of an export to an empty folder.
+
+    Args:
+        fitted: the result of the run.
+        folder: to write to.
+        content: of `clusters.json`, to which the file of shared tensors is added.
+        states: `state_dict` of each model, by its file.
+    """
+    if content["format"] == "onnx":
         _write_onnx(fitted, folder, states)
     else:
         content["frozen"] = _write_tensors(fitted, folder, states)
         atomic_files.write_atomic(folder / LOADER, _loader(fitted).encode())
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    atomic_files.write_atomic(folder / CONTENT, text.encode())
-    return content
 
 
 def _content(fitted: FittedRun, form: str) -> dict[str, Any]:
@@ -117,27 +125,6 @@ def _personal(fitted: FittedRun) -> list[str]:
         if shared is None or not all(torch.equal(own[name], shared[name]) for name in own):
             personal.append(names[position])
     return personal
-
-
-def _prepare(folder: Path) -> None:
-    """Make a folder, or remove what an earlier export left in it.
-
-    Raises:
-        UsageError: a folder of something else.
-    """
-    atomic_files.make_folder(folder)
-    present = {path.name for path in folder.iterdir()}
-    earlier: set[str] = set()
-    if CONTENT in present:
-        content = json.loads((folder / CONTENT).read_text(encoding="utf-8"))
-        files = [*content["clusters"].values(), *content["own"].values()]
-        earlier = {CONTENT, LOADER, FROZEN, *files, "__pycache__"}
-    if present - earlier:
-        raise UsageError(
-            f"{folder} holds {min(present - earlier)}, which is of no export: give a new folder"
-        )
-    for name in earlier - {"__pycache__"}:
-        atomic_files.remove(folder / name)
 
 
 def _write_tensors(fitted: FittedRun, folder: Path, states: Mapping[str, State]) -> str | None:

@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core import manifest, summaries
+from securecluster.core import atomic_files, manifest, summaries
+from securecluster.core.atomic_files import MARKER
 from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import unpack
@@ -48,6 +49,7 @@ from securecluster.runs.predictions import (
     score_of,
 )
 from securecluster.runs.serialization import (
+    SAVED,
     SHARED,
     UNTUNED,
     FittedState,
@@ -455,7 +457,10 @@ class FittedRun:
             UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
         """
         target = Path(folder)
-        if (target / ".securecluster").is_file():
+        with atomic_files.as_run_folder_error(target, "use"):
+            marker = target / MARKER
+            is_run = marker.is_file() and atomic_files.read(marker) != SAVED
+        if is_run:
             raise UsageError(
                 f"{target} is a run folder, whose files belong together: save to another folder"
             )

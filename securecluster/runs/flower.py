@@ -452,7 +452,7 @@ def _introduced(
         signature = bytes.fromhex(told["signature"])
         if type(number) is not int or number < 0:
             raise ValueError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise FrameError("a node did not say which client it is") from None
     if roster is not None:
         roster.check(number, statement, signature)
@@ -643,10 +643,10 @@ def _number(data: bytes) -> float:
     """Return the number that a client tells, which may send anything; NaN for what is none."""
     try:
         value = json.loads(data)
-    except ValueError:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_number and math.isfinite(value) else math.nan
+    except (ValueError, OverflowError, RecursionError):
         return math.nan
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else math.nan
 
 
 def server_app(method: Method, **options: Any) -> ServerApp:

@@ -7,10 +7,11 @@ bytes with bytes, one message at a time, and what it answers is on its disk befo
 from __future__ import annotations
 
 import json
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from securecluster.runtime.refusals import answered
 AGREED = "agreed.json"
 STATE = "state.safetensors"
 LOCK = "lock"
+# of which a kill leaves what is half-written: state, keys and ledgers of the party
+OWN = atomic_files.Own(
+    (LOCK,), re.compile(r"agreed\.json|state\.safetensors|[\w-]+\.jsonl|identity\.key|policy\.toml")
+)
 SECONDS_FOR_LOCK = 600.0  # an answer of another process may take as long as a client trains
 
 
@@ -66,6 +71,7 @@ class Party(ABC):
         self._durable = durable
         self._thread = threading.RLock()
         atomic_files.make_private_folder(self.folder)
+        self._remove_half_written()
 
     def agree(self, data: bytes) -> str:
         """Take part in a run that a server proposes.
@@ -106,7 +112,7 @@ class Party(ABC):
         """
         try:
             statement = hello_statement(json.loads(challenge))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise FrameError("a server's challenge has no run, node and nonce") from None
         signature = b"" if self._identity is None else self._identity.sign(statement)
         told = {"number": self.number, "facts": self._told(), "signature": signature.hex()}
@@ -129,6 +135,13 @@ class Party(ABC):
     def runs(self) -> list[str]:
         """Return the names of the folders of runs that the party has agreed to."""
         return sorted(path.parent.name for path in self.folder.glob(f"run-*/{AGREED}"))
+
+    def agreed(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield name and configuration of each run that the party has agreed to."""
+        for name in self.runs():
+            run = name.removeprefix("run-")
+            with suppress(RunFolderError):  # of a run that it can no longer answer
+                yield run, self._agreed(run)
 
     def _keep(self, config: Mapping[str, Any]) -> str:
         """Write down that the party agreed to a run, and return its fingerprint."""
@@ -155,7 +168,7 @@ class Party(ABC):
             raise FrameError("the node has agreed to no run of this configuration")
         try:
             config: Mapping[str, Any] = json.loads(atomic_files.read(path))
-        except ValueError:
+        except (ValueError, RecursionError):
             config = {}
         if config_hash(config) != run:
             raise RunFolderError(f"{path} is not what the node agreed to: restore it from a copy")
@@ -175,6 +188,12 @@ class Party(ABC):
         if not run.isalnum():
             raise FrameError("the node has agreed to no run of this configuration")
         return self.folder / f"run-{run}"
+
+    def _remove_half_written(self) -> None:
+        """Remove what processes that were killed left, unless another one has the folder now."""
+        with suppress(Timeout), FileLock(self.folder / LOCK, timeout=0, mode=0o600):
+            for folder in (self.folder, *self.folder.glob("run-*")):
+                atomic_files.remove_half_written(folder, OWN)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -92,7 +92,7 @@ class Policy:
             raise UsageError(
                 f"there is no policy {path}: write one, of which an empty file allows all"
             ) from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise UsageError(f"{path} is no policy in TOML: {error}") from None
         try:
             for name, value in content.items():

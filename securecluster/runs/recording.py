@@ -358,7 +358,7 @@ class Recording:
                 raise RunFolderError(f"{path} is a recording of another version")
             facts = TrainingFacts(**content["facts"])
             app = str(content["app"])
-        except (ValueError, KeyError, TypeError, UsageError):
+        except (ValueError, KeyError, TypeError, RecursionError, UsageError):
             raise RunFolderError(f"{path / FACTS} is damaged") from None
         if durable:
             for name in (NODES, EXCHANGES, f"{TRANSCRIPT}/{INDEX}"):
@@ -720,7 +720,8 @@ def is_recording(folder: Path) -> bool:
     Args:
         folder: any path.
     """
-    return (folder / FACTS).is_file()
+    with atomic_files.as_run_folder_error(folder, "read"):
+        return (folder / FACTS).is_file()
 
 
 def _lines(path: Path) -> list[Any]:
@@ -730,7 +731,7 @@ def _lines(path: Path) -> list[Any]:
     data = atomic_files.read(path)
     try:
         return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RunFolderError(f"{path} is damaged") from None
 
 

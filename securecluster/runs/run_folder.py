@@ -24,10 +24,12 @@ from typing import Any
 
 import securecluster
 from securecluster.core import atomic_files, json_types, manifest
+from securecluster.core.atomic_files import MARKER
 from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.transcript import INDEX
+from securecluster.messaging.transcript import OWN as FRAMES
 from securecluster.runs import newcomers
 from securecluster.runs.contents import (
     ComparisonConfig,
@@ -40,7 +42,9 @@ from securecluster.runs.derived import params_as_json
 from securecluster.runs.method import Method
 from securecluster.runs.number_format import enumerated, printable
 from securecluster.runtime import run_secret
-from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
+from securecluster.runtime.run import FILES as CHECKPOINT_FILES
+from securecluster.runtime.run import OWN as CHECKPOINT
+from securecluster.runtime.run import checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
 SCHEMA = 3  # of config.json and result.json
@@ -48,7 +52,6 @@ SCHEMA = 3  # of config.json and result.json
 READ = (SCHEMA,)
 CONFIG = "config.json"
 RESULT = "result.json"
-MARKER = ".securecluster"
 LOCK = ".lock"
 TRANSCRIPT = "transcript"
 COMPARISON = "compare.json"
@@ -84,10 +87,15 @@ WRITTEN = {
 }  # fmt: skip
 # settings that folders of earlier versions lack, as these versions carried runs out
 LATER_SETTINGS = {"engine": "process", "workers": 0}
-# files in a transcript's folder, and in a checkpoint's
-FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
-CHECKPOINT_FILES = re.compile(
-    r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
+# what `--force` may remove in a folder whose marker says that it is a run's
+OWN = atomic_files.Own(
+    (MARKER,),
+    re.compile(
+        "([^/]+/)?("  # the run of a comparison
+        + "|".join(re.escape(name) for name in sorted({*WRITTEN, *SWEPT, COMPARISON, LOCK}))
+        + rf"|{AUDITS.pattern}|{TRANSCRIPT}(/({FRAMES.names.pattern}))?"
+        + rf"|{CHECKPOINT.names.pattern})"
+    ),
 )
 
 
@@ -204,22 +212,24 @@ def check_free(target: Path | None, force: bool) -> None:
     """
     if target is None or not used(target):
         return
-    if not force:
-        raise UsageError(
-            f"{target} exists and is not empty: choose another --out, or --force to replace the "
-            f"{_kind(target)} in it"
-        )
-    if not _is_marker(target / MARKER):
-        raise UsageError(
-            f"{target} is not a run folder, so --force will not delete it: choose another --out"
-        )
-    foreign_paths = foreign(target)
-    if foreign_paths:
-        first = foreign_paths[0].relative_to(target)
-        raise UsageError(
-            f"{target} holds {first}, which the {_kind(target)} in it did not write, so --force "
-            "will not delete it: move it, or choose another --out"
-        )
+    with _refused(target):
+        kind = _kind(target)
+        if not force:
+            raise UsageError(
+                f"{target} exists and is not empty: choose another --out, or --force to replace "
+                f"the {kind} in it"
+            )
+        if not _is_marker(target / MARKER):
+            raise UsageError(
+                f"{target} is not a run folder, so --force will not delete it: choose another --out"
+            )
+        foreign_paths = foreign(target)
+        if foreign_paths:
+            first = foreign_paths[0].relative_to(target)
+            raise UsageError(
+                f"{target} holds {first}, which the {kind} in it did not write, so --force will "
+                "not delete it: move it, or choose another --out"
+            )
 
 
 def used(target: Path) -> bool:
@@ -246,7 +256,9 @@ def _is_bookkeeping(path: Path) -> bool:
     """Return whether a path is a lock, a marker or a half-written file of ours."""
     if path.is_symlink() or not path.is_file():
         return False
-    if path.name == LOCK or _is_marker(path):
+    if path.name == LOCK:
+        return not path.stat().st_size
+    if _is_marker(path):
         return True
     final_name = atomic_files.final_name(path.name)
     is_half_written = final_name != path.name
@@ -364,10 +376,10 @@ def _contents_below(folder: Path, runs: Collection[str]) -> _Contents:
     if folder.name in runs and is_run_of_ours:
         contents = _contents(folder)
         contents.runs.append(folder)
-    elif folder.name == DRAFT or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
+    elif CHECKPOINT.names.fullmatch(folder.name):
         contents = _files_called(folder, CHECKPOINT_FILES)
     elif folder.name == TRANSCRIPT:
-        contents = _files_called(folder, FRAMES)
+        contents = _files_called(folder, FRAMES.names)
     else:
         return _Contents(foreign=[folder])
     contents.written.append(folder)
@@ -455,6 +467,7 @@ def _replace(target: Path) -> None:
         paths = [path for path in contents.written if path not in kept]
         own = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]
         of_runs = [path for path in paths if path not in own]
+        # below the folder: a run that has become a link meanwhile is not followed
         _remove(target, sorted(of_runs, key=_order_of_removal))
     for run in runs:  # their locks are free, and can be removed on every system
         _remove_empty(run)
@@ -489,7 +502,7 @@ def _remove(target: Path, paths: Sequence[Path]) -> None:
     """
     try:
         for path in paths:
-            atomic_files.remove_below(target, path.relative_to(target))
+            atomic_files.remove_below(target, path.relative_to(target), OWN)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise RunFolderError(
@@ -500,9 +513,9 @@ def _remove(target: Path, paths: Sequence[Path]) -> None:
 
 def _remove_empty(target: Path) -> None:
     """Remove an empty folder with its lock file, where the system allows it."""
-    with suppress(OSError):
-        (target / LOCK).unlink(missing_ok=True)
-        target.rmdir()
+    with suppress(OSError, RunFolderError):
+        atomic_files.remove(target, LOCK, OWN)
+        atomic_files.remove_empty_folder(target)
 
 
 def _write_texts(target: Path, texts: Mapping[str, str]) -> None:
@@ -527,11 +540,21 @@ def _remove_texts(target: Path, texts: Mapping[str, str]) -> None:
     for path in texts:
         folder = (target / path).parent
         for name in (CONFIG, MARKER):
-            with suppress(OSError):
-                (folder / name).unlink(missing_ok=True)
+            with suppress(RunFolderError):
+                atomic_files.remove(folder, name, OWN)
         if folder != target:
             with suppress(OSError):
-                folder.rmdir()
+                atomic_files.remove_empty_folder(folder)
+
+
+def remove_half_written(folder: Path) -> None:
+    """Delete the temporary files that a run which was killed has left.
+
+    Args:
+        folder: of the run, whose lock this process holds.
+    """
+    atomic_files.remove_half_written(folder, OWN)
+    atomic_files.remove_half_written(folder / TRANSCRIPT, FRAMES)
 
 
 def is_run(folder: Path) -> bool:
@@ -712,11 +735,13 @@ def finished(folder: Path) -> bool:
     Raises:
         RunFolderError: it has, and its result was lost since.
     """
-    if (folder / RESULT).is_file():
-        return True
-    # the manifest is written just before the result, when the checkpoints are still there
-    if (folder / manifest.NAME).is_file() and not checkpoints(folder):
-        raise manifest.missing(folder / RESULT)
+    with _refused(folder):
+        if (folder / RESULT).is_file():
+            return True
+        # the manifest is written just before the result, when the checkpoints are still there
+        has_manifest = (folder / manifest.NAME).is_file()
+        if has_manifest and not checkpoints(folder):
+            raise manifest.missing(folder / RESULT)
     return False
 
 
@@ -870,9 +895,7 @@ def _locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = folder / LOCK
-    # a lock is emptied: another file that has this name, too, would be
-    if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
-        raise RunFolderError(f"{path} is a link to another file: remove the link")
+    atomic_files.check_lock(path)
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)  # a run may take hours: waiting for it is the user's decision

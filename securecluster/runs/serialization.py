@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from securecluster.core import atomic_files, manifest
@@ -35,7 +37,17 @@ SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"
 MODELS = "models.safetensors"
 START = "start.safetensors"  # initial weights of a module of the user's own
-ALWAYS = [LEARNED, MODELS, SERVER]
+ALWAYS = (LEARNED, MODELS, SERVER)
+SAVED = b"a result that securecluster saved\n"  # content of the marker of such a folder
+OWN = atomic_files.Own(
+    (atomic_files.MARKER,),
+    re.compile(
+        "|".join(
+            re.escape(name)
+            for name in (*ALWAYS, CLIENTS, START, manifest.NAME, newcomers.NAME, run_secret.FILE)
+        )
+    ),
+)
 # In the clients' extra state: the clusters' models (k, d), where no client's own is one of them.
 SHARED = "shared"
 # and where clients tuned their models alone at the end: the clusters' models before it, (k, d)
@@ -119,7 +131,8 @@ def save(result: FittedRun, folder: Path) -> None:
         folder: created if it does not exist.
 
     Raises:
-        UsageError: the folder has releases of newcomers that the protocol's ledger lacks.
+        UsageError: the folder has releases of newcomers that the protocol's ledger lacks, or
+            somebody else's files.
     """
     from safetensors.torch import save as encode
 
@@ -129,31 +142,56 @@ def save(result: FittedRun, folder: Path) -> None:
         # The ledger that is saved replaces the file of newcomers' releases.
         record.update(result.ledger_)
     _check_newcomers(result, folder)
-    atomic_files.make_folder(folder)
-    for name in (manifest.NAME, LEARNED, START, CLIENTS):
-        atomic_files.remove(folder / name)
+    _claim(folder)
+    atomic_files.remove_half_written(folder, OWN)
     meta = {
         "labels": json.dumps(fitted.learned.labels),
         "unshared": json.dumps(result.unshared_labels_),
         "model": json.dumps(fitted.learned.params["model"]),
     }
     header = {"securecluster": json.dumps(meta, sort_keys=True)}
-    atomic_files.write_atomic(folder / MODELS, encode(_shared_tensors(result), header))
-    atomic_files.write_atomic(folder / SERVER, fitted.server)
-    written = list(ALWAYS)
-    if not fitted.of_server:
-        atomic_files.write_atomic(folder / CLIENTS, pack(fitted.clients), 0o600)  # the owner only
-        written.append(CLIENTS)
-    run_secret.write(folder, fitted.secret)
+    files = {MODELS: encode(_shared_tensors(result), header), SERVER: fitted.server}
+    private = {} if fitted.of_server else {CLIENTS: pack(fitted.clients)}
     if not isinstance(result.method.model, str):
         start = {name: tensor.contiguous() for name, tensor in result._start.items()}
-        atomic_files.write_atomic(folder / START, encode(start))
-        written.append(START)
-    # The saved ledger contains the releases of newcomers, so it must be on the disk before the
-    # file that contained them is removed.
-    atomic_files.write_atomic(folder / LEARNED, pack(fitted.learned), durable=True)
-    atomic_files.remove(folder / newcomers.NAME)
-    manifest.write(folder, written)
+        files[START] = encode(start)
+    files[LEARNED] = pack(fitted.learned)
+    # all are complete, and on the disk, before anything of an earlier result goes
+    with (
+        atomic_files.staged(folder, private, atomic_files.OWNER, durable=True) as move_private,
+        atomic_files.staged(folder, files, durable=True) as move_others,
+    ):
+        for name in (manifest.NAME, START, CLIENTS):
+            atomic_files.remove(folder, name, OWN)
+        run_secret.write(folder, fitted.secret)
+        move_private()
+        move_others()
+    # the saved ledger contains the releases of newcomers
+    atomic_files.remove(folder, newcomers.NAME, OWN)
+    manifest.write(folder, [*private, *files])
+
+
+def _claim(folder: Path) -> None:
+    """Make a folder, and mark it as one of ours.
+
+    Raises:
+        UsageError: somebody else's files have the names of those that are to be written.
+    """
+    atomic_files.make_folder(folder)
+    with atomic_files.as_run_folder_error(folder, "use"):
+        names = sorted(path.name for path in folder.iterdir())
+    present = [name for name in names if OWN.has(PurePath(name))]
+    is_marked = is_own = atomic_files.MARKER in names
+    if manifest.NAME in names:  # versions up to 0.1 marked no folder
+        with suppress(RunFolderError):
+            is_own = LEARNED in manifest.read(folder)
+    if present and not is_own:
+        raise UsageError(
+            f"{folder} holds {present[0]}, which is of no result that was saved there: give "
+            "another folder"
+        )
+    if not is_marked:
+        atomic_files.write_atomic(folder / atomic_files.MARKER, SAVED)
 
 
 def _check_newcomers(result: FittedRun, folder: Path) -> None:

@@ -142,8 +142,7 @@ class ServerRun:
 
     def _completed(self, folder: Path, report: Callable[[Line], None]) -> FittedRun:
         """Return the result of the run, with all its files written."""
-        atomic_files.remove_half_written(folder)
-        atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
+        run_folder.remove_half_written(folder)
         run_secret.write(folder, self.key)
         fitted = self._carried_out(folder, report)
         subject = Subject(

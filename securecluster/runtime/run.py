@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,13 @@ A = TypeVar("A")
 Line = dict[str, Any]
 
 DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
+FILES = re.compile(
+    r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
+)  # in a checkpoint's folder
+OWN = atomic_files.Own(
+    (atomic_files.MARKER,),
+    re.compile(rf"({re.escape(DRAFT)}|checkpoint-[0-9]{{6,}})(/({FILES.pattern}))?"),
+)
 # permissions of a checkpoint's files: those of clients hold keys and models, and that of a key
 # authority its secret keys
 OWNERS = ("clients", "authority")
@@ -334,7 +341,7 @@ class Run:
         assert self._folder is not None
         final = self._folder / f"checkpoint-{self._clock.number:06d}"
         draft = self._folder / DRAFT
-        atomic_files.make_new_folder(draft)
+        atomic_files.make_new_folder(self._folder, DRAFT, OWN)
         # digests by which a resumed run detects a file that has been changed
         marks = {name: Mark.of(data) for name, data in contents.items()}
         files = {**contents, manifest.NAME: manifest.encode(marks)}
@@ -346,7 +353,7 @@ class Run:
         atomic_files.move(draft, final)  # one rename, so a checkpoint is complete or absent
         for checkpoint in checkpoints(self._folder):
             if checkpoint != final:
-                shutil.rmtree(checkpoint, ignore_errors=True)
+                _remove(checkpoint)
 
     def _load(self, folder: Path) -> None:
         """Resume from the last checkpoint, every part of which must match its digest."""
@@ -405,7 +412,7 @@ def checkpoints(folder: Path) -> list[Path]:
     """
     paths = []
     for path in folder.glob("checkpoint-*"):
-        if re.fullmatch(r"checkpoint-\d{6,}", path.name):
+        if re.fullmatch(r"checkpoint-[0-9]{6,}", path.name):
             paths.append(path)
     return sorted(paths, key=_checkpoint_number)
 
@@ -421,6 +428,11 @@ def remove_checkpoints(folder: Path) -> None:
     Args:
         folder: the run folder.
     """
-    for path in checkpoints(folder):
-        shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(folder / DRAFT, ignore_errors=True)
+    for path in [*checkpoints(folder), folder / DRAFT]:
+        _remove(path)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint, as far as possible; what somebody else has put there stays."""
+    with suppress(OSError):
+        atomic_files.remove_folder(checkpoint.parent, checkpoint.name, OWN)

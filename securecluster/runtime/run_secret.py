@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 import warnings
 from pathlib import Path
@@ -23,6 +24,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import RunFolderError, SecureClusterWarning
 
 FILE = "secret.key"
+OWN = atomic_files.Own((atomic_files.MARKER,), re.compile(re.escape(FILE)))
 LENGTH = 16  # bytes
 KEY_LENGTH = 32  # bytes of a deployed server's key, which its folder has in this place
 OTHERS = 0o077  # bits of a file's mode that let others than its owner in
@@ -99,7 +101,7 @@ def write(folder: Path, secret: bytes | None) -> None:
         secret: of the run; None removes that of an earlier one.
     """
     if secret is None:
-        atomic_files.remove(folder / FILE)
+        atomic_files.remove(folder, FILE, OWN)
         return
     # on the disk before anything that follows from it can leave
     data = _encoded(secret)

@@ -50,8 +50,9 @@ class Settings:
     workers: int = 0
     """blocks of clients of the engine ray; 0 is one per GPU, or per CPU core, that Ray has"""
     keys_from_seed: bool = False
-    """derive keys, masks and noise from the seed, so that runs repeat bit for bit; whoever knows or
-    guesses the seed can undo them, so for tests and for repeating published numbers only
+    """derive keys, masks and noise from the seed, so that runs repeat bit for bit on processors of
+    one kind (with AVX-512 and without it noise differs); whoever knows or guesses the seed can
+    undo them, so for tests and for repeating published numbers only
     """
 
 

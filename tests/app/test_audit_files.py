@@ -16,7 +16,7 @@ import pytest
 from cases import SMALL_FEDERATION
 
 from securecluster import Federation
-from securecluster.app import audit, audit_files, audit_page
+from securecluster.app import audit, audit_files, audit_page, html_page
 from securecluster.app.audit import Adversary
 from securecluster.app.cli import main
 from securecluster.app.finished_run import open_run
@@ -177,11 +177,13 @@ def test_file_names_are_plain_and_tell_adversaries_apart() -> None:
 
 
 def test_audits_at_once_leave_whole_files(tmp_path: Path) -> None:
-    texts = [json.dumps({"schema": 2, "numbers": [k] * 20_000}) for k in range(4)]
+    entries = {"schema": 2, "adversary": "the server", "attacks": []}
+    texts = [json.dumps({**entries, "numbers": [k] * 20_000}) for k in range(4)]
 
     def write(text: str) -> bool:
         for _ in range(20):
-            audit_files.write(tmp_path, "audit-server", text, text)
+            page = html_page.document("An audit", [text])
+            audit_files.write(tmp_path, "audit-server", text, page)
             json.loads((tmp_path / "audit-server.json").read_text())
         return True
 

@@ -147,11 +147,11 @@ def test_a_kill_while_a_folder_is_replaced_leaves_one_that_can_be_replaced(
     kept = [path for path in found.written if path.name == run_folder.LOCK or path in found.runs]
     last = round(share * (len(found.written) - len(kept) - 1))
 
-    def killed(folder: Path, path: Path) -> None:
+    def killed(folder: Path, path: Path, own: atomic_files.Own) -> None:
         if len(removed) == last:
             raise KeyboardInterrupt
         removed.append(path)
-        remove(folder, path)
+        remove(folder, path, own)
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "remove_below", killed)
@@ -331,12 +331,12 @@ def test_a_run_that_becomes_a_link_between_check_and_removal_leads_nowhere(
     remove = atomic_files.remove_below
     swapped: list[Path] = []
 
-    def remove_after_a_swap(below: Path, path: Path) -> None:
+    def remove_after_a_swap(below: Path, path: Path, own: atomic_files.Own) -> None:
         if not swapped and path.parent.name == "fedavg":
             (folder / "fedavg").rename(tmp_path / "moved")
             (folder / "fedavg").symlink_to(victim)
             swapped.append(path)
-        remove(below, path)
+        remove(below, path, own)
 
     monkeypatch.setattr(atomic_files, "remove_below", remove_after_a_swap)
     assert main([*RUN, "--out", str(folder), "--force"]) == 2
@@ -348,10 +348,10 @@ def test_a_file_that_comes_between_check_and_removal_stays(
 ) -> None:
     remove = atomic_files.remove_below
 
-    def remove_after_a_note(below: Path, path: Path) -> None:
+    def remove_after_a_note(below: Path, path: Path, own: atomic_files.Own) -> None:
         (run / "notes.txt").write_text("mine")
         (run / "transcript" / "notes.txt").write_text("mine")
-        remove(below, path)
+        remove(below, path, own)
 
     monkeypatch.setattr(atomic_files, "remove_below", remove_after_a_note)
     assert main([*RUN, "--out", str(run), "--force"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from securecluster.core import atomic_files
-from securecluster.errors import RunFolderError
+from securecluster.errors import OutputError, RunFolderError
+
+OURS = atomic_files.Own(("marker",), re.compile("marker|state|folder(/state)?"))
 
 
 def fail(code: int) -> Callable[..., Any]:
@@ -209,7 +212,7 @@ def test_lines_and_private_folders_are_not_written_through_a_link(tmp_path: Path
     ):
         assert "remove the link that is in its place" in sentence(action)
     assert victim.read_bytes() == b"precious"
-    atomic_files.make_new_folder(tmp_path / "folder")
+    atomic_files.make_new_folder(tmp_path, "folder", OURS)
     assert not (tmp_path / "folder").is_symlink()
     assert home.is_dir()
 
@@ -224,11 +227,12 @@ def test_lines_and_private_folders_have_the_permissions_asked_for(tmp_path: Path
 
 
 def test_what_kills_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    for name in (".state.0123456789abcdef.tmp", ".notes.tmp", "state"):
+    others = [".notes.tmp", ".notes.0123456789abcdef.tmp", "state"]
+    for name in (".state.0123456789abcdef.tmp", *others):
         (tmp_path / name).write_bytes(b"x")
-    atomic_files.remove_half_written(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".notes.tmp", "state"]
-    atomic_files.remove_half_written(tmp_path / "missing")
+    atomic_files.remove_half_written(tmp_path, OURS)
+    assert sorted(os.listdir(tmp_path)) == sorted(others)
+    atomic_files.remove_half_written(tmp_path / "missing", OURS)
 
 
 def test_a_save_that_is_interrupted_leaves_no_half_written_file(
@@ -317,13 +321,90 @@ def test_nothing_is_removed_but_below_the_folder(
         (made / "file").write_text("x")
     (folder / "link").symlink_to(outside)
     (folder / "to file").symlink_to(outside / "file")
+    (folder / "marker").write_text("ours")
+    everything = atomic_files.Own(("marker",), re.compile(r".*", re.DOTALL))
     for path in (outside / "file", Path("../outside/file"), Path(), Path("link/file")):
         with pytest.raises(OSError):
-            atomic_files.remove_below(folder, path)
+            atomic_files.remove_below(folder, path, everything)
     # a folder that is not empty stays
     with pytest.raises(OSError):
-        atomic_files.remove_below(folder, Path("inner"))
-    for path in ("to file", "link", "inner/file", "inner"):
-        atomic_files.remove_below(folder, Path(path))
+        atomic_files.remove_below(folder, Path("inner"), everything)
+    for path in ("to file", "link", "inner/file", "inner", "marker"):
+        atomic_files.remove_below(folder, Path(path), everything)
     assert list(folder.iterdir()) == []
     assert (outside / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize("opens_folders", [True, False])
+def test_only_names_of_ours_in_marked_folders_are_removed(
+    opens_folders: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not opens_folders:
+        monkeypatch.setattr(os, "supports_dir_fd", set())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("ours")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("state", "notes", "statement"):
+        (folder / name).write_text("x")
+    (folder / "folder").mkdir()
+    (folder / "folder" / "notes").write_text("x")
+
+    def refused(name: str) -> bool:
+        try:
+            atomic_files.remove(folder, name, OURS)
+        except RunFolderError:
+            return True
+        return False
+
+    assert refused("state"), "no marker"
+    (folder / "marker").symlink_to(elsewhere)
+    assert refused("state"), "a link is no marker"
+    (folder / "marker").unlink()
+    (folder / "marker").mkdir()
+    assert refused("state"), "nor is a folder"
+    (folder / "marker").rmdir()
+    (folder / "marker").write_text("ours")
+    assert refused("notes") and refused("statement") and refused("folder/notes")
+    with pytest.raises(OSError):
+        atomic_files.remove_folder(folder, "folder", OURS)
+    assert not refused("state") and not refused("state")
+    left = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    assert sorted(left) == ["folder", "folder/notes", "marker", "notes", "statement"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "link to nothing", "folder", "pipe"])
+def test_an_output_replaces_nothing_but_an_earlier_one(kind: str, tmp_path: Path) -> None:
+    path, victim = tmp_path / "out.json", tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    if kind == "file":
+        path.write_bytes(b"mine")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(victim if kind == "link" else tmp_path / "nothing")
+    before = os.lstat(path)
+    with pytest.raises(OutputError, match="was not written by this command"):
+        atomic_files.write_output(path, b"ours 2", lambda data: data.startswith(b"ours"))
+    assert os.lstat(path) == before and victim.read_bytes() == b"mine"
+    other = tmp_path / "other.json"
+    for content in (b"ours 1", b"ours 2"):
+        atomic_files.write_output(other, content, lambda data: data.startswith(b"ours"))
+        assert other.read_bytes() == content
+
+
+def test_files_that_belong_together_appear_when_all_are_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"a": b"new a", "b": b"new b"}
+    (tmp_path / "a").write_bytes(b"old a")
+    with atomic_files.staged(tmp_path, contents, atomic_files.OWNER) as move_in:
+        assert (tmp_path / "a").read_bytes() == b"old a" and not (tmp_path / "b").exists()
+        move_in()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
+    assert mode(tmp_path / "a") == 0o600
+    with pytest.raises(ZeroDivisionError), atomic_files.staged(tmp_path, {"a": b"newer", "c": b""}):
+        raise ZeroDivisionError
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents

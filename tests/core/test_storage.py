@@ -58,6 +58,7 @@ def kept(box: dict[str, Any]) -> dict[str, CheckpointPart]:
 def test_rounds_go_on_after_the_last_checkpoint(tmp_path: Path) -> None:
     box: dict[str, Any] = {"value": Inner(torch.zeros(1))}
     made: list[str] = []
+    (tmp_path / atomic_files.MARKER).touch()  # as whoever claims a run's folder does
 
     def once() -> Outer:
         made.append("made")
@@ -74,7 +75,7 @@ def test_rounds_go_on_after_the_last_checkpoint(tmp_path: Path) -> None:
     with (tmp_path / "history.jsonl").open("a") as stream:
         stream.write('{"torn')
     (tmp_path / ".checkpoint.tmp").mkdir()
-    (tmp_path / ".checkpoint.tmp" / "junk").write_text("x")
+    (tmp_path / ".checkpoint.tmp" / "clock").write_text("x")
 
     fresh: dict[str, Any] = {"value": Inner(torch.full((1,), 9.0))}
     again, state = Run(tmp_path, kept(fresh), lambda s: {"count": s.count}), Outer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 from dataclasses import replace
 from functools import partial
@@ -291,3 +292,45 @@ def test_what_does_not_fit_is_said(federation: Federation, tmp_path: Path) -> No
     budget.reserve("a" * 32, [EVENT])
     with pytest.raises(UsageError, match="budget for the unit client"):
         Budget(tmp_path / "b", 10.0, unit="example")
+
+
+@pytest.mark.parametrize(
+    "content", [b"a thesis", b"0123456789abcdef {", b"a\nb\n", b"\0", b"[" * 100_000, b"\n"]
+)
+def test_a_file_of_somebody_else_is_no_ledger_that_a_kill_cut_off(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match="differs from what was written there"):
+        Budget(path, 1.0)
+    assert path.read_bytes() == content
+
+
+def test_a_first_line_that_a_kill_cut_off_is_written_anew(tmp_path: Path) -> None:
+    whole = sealed({"budget": 1, "unit": "client"})
+    for length in range(1, len(whole)):
+        path = tmp_path / str(length)
+        path.write_bytes(whole[:length])
+        assert Budget(path, 1.0).spent == 0
+        # another process may have written for the other unit
+        path.write_bytes(whole[:length])
+        assert Budget(path, 1.0, unit="example").spent == 0
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder", "pipe"])
+def test_what_is_in_the_place_of_a_lock_is_not_emptied(kind: str, tmp_path: Path) -> None:
+    lock, victim = tmp_path / "ledger.jsonl.lock", tmp_path / "victim"
+    victim.write_text("precious")
+    if kind == "file":
+        lock.write_text("precious")
+    elif kind == "link":
+        lock.symlink_to(victim)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(RunFolderError, match=r"remove the link|in the place of a lock"):
+        Budget(tmp_path / "ledger.jsonl", 1.0)
+    assert victim.read_text() == "precious"
+    assert kind != "file" or lock.read_text() == "precious"

@@ -324,8 +324,8 @@ def test_a_link_in_the_place_of_a_log_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_kill_left_half_written_is_removed_when_the_run_goes_on(tmp_path: Path) -> None:
     stopped(tmp_path, data(1))
-    for home in (tmp_path, tmp_path / "transcript"):
-        (home / ".000001.safetensors.0123456789abcdef.tmp").write_bytes(b"half")
+    for name in (".models.safetensors", "transcript/.000001.safetensors"):
+        (tmp_path / f"{name}.0123456789abcdef.tmp").write_bytes(b"half")
     made().fit(data(1), FULL, folder=tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -17,7 +21,19 @@ from securecluster import Federation, LabelSwap
 from securecluster.data.facts import ClientFacts
 from securecluster.errors import RefusedError, UsageError
 from securecluster.protocols import FedAvg
-from securecluster.runs.agent import AGREE, FACTS, FRAME, Agent, ask, receive, send
+from securecluster.runs.agent import (
+    AGREE,
+    FACTS,
+    FRAME,
+    HELLO,
+    MOST_WAITING,
+    SCORE,
+    Agent,
+    ask,
+    receive,
+    send,
+)
+from securecluster.runs.frame_bounds import largest_request
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
@@ -166,3 +182,136 @@ def test_two_ask_at_once(node: Node, tmp_path: Path) -> None:
     with serving(Agent(node, tmp_path / "socket")) as path:
         first, second = two_at_once(path)
     assert first == second
+
+
+@pytest.mark.parametrize(
+    "kind", ["file", "empty file", "pipe", "folder", "link", "link to a socket", "link to nothing"]
+)
+def test_what_is_no_socket_is_never_taken_for_one(kind: str, node: Node, tmp_path: Path) -> None:
+    path, target = tmp_path / "path", tmp_path / "target"
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "empty file":
+        path.touch()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(target)
+        if kind == "link":
+            target.write_text("precious")
+        elif kind == "link to a socket":
+            left_socket(target)
+    before = [(each, os.lstat(each)) for each in (path, target) if os.path.lexists(each)]
+    with pytest.raises(UsageError, match="exists, and is no socket: give another path"):
+        Agent(node, path)
+    assert [(each, os.lstat(each)) for each in (path, target) if os.path.lexists(each)] == before
+
+
+def left_socket(path: Path) -> None:
+    """Leave the socket of an agent that was killed."""
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+
+@pytest.mark.parametrize("path", ["nowhere/socket", "file/socket"])
+def test_a_path_without_a_folder_is_one_sentence(path: str, node: Node, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"no socket can be made at .*: give another path"):
+        Agent(node, tmp_path / path)
+
+
+def test_an_agent_that_ends_removes_no_file_that_took_its_socket_s_place(
+    node: Node, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    with serving(Agent(node, path)):
+        path.unlink()
+        path.write_text("precious")
+    assert path.read_text() == "precious"
+    path.unlink()
+    with serving(Agent(node, path)):
+        path.unlink()
+        left_socket(path)
+    assert stat.S_ISSOCK(path.lstat().st_mode)
+
+
+@contextmanager
+def silent(path: Path, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that say nothing."""
+    ends = []
+    try:
+        for _ in range(count):
+            end = socket.socket(socket.AF_UNIX)
+            end.settimeout(10)
+            end.connect(str(path))
+            ends.append(end)
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+
+
+def test_whoever_connects_and_says_nothing_keeps_nobody_out(node: Node, tmp_path: Path) -> None:
+    with serving(Agent(node, tmp_path / "socket")) as path, silent(path, 50) as ends:
+        assert json.loads(ask(path, FACTS, seconds=20))
+        # the oldest ones gave way, so that what the agent holds does not grow
+        assert ends[0].recv(1) == b""
+        threads = [thread for thread in enumerate_threads() if "_one" in thread.name]
+        assert len(threads) <= MOST_WAITING + 1
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ECONNABORTED])
+def test_an_agent_outlives_a_lack_of_descriptors(
+    code: int, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(node, tmp_path / "socket")
+    accept, failures = agent._listener.accept, [code] * 3
+
+    class Listener:
+        """Listener of an agent whose process has no descriptors left for a while."""
+
+        close = agent._listener.close
+
+        def accept(self) -> Any:
+            if failures:
+                raise OSError(failures.pop(), "nothing left")
+            return accept()
+
+    monkeypatch.setattr(agent, "_listener", Listener())
+    with serving(agent) as path:
+        assert json.loads(ask(path, FACTS, seconds=20))
+    assert not failures
+
+
+ANNOUNCED = [
+    (HELLO, (1 << 20) + 1), (AGREE, (1 << 20) + 1), (FACTS, 1 << 30), (SCORE, 1 << 32),
+    ("other", (1 << 20) + 1), (FRAME, (1 << 20) + 1), (FRAME, 1 << 32), (FRAME, 1 << 63),
+    ("x" * 17, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "length"), ANNOUNCED)
+def test_what_is_announced_too_long_is_not_read(
+    kind: str, length: int, node: Node, tmp_path: Path
+) -> None:
+    with serving(Agent(node, tmp_path / "socket")) as path, silent(path, 1) as (end,):
+        with suppress(ConnectionError):  # which may end before all is sent
+            send(end, kind.encode())
+            end.sendall(struct.pack("<Q", length))
+            assert end.recv(1) == b""
+        assert json.loads(ask(path, FACTS, seconds=20))
+
+
+def test_a_frame_is_as_long_as_an_agreed_run_lets_it_be(
+    node: Node, federation: Federation, tmp_path: Path
+) -> None:
+    with serving(Agent(node, tmp_path / "socket")) as path:
+        proposal = Proposal.of(MADE, federation.facts, "float32", None)
+        ask(path, AGREE, proposal.packed())
+        bound = largest_request(MADE, proposal.config)
+        assert 1 << 20 < bound < 2 << 20
+        assert b"!refused" in ask(path, FRAME, bytes(bound))
+        with pytest.raises(ConnectionError):
+            ask(path, FRAME, bytes(bound + 1))

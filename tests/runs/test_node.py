@@ -695,3 +695,26 @@ def test_a_node_tells_its_score_as_its_policy_says(
     for other in (b"", b"../..", b"a" * 32, b"\xff"):
         with pytest.raises(FrameError, match="agreed to no run"):
             node.score(other)
+
+
+def test_what_a_killed_node_left_half_written_is_removed_when_nobody_writes(
+    federation: Federation, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    made = EQUAL["fedavg"]
+    nodes = nodes_of(made, federation, enrolled, tmp_path)
+    serve(made, federation, nodes, enrolled[1])
+    folder = nodes[0].folder
+    (run,) = nodes[0].runs()
+    whole = sorted(folder.rglob("*"))
+    left = [
+        folder / f"{name}.0123456789abcdef.tmp"
+        for name in (f"{run}/.state.safetensors", f"{run}/.agreed.json", ".ledger-client.jsonl")
+    ]
+    others = [folder / name for name in (".notes.tmp", f"{run}/.mine.0123456789abcdef.tmp")]
+    for path in (*left, *others):
+        path.write_bytes(b"half")
+    with nodes[1]._alone(), nodes[0]._alone():  # another process may be writing one of them
+        nodes_of(made, federation, enrolled, tmp_path)
+    assert all(path.exists() for path in left)
+    nodes_of(made, federation, enrolled, tmp_path)
+    assert sorted(folder.rglob("*")) == sorted([*whole, *others])

@@ -247,6 +247,10 @@ def test_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
         ('unit = "person"', "runs protect a client or an example"),
         ("=", "no policy in TOML"),
         ("\udcff", "no policy in TOML"),
+        ("a = " + "[" * 5_000 + "]" * 5_000, "no policy in TOML"),
+        ("[" * 5_000, "no policy in TOML"),
+        ("a = " + "{b = " * 5_000 + "1" + "}" * 5_000, "no policy in TOML"),
+        (".".join("a" * 5_000) + " = 1", "policy"),
     ],
 )
 def test_a_policy_that_is_none_is_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:

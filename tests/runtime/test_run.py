@@ -19,7 +19,13 @@ import torch
 
 from securecluster.core import atomic_files
 from securecluster.errors import RunFolderError
-from securecluster.runtime.run import CheckpointPart, Line, Run
+from securecluster.runtime.run import CheckpointPart, Line, Run, remove_checkpoints
+
+
+@pytest.fixture(autouse=True)
+def marked(tmp_path: Path) -> None:
+    """Mark the folder as one of ours, as whoever claims a run's folder does."""
+    (tmp_path / atomic_files.MARKER).touch()
 
 
 @dataclass
@@ -96,7 +102,7 @@ def test_a_run_without_a_folder_counts_its_rounds_and_keeps_its_history(
         ]
     )
     assert not run.resumed
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".securecluster"]
 
 
 @pytest.mark.parametrize("stop", [1, 2, 5, 6])
@@ -129,7 +135,8 @@ def test_what_a_killed_run_left_half_written_is_dropped(tmp_path: Path) -> None:
         stream.write('{"loop": "train", "round": 4, "count": 26}\n{"loop": "tra')
     draft = tmp_path / ".checkpoint.tmp"
     draft.mkdir()
-    (draft / "junk").write_text("half a check")
+    (draft / "clock").write_text("half a check")
+    (draft / ".network.0123456789abcdef.tmp").write_text("half a file")
     again = Run(tmp_path, observe=look)
     assert [line["round"] for line in again.history] == [1, 2, 3]
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 3
@@ -138,7 +145,26 @@ def test_what_a_killed_run_left_half_written_is_dropped(tmp_path: Path) -> None:
         json.loads(x)["round"] for x in (tmp_path / "history.jsonl").read_text().splitlines()
     ] == [1, 2, 3, 4, 5, 6]
     (last,) = tmp_path.glob("checkpoint-*")
-    assert not (last / "junk").exists() and not draft.exists()
+    assert (last / "clock").read_bytes() != b"half a check" and not draft.exists()
+    assert not list(last.glob(".*"))
+
+
+def test_files_of_others_in_folders_of_checkpoints_stay(tmp_path: Path) -> None:
+    stopped(tmp_path, 4)
+    (checkpoint,) = tmp_path.glob("checkpoint-*")
+    (checkpoint / "notes").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "clock").write_text("mine")
+    (tmp_path / "checkpoint-000000").symlink_to(tmp_path / "elsewhere")
+    body(Run(tmp_path), State(), 6)
+    remove_checkpoints(tmp_path)
+    assert [path.name for path in checkpoint.iterdir()] == ["notes"]
+    assert (tmp_path / "elsewhere" / "clock").read_text() == "mine"
+    (tmp_path / "checkpoint-000000").unlink()
+    checkpoint.rename(tmp_path / ".checkpoint.tmp")
+    (tmp_path / ".checkpoint.tmp" / "notes").write_text("mine")
+    with pytest.raises(RunFolderError, match=r"cannot make .*\.checkpoint\.tmp"):
+        body(Run(tmp_path), State(), 8)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:

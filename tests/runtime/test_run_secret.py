@@ -30,6 +30,10 @@ def test_a_secret_comes_back_from_a_file_for_its_owner(tmp_path: Path) -> None:
     assert run_secret.read(tmp_path) == secret
     assert [path.name for path in tmp_path.iterdir()] == ["secret.key"]
     assert stat.S_IMODE((tmp_path / "secret.key").stat().st_mode) == 0o600
+    # in a folder that is not marked as ours it may be anybody's
+    with pytest.raises(RunFolderError, match="cannot remove"):
+        run_secret.write(tmp_path, None)
+    (tmp_path / ".securecluster").touch()
     run_secret.write(tmp_path, None)
     assert run_secret.read(tmp_path) is None
 

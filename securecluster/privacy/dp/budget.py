@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import plain, structured
@@ -149,7 +150,7 @@ class Budget:
                     f"{self.epsilon:g}: the request is refused"
                 )
             if not self._log.mark.size:
-                self._append({"budget": FORMAT, "unit": self.unit})
+                self._log.append([self._header(self.unit).decode()])
             for event in new:
                 self._append({"run": run, "samples": samples, "event": plain(event)})
             self._ledger = ledger
@@ -172,9 +173,11 @@ class Budget:
 
     def _append(self, content: dict[str, Any]) -> None:
         """Append a line, with the digest of all lines before it."""
-        text = json.dumps(content, allow_nan=False)
-        seal = manifest.digest(self._log.mark.sha256.encode() + text.encode())
-        self._log.append([f"{seal} {text}"])
+        self._log.append([_sealed(content, self._log.mark)])
+
+    def _header(self, unit: str) -> bytes:
+        """Return the first line of a file, without its end."""
+        return _sealed({"budget": FORMAT, "unit": unit}, manifest.EMPTY).encode()
 
     def _read(self) -> None:
         """Read the file anew if it has other content than this object knows."""
@@ -190,6 +193,8 @@ class Budget:
         before = hashlib.sha256()
         # A kill may leave a last line without its end: what it accounts for has not left.
         *lines, torn = data.split(b"\n")
+        if not lines and not any(self._header(unit).startswith(torn) for unit in UNITS):
+            raise self._changed()  # it is somebody else's file, and would be emptied
         for line in lines:
             self._take(line, before.hexdigest())
             before.update(line + b"\n")
@@ -220,7 +225,7 @@ class Budget:
             if content["samples"] is not None:
                 self._ledger.samples[number] = content["samples"]
             self._recalls[number].learn([event])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise self._changed() from error
 
     def _changed(self) -> RunFolderError:
@@ -239,7 +244,34 @@ class Budget:
                 f"of those for the unit {self.unit}: give another file"
             )
 
-    def _locked(self) -> Any:
-        """Return the lock of the file, which other processes wait for."""
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the file, which other processes wait for."""
         lock = self.path.with_name(f"{self.path.name}.lock")
-        return FileLock(lock, timeout=SECONDS_FOR_LOCK)
+        atomic_files.check_lock(lock)
+        held = FileLock(lock, timeout=SECONDS_FOR_LOCK)
+        try:
+            held.acquire()
+        except Timeout:
+            raise RunFolderError(
+                f"another process has {lock} for more than {SECONDS_FOR_LOCK:.0f} s: stop it"
+            ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot lock {self.path} ({error.strerror}): check its permissions"
+            ) from None
+        try:
+            yield
+        finally:
+            held.release()
+
+
+def _sealed(content: Mapping[str, Any], before: manifest.Mark) -> str:
+    """Return a line, with the digest of all lines before it.
+
+    Args:
+        content: of the line.
+        before: mark of the lines before it.
+    """
+    text = json.dumps(content, allow_nan=False)
+    return f"{manifest.digest(before.sha256.encode() + text.encode())} {text}"

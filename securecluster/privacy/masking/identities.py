@@ -12,6 +12,7 @@ leader's roster names it.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -91,7 +92,14 @@ class Identity:
 
         Args:
             path: path of the file.
+
+        Raises:
+            UsageError: something is there: a key that is lost cannot be made again.
         """
+        with atomic_files.as_run_folder_error(Path(path), "write"):
+            exists = os.path.lexists(path)
+        if exists:
+            raise UsageError(f"{path} exists, and a lost key cannot be made again: give a new path")
         atomic_files.write_atomic(Path(path), self._private, 0o600)
 
     @property

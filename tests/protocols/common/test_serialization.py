@@ -4,6 +4,8 @@ of every protocol.
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -89,7 +91,8 @@ def test_only_its_owner_may_read_the_clients_keys_and_nothing_is_pickled(
         "models.safetensors",
         "server.safetensors",
     ]
-    assert sorted({p.name for p in tmp_path.iterdir()} - set(files)) == ["manifest.json"]
+    others = {p.name for p in tmp_path.iterdir()} - set(files)
+    assert others == {".securecluster", "manifest.json"}
     from safetensors import safe_open
 
     for name in files:
@@ -149,23 +152,74 @@ def test_what_cannot_be_loaded_is_said(small: Federation, tmp_path: Path) -> Non
 def test_a_save_that_is_cut_off_is_no_saved_protocol(
     small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from securecluster.core import atomic_files as files
-
     CFL(rounds=1).fit(small).save(tmp_path)
-    inner = files.write_atomic
+    replace = os.replace
 
-    def full(path: Path, *rest: Any) -> None:
-        if path.name == "clients.safetensors":
-            raise RunFolderError("no space")
-        inner(path, *rest)
+    def cut_off(source: Any, target: Any) -> None:
+        if Path(target).name == "server.safetensors":
+            raise KeyboardInterrupt
+        replace(source, target)
 
     fitted = CFL(rounds=1, lr=0.1).fit(small)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_atomic", full)
-        with pytest.raises(RunFolderError, match="no space"):
+        patch.setattr(os, "replace", cut_off)
+        with pytest.raises(KeyboardInterrupt):
             fitted.save(tmp_path)
-    with pytest.raises(RunFolderError, match="no fitted protocol"):
+    with pytest.raises(RunFolderError, match=r"manifest\.json is missing"):
         CFL.load(tmp_path)
+    fitted.save(tmp_path)  # which goes where a save was cut off
+    assert torch.equal(CFL.load(tmp_path).client_models_.values, fitted.client_models_.values)
+
+
+def test_a_full_disk_loses_no_earlier_result(
+    small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = CFL(rounds=1).fit(small)
+    earlier.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunFolderError, match="free some space"):
+            CFL(rounds=1, lr=0.1).fit(small).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json", "clients.safetensors", "learned.safetensors", "start.safetensors",
+        "secret.key", "newcomers.jsonl",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_a_save_takes_no_file_of_somebody_else(
+    name: str, kind: str, ended: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "victim").write_text("mine")
+    project = tmp_path / "project"
+    project.mkdir()
+    if kind == "file":
+        (project / name).write_text('{"name": "an extension"}')
+    elif kind == "link":
+        (project / name).symlink_to(tmp_path / "victim")
+    else:
+        (project / name).mkdir()
+        (project / name / "notes").write_text("mine")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=r"which is of no result that was saved there|ledger that"):
+        ended.save(project)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def ended() -> Any:
+    federation = Federation.simulate("digits", clients=4, samples=20, seed=0)
+    return FedAvg(rounds=1, model="linear").fit(federation)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
