@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 import securecluster
 from securecluster.app import execution, loading, protections
+from securecluster.app.audit_table import SCHEMA
 from securecluster.app.failures import traceback_of
 from securecluster.app.finished_run import FinishedRun, open_run
 from securecluster.attacks import experiments
@@ -66,7 +67,6 @@ from securecluster.runtime.settings import Settings
 if TYPE_CHECKING:
     from rich.text import Text
 
-SCHEMA = 3
 BUDGET = 180.0  # seconds
 LEAVING = 16  # clients without each of which a run is repeated, for sums that differ in one client
 KNOWN = 8  # test samples of each client that the adversary has

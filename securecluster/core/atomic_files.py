@@ -14,8 +14,8 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,23 +71,59 @@ def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = 
     Raises:
         RunFolderError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with _as_run_folder_error(path, "write"):
-        # O_EXCL: fail rather than open a file that exists
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-                if durable:
-                    stream.flush()
-                    os.fsync(stream.fileno())
-            # in one step, and without following a link at `path`
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with staged(path.parent, {path.name: data}, mode, durable) as move_in:
+        move_in()
+
+
+@contextmanager
+def staged(
+    folder: Path, contents: Mapping[str, bytes], mode: int = EVERYONE, durable: bool = False
+) -> Iterator[Callable[[], None]]:
+    """Write files under temporary names, so that all are complete before the first one appears.
+
+    Args:
+        folder: of the files.
+        contents: of the files by name.
+        mode: permissions, which the files have from the start.
+        durable: wait until the data are on the disk.
+
+    Yields:
+        A function that moves the files in, in their order; links in their places are replaced, and
+        not followed. Without a call nothing has changed after the context.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    temporaries: dict[str, Path] = {}
+
+    def move_in() -> None:
+        for name in list(temporaries):
+            with _as_run_folder_error(folder / name, "write"):
+                # in one step, and without following a link
+                os.replace(temporaries[name], folder / name)
+            del temporaries[name]
         if durable:
-            _sync_folder(path.parent)
+            with _as_run_folder_error(folder, "write"):
+                _sync_folder(folder)
+
+    try:
+        for name, data in contents.items():
+            with _as_run_folder_error(folder / name, "write"):
+                temporary = folder / f".{name}.{secrets.token_hex(8)}.tmp"
+                # O_EXCL: fail rather than open a file that exists
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
+                descriptor = os.open(temporary, flags, mode)
+                temporaries[name] = temporary
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(data)
+                    if durable:
+                        stream.flush()
+                        os.fsync(stream.fileno())
+        yield move_in
+    finally:
+        for temporary in temporaries.values():
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from securecluster.core import atomic_files
 from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Language
 
 if TYPE_CHECKING:
@@ -39,10 +40,16 @@ class LSTM(nn.LSTM):
         return super().forward(x)[0]
 '''
 
+LABELS_LEFT_OUT = (
+    "the export does not say which client is in which cluster, since each client alone knows that: "
+    "load models by cluster, or export with labels=True where its readers may know it"
+)
 State = Mapping[str, Any]
 
 
-def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str) -> dict[str, Any]:
+def export(
+    fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str, labels: bool = False
+) -> dict[str, Any]:
     """Write the clusters' models, and those of some clients, to a folder.
 
     Args:
@@ -50,6 +57,7 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
         folder: new or empty, or of an earlier export, which is replaced.
         clients: whose own models are written, too.
         form: "safetensors" or "onnx".
+        labels: also write each client's cluster where the client alone knows it.
 
     Returns:
         The content of `clusters.json`.
@@ -62,7 +70,7 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
     if form == "onnx":
         _check_onnx(fitted)
     states: dict[str, State] = {}
-    content = _content(fitted, form)
+    content = _content(fitted, form, labels)
     for c, state in enumerate(fitted.models_):
         if state is not None:
             content["clusters"][str(c)] = f"cluster{c}.{form}"
@@ -87,9 +95,22 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
     return content
 
 
-def _content(fitted: FittedRun, form: str) -> dict[str, Any]:
-    """Return what `clusters.json` says of the run, without its files."""
+def _content(fitted: FittedRun, form: str, labels: bool) -> dict[str, Any]:
+    """Return what `clusters.json` says of the run, without its files.
+
+    Args:
+        fitted: the result of the run.
+        form: of the files.
+        labels: also each client's cluster where the client alone knows it.
+    """
     learned = fitted.kept_.learned
+    clients = None
+    personal = None
+    if labels or fitted.method.observer.server_knows_labels:
+        clients = dict(zip(learned.names, fitted.labels_.tolist(), strict=True))
+        personal = _personal(fitted)
+    else:
+        warnings.warn(LABELS_LEFT_OUT, SecureClusterWarning, stacklevel=4)
     return {
         "format": form,
         "objective": fitted.network_.objective.kind,
@@ -98,10 +119,10 @@ def _content(fitted: FittedRun, form: str) -> dict[str, Any]:
         "features": learned.config.get("feature_names"),
         "scaling": learned.config.get("scaling"),
         "classes": fitted.classes_.tolist(),
-        "clients": dict(zip(learned.names, fitted.labels_.tolist(), strict=True)),
+        "clients": clients,
         "clusters": {},
         "own": {},
-        "personal": _personal(fitted),
+        "personal": personal,
         "frozen": None,
     }
 

@@ -462,7 +462,12 @@ class FittedRun:
         save(self, target)
 
     def export(
-        self, folder: Path | str, *, clients: Sequence[Client] = (), format: str = "safetensors"
+        self,
+        folder: Path | str,
+        *,
+        clients: Sequence[Client] = (),
+        format: str = "safetensors",
+        labels: bool = False,
     ) -> None:
         """Write a model a cluster, for use where this package is not installed.
 
@@ -471,8 +476,10 @@ class FittedRun:
         alone. Frozen parameters are in a file of their own, once, and a cluster's file has what it
         trained. A module of your own is exported by its weights, not its code.
 
-        Whoever gets the folder learns the clusters' models and who is in which cluster: under noise
-        the ε of the run covers the models, without noise nothing bounds what they tell.
+        Whoever gets the folder learns the clusters' models and who is in which cluster, where the
+        server knows that: under noise the ε of the run covers both, without noise nothing bounds
+        what they tell. Where each client alone knows its cluster (`hidden`, and `ifca` with secure
+        sums), no ε covers that, and the folder is without it.
 
         Args:
             folder: new or empty, or of an earlier export, which is replaced.
@@ -480,12 +487,13 @@ class FittedRun:
                 a client of a method with personal models has its cluster's.
             format: safetensors, or onnx: a graph a model in place of weights and loader, which
                 needs onnx and onnxscript.
+            labels: also write each client's cluster where the client alone knows it.
 
         Raises:
             UsageError: as `model_of`; an unknown format, missing packages, no model that is shared,
                 or a folder of something else.
         """
-        export(self, Path(folder), clients, format)
+        export(self, Path(folder), clients, format, labels)
 
     def verb_outcomes(self) -> list[VerbOutcome]:
         """Return what verbs gave their readers in the run, in order: replies, sums and R.
