@@ -275,9 +275,8 @@ def _read(folder: Path, name: str) -> Kept:
         html_page.handed_over(page)  # it is whole
     except (RunFolderError, ValueError):
         raise RunFolderError(
-            f"{folder / result} and {shown} are not, or not both, what an audit of this version "
-            "wrote there: they stay, and are in no overview and no bundle, so make this audit "
-            "again, or remove them"
+            f"{folder / result} or its page is not what an audit of this version wrote there: both "
+            "stay, and are in no overview and in no bundle; make this audit again, or remove them"
         ) from None
     return Kept(name, table, page)
 
