@@ -273,6 +273,22 @@ def test_a_damaged_audit_is_named_in_one_sentence_and_ends_no_later_one(
         assert [audit.name for audit in kept] == ["audit-server", "audit-wire"] and refused == []
 
 
+def test_a_damaged_frame_is_one_sentence_before_any_attack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main([*RUN, "--transcript", "full", "--out", str(run)]) == 0
+    frame = max((run / "transcript").glob("*.safetensors"))
+    whole = frame.read_bytes()
+    for damage in (lambda: frame.write_bytes(whole[:-1]), frame.unlink, lambda: os.mkfifo(frame)):
+        damage()
+        capsys.readouterr()
+        assert main(["audit", str(run), "--attack", *ATTACKS]) == 2
+        said = capsys.readouterr()
+        assert said.err.count("\n") == 1 and frame.name in said.err and not said.out
+        assert not list(run.glob("audit*"))
+
+
 @pytest.mark.parametrize("name", [audit_overview.NAME, "audit-wire.html", "audit-wire.manifest"])
 def test_what_is_in_the_way_is_named_before_minutes_of_work(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
