@@ -208,6 +208,7 @@ AUDIT: Rule = {
     "run": OWNER,  # digest with what stays
     "app": OWNER,  # of no run
 }
+DEEPEST = 8  # lists within each other
 STAYS = object()
 
 
@@ -269,10 +270,15 @@ def _of_object(value: Any, rule: Each | Mapping[str, Rule], whose: Collection[Wh
     return entries
 
 
-def _is_leaf(value: Any) -> bool:
-    """Return whether a JSON value has no entries of its own: a list may have plain values alone."""
+def _is_leaf(value: Any, depth: int = DEEPEST) -> bool:
+    """Return whether a JSON value has no entries of its own: a list may have plain values alone.
+
+    Args:
+        value: as it was parsed.
+        depth: of lists within each other.
+    """
     if isinstance(value, list):
-        return all(map(_is_leaf, value))
+        return depth > 0 and all(_is_leaf(item, depth - 1) for item in value)
     return not isinstance(value, dict) and not (isinstance(value, float) and math.isnan(value))
 
 

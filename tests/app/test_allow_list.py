@@ -45,7 +45,7 @@ def federation() -> Federation:
     return Federation.simulate("digits", clients=6, samples=24, seed=0)
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(scope="module", params=METHODS)
 def folder(
     request: pytest.FixtureRequest, federation: Federation, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
@@ -215,6 +215,10 @@ def test_what_a_rule_says_is_what_leaves() -> None:
     for wrong in ({"a": {"z": 1}}, {"a": [{"z": 1}]}, {"f": {"z": 1}}, {"f": [3]}, {"c": [1]}):
         assert allow_list.leaving(wrong, rule, ALL) == {}
     assert allow_list.leaving([1], rule, ALL) is STAYS
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert allow_list.leaving({"a": deep}, rule, ALL) == {}
     assert allow_list.leaving(float("nan"), Whose.PUBLIC, ALL) is STAYS
     assert allow_list.leaving("/home/me/a.csv", allow_list.FileName(), ALL) == "a.csv"
 

@@ -246,7 +246,7 @@ def of_audits(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.name.startswith("audit")}
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_audit_is_named_in_one_sentence_and_ends_no_later_one(
     damage: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
