@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from securecluster.core import atomic_files
 from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import SecureClusterWarning, UsageError
+from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 
 if TYPE_CHECKING:
@@ -109,8 +108,6 @@ def _content(fitted: FittedRun, form: str, labels: bool) -> dict[str, Any]:
     if labels or fitted.method.observer.server_knows_labels:
         clients = dict(zip(learned.names, fitted.labels_.tolist(), strict=True))
         personal = _personal(fitted)
-    else:
-        warnings.warn(LABELS_LEFT_OUT, SecureClusterWarning, stacklevel=4)
     return {
         "format": form,
         "objective": fitted.network_.objective.kind,

@@ -22,7 +22,7 @@ from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import unpack
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
@@ -32,7 +32,7 @@ from securecluster.runs import joining
 from securecluster.runs.config import check_kind, classes_of
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import adds_noise, call_types, state_class
-from securecluster.runs.export import export
+from securecluster.runs.export import LABELS_LEFT_OUT, export
 from securecluster.runs.frames import frame_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
@@ -493,7 +493,9 @@ class FittedRun:
             UsageError: as `model_of`; an unknown format, missing packages, no model that is shared,
                 or a folder of something else.
         """
-        export(self, Path(folder), clients, format, labels)
+        content = export(self, Path(folder), clients, format, labels)
+        if content["clients"] is None:
+            warnings.warn(LABELS_LEFT_OUT, SecureClusterWarning, stacklevel=2)
 
     def verb_outcomes(self) -> list[VerbOutcome]:
         """Return what verbs gave their readers in the run, in order: replies, sums and R.
