@@ -18,6 +18,7 @@ from securecluster.app.finished_run import (
 )
 from securecluster.app.privacy_report import Statements
 from securecluster.app.report import bytes_table, megabytes
+from securecluster.core import atomic_files
 from securecluster.data.feature_columns import listed
 from securecluster.runs.contents import Privacy, scores_of
 from securecluster.runs.derived import call_types
@@ -254,7 +255,7 @@ def pictures(run: FinishedRun) -> str:
     figures = []
     for path in run.pictures:
         name = path.stem.replace("-", " ").replace("_", " ")
-        figures.append(html.picture(path.read_bytes(), f"{name}, over the run"))
+        figures.append(html.picture(atomic_files.read(path), f"{name}, over the run"))
     note = ""
     if figures:
         note = html.paragraph(

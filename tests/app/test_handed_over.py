@@ -201,3 +201,17 @@ def test_an_error_of_an_attack_stays_with_the_owner() -> None:
     text = "linkage: failed: ValueError: client mayo has 3 samples"
     assert audit.without_errors(text) == "linkage: failed, as the printed table says"
     assert audit.without_errors("linkage: not applicable") == "linkage: not applicable"
+
+
+def test_a_link_in_the_place_of_a_picture_leads_nothing_into_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = [*SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--quiet"]
+    assert main(["run", "fedavg", *options, "--out", str(folder)]) == 0
+    (tmp_path / "private").write_text("what lies elsewhere")
+    (folder / "cost.png").symlink_to(tmp_path / "private")
+    archive = tmp_path / "a.zip"
+    bundle = ["--bundle", str(archive), "--with-uncovered"]
+    assert main(["report", str(folder), "--html", *bundle]) == 0
+    encoded = base64.b64encode(b"what lies elsewhere").decode()
+    pages = [(folder / "report.html").read_text(), *entries(archive).values()]
+    assert pages and not [page for page in pages if encoded in page]
