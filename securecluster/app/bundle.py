@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,11 +52,13 @@ def write(
 
 
 def check_name(path: Path) -> None:
-    """Raise UsageError for a path that is no ZIP file's.
+    """Raise UsageError for a path that is no ZIP file's, or where none can be written.
 
     Args:
         path: of the bundle.
     """
+    if os.path.isdir(path) or not os.path.isdir(path.parent):
+        raise UsageError(f"{path} is a folder, or lies in none: give another path of a bundle")
     if path.suffix.lower() != ".zip":
         raise UsageError(f"a bundle is a ZIP file: call it {path.stem or 'bundle'}.zip")
 

@@ -560,10 +560,11 @@ def _values(value: Any) -> list[bytes]:
     return list(itertools.chain.from_iterable(map(_values, value)))
 
 
-@pytest.mark.parametrize("name", ["bundle.txt", "bundle", "."])
+@pytest.mark.parametrize("name", ["bundle.txt", "bundle", ".", "none/bundle.zip", "folder.zip"])
 def test_a_bundle_has_a_zip_files_name(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "folder.zip").mkdir()
     monkeypatch.setattr(audit, "audited", None)  # it is refused before minutes of work
     for command in ("report", "audit"):
         assert main([command, str(folder), "--bundle", str(tmp_path / name)]) == 2
