@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 import securecluster
 from securecluster.app import execution, loading, protections
+from securecluster.app.audit_table import SCHEMA
 from securecluster.app.failures import traceback_of
 from securecluster.app.finished_run import FinishedRun, open_run
 from securecluster.attacks import experiments
@@ -66,7 +67,6 @@ from securecluster.runtime.settings import Settings
 if TYPE_CHECKING:
     from rich.text import Text
 
-SCHEMA = 3
 BUDGET = 180.0  # seconds
 LEAVING = 16  # clients without each of which a run is repeated, for sums that differ in one client
 KNOWN = 8  # test samples of each client that the adversary has
@@ -672,6 +672,8 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     if in_folder:
         restored = type(run.protocol)(**run.protocol.get_params())
         restored.result_ = restored.fitted_class.of_folder(restored, run.folder)
+        # a frame that is damaged is no failure of each attack that reads it
+        restored.result_.transcript_.check()
         if run_folder.of_server(run.config):
             target.say("Attacks on masks have no score: clients' keys are with the clients.")
             return restored, []

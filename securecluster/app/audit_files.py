@@ -1,33 +1,67 @@
-"""Files of audits: a page and a table for each adversary and budget, which no other audit replaces.
+"""Files of audits: a page, a table and their digests for each adversary and budget.
 
-Each file is written in one step, so audits that run at once leave whole files.
+No other audit replaces them. All three are whole before the first one appears, so a disk that is
+full, or audits that run at once, leave whole files. The digests lie in a file of their own: a table
+or a page that was changed afterwards is noticed, also where it has a digest that fits. Whoever
+changes the digests, too, is not: they guard against damage and against a hand in one file.
 
-They are for the owner of the run; a bundle has what may be handed over.
+Files are for the owner of the run; a bundle has what may be handed over. Those that are not what an
+audit wrote are named, and are in no overview and no bundle: they end no audit that took minutes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import audit_overview, audit_page, bundle, html_page, outputs, report_page
-from securecluster.app.audit import BUDGET, FAILED, RUN, SCHEMA, TWIN, Adversary
+from securecluster.app import (
+    allow_list,
+    audit_overview,
+    audit_page,
+    audit_table,
+    bundle,
+    html_page,
+    report_page,
+)
+from securecluster.app.audit import BUDGET, FAILED, RUN, TWIN, Adversary
+from securecluster.app.audit_table import AuditTable
 from securecluster.app.finished_run import FinishedRun
-from securecluster.core import atomic_files
+from securecluster.core import atomic_files, manifest
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.runs import run_folder
 
 RESULT = ".json"
 PAGE = ".html"
-IS_RESULT = outputs.json_with(("schema", "adversary", "attacks"))
+DIGESTS = ".manifest"
 OLDER = "audit.json"  # of every adversary, before each had files of its own
 PLAIN = re.compile(r"[a-z0-9]+")
 LONGEST = 60  # letters of an adversary in a file name
 DIGITS = 16  # of digests in hexadecimal
+TRIES = 5  # the same audit, made at the same time, may move its files in between these
+# by these a simulation's data can be made again, or a guess of it be checked
+SECRET = frozenset({"seed", "data_digest", "digest"})
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An audit of a run, as it was written.
+
+    Args:
+        name: of its files, without their endings.
+        table: its content.
+        page: its text.
+    """
+
+    name: str
+    table: AuditTable
+    page: str
 
 
 def stem(
@@ -66,13 +100,29 @@ def _digest(text: str) -> str:
 
 
 def identity(run: FinishedRun) -> str:
-    """Return a digest by which two runs are told apart, of what a bundle shows of them anyway.
+    """Return a digest by which two runs are told apart, and nothing of their data is guessed.
 
     Args:
         run: the run.
     """
-    shown = [bundle.public(run.config), bundle.public(run.result)]
+    shown = [_without_secrets(run.config), _without_secrets(run.result)]
     return _digest(json.dumps(shown, sort_keys=True))
+
+
+def _without_secrets(content: Any) -> Any:
+    """Return JSON values without seeds and digests, and without folders of the user's files."""
+    if isinstance(content, dict):
+        entries = {}
+        for name, value in content.items():
+            if name in SECRET:
+                continue
+            if name == "data" and isinstance(value, str):
+                value = value.rpartition("/")[2]
+            entries[name] = _without_secrets(value)
+        return entries
+    if isinstance(content, list):
+        return [_without_secrets(value) for value in content]
+    return content
 
 
 def check_free(folder: Path, name: str, run: FinishedRun) -> bool:
@@ -84,17 +134,58 @@ def check_free(folder: Path, name: str, run: FinishedRun) -> bool:
         run: the run.
 
     Raises:
-        UsageError: another run's audit is there.
+        UsageError: another run's audit, or something that is no file, is there.
+        RunFolderError: what is there is no audit that this version reads.
     """
+    check_places(folder, name)
     path = folder / f"{name}{RESULT}"
-    for page in (folder / f"{name}{PAGE}", folder / audit_overview.NAME):
-        atomic_files.check_output(page, html_page.is_page)
-    if not path.is_file():
+    if not path.is_file():  # nor what a link leads to
         return False
-    content = _content(path)
-    if content.get("run") != identity(run):
+    if audit_table.read(path, atomic_files.read(path))["run"] != identity(run):
         raise UsageError(f"{path} is the audit of another run: give another --out")
     return True
+
+
+def check_places(folder: Path, name: str) -> None:
+    """Raise an error where something lies that a file of an audit cannot, or may not, replace.
+
+    Args:
+        folder: that is written to.
+        name: of the audit's files, without their endings.
+    """
+    for file in (*_files(name), audit_overview.NAME):
+        _check_place(folder / file)
+    for page in (folder / f"{name}{PAGE}", folder / audit_overview.NAME):
+        atomic_files.check_output(page, html_page.is_page)
+
+
+def _check_place(path: Path) -> None:
+    """Raise UsageError where something lies that a file cannot replace.
+
+    Args:
+        path: of a file to be written.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path} ({error.strerror}): give another --out, or check its permissions"
+        ) from None
+    if not stat.S_ISREG(mode):
+        raise UsageError(
+            f"{path} is no file, and in the place of one: move it, or give another --out"
+        )
+
+
+def _files(name: str) -> tuple[str, str, str]:
+    """Return the names of an audit's files.
+
+    Args:
+        name: without their endings.
+    """
+    return f"{name}{RESULT}", f"{name}{PAGE}", f"{name}{DIGESTS}"
 
 
 def has_older(folder: Path) -> bool:
@@ -106,79 +197,150 @@ def has_older(folder: Path) -> bool:
     return (folder / OLDER).is_file()
 
 
-def write(folder: Path, name: str, result: str, page: str) -> list[Path]:
-    """Write the files of an audit, readable by their owner only, and return their paths.
+def write(folder: Path, name: str, table: Mapping[str, Any], page: str) -> list[Path]:
+    """Write the files of an audit, readable by their owner only.
 
     Args:
         folder: which is made if it does not exist.
         name: of the files, without their endings.
-        result: as JSON.
+        table: as JSON values.
         page: as HTML.
+
+    Returns:
+        The paths of the table and of the page.
     """
+    result, shown, digests = _files(name)
+    text = json.dumps(table, indent=2) + "\n"
+    contents = {result: text.encode(), shown: page.encode()}
+    marks = {file: manifest.Mark.of(data) for file, data in contents.items()}
+    contents[digests] = manifest.encode(marks)
     atomic_files.make_folder(folder)
-    paths = []
-    for ending, text, is_own in ((RESULT, result, IS_RESULT), (PAGE, page, html_page.is_page)):
-        path = folder / f"{name}{ending}"
-        # the page shows clients' data, and both have clients' names
-        atomic_files.write_output(path, text.encode(), is_own, atomic_files.OWNER)
-        paths.append(path)
-    return paths
+    # the page shows clients' data, and both have clients' names
+    for _ in range(TRIES):
+        with atomic_files.staged(folder, contents, atomic_files.OWNER) as move_in:
+            move_in()
+        if _belong_together(folder, digests):
+            break
+    return [folder / result, folder / shown]
 
 
-def handed_over(folder: Path, run: FinishedRun, with_uncovered: bool = False) -> dict[str, str]:
-    """Return all audits of a run in a folder by file name: scores, and nothing that attacks saw.
+def _belong_together(folder: Path, digests: str) -> bool:
+    """Return whether an audit's files have their digests.
 
     Args:
-        folder: that audits were written to.
-        run: the run.
-        with_uncovered: keep what no ε covers, such as clients' names.
-
-    Raises:
-        RunFolderError: an audit that this version cannot read.
+        folder: of the files.
+        digests: name of the file of digests.
     """
-    texts = {}
-    contents = []
-    for path, content in _audits(folder, run):
-        name = path.stem
-        numbered = content.pop("numbered_name")
-        if not with_uncovered:
-            name = numbered
-            try:
-                content = _without_names(content)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                raise _unreadable(path) from None
-        contents.append(content)
-        texts[name + RESULT] = json.dumps(content, indent=2) + "\n"
-        own = path.with_suffix(PAGE)
-        try:
-            shown = html_page.handed_over(atomic_files.read(own).decode(), with_uncovered)
-        except ValueError:
-            raise _unreadable(own) from None
-        texts[name + PAGE] = shown
-    if len(contents) >= audit_overview.FEWEST:
-        page = audit_overview.page(_title(run), contents, audit_page.facts_of(run))
-        texts[audit_overview.NAME] = html_page.handed_over(page, with_uncovered)
-    return texts
+    try:
+        manifest.check(folder, manifest.read(folder, digests))
+    except RunFolderError:
+        return False
+    return True
 
 
-def overview(folder: Path, run: FinishedRun) -> list[Path]:
-    """Write the page of all audits of a run in a folder, and return its path.
+def kept(folder: Path, run: FinishedRun) -> tuple[list[Kept], list[str]]:
+    """Return the audits of a run in a folder, and a sentence on each one that is none.
 
     Args:
         folder: that audits were written to.
         run: the run.
 
     Returns:
-        No path where there is one audit alone, which needs no such page, or one that this version
-        cannot read: a bundle is refused then, and an audit that took minutes is not.
+        Those whose table and page are what an audit wrote, the server's first; and the sentences.
     """
+    found = []
+    refused = []
+    for path in sorted(folder.glob(f"audit-*{RESULT}"), key=_place):
+        if run_folder.AUDITS.fullmatch(path.name) is None:
+            continue
+        try:
+            audit = _read(folder, path.stem)
+        except RunFolderError as error:
+            refused.append(str(error))
+            continue
+        if audit.table["run"] == identity(run):
+            found.append(audit)
+    return found, refused
+
+
+def _read(folder: Path, name: str) -> Kept:
+    """Return an audit by its files.
+
+    Raises:
+        RunFolderError: a file is missing, or is not what the audit wrote.
+    """
+    result, shown, digests = _files(name)
     try:
-        contents = [content for _, content in _audits(folder, run)]
-    except RunFolderError:
+        marks = manifest.read(folder, digests)
+        table = audit_table.read(folder / result, manifest.checked(folder, result, marks))
+        page = manifest.checked(folder, shown, marks).decode()
+        html_page.handed_over(page)  # it is whole
+    except (RunFolderError, ValueError):
+        raise RunFolderError(
+            f"{folder / result} or its page is not what an audit of this version wrote there: both "
+            "stay, and are in no overview and in no bundle; make this audit again, or remove them"
+        ) from None
+    return Kept(name, table, page)
+
+
+def handed_over(
+    audits: Sequence[Kept], run: FinishedRun, with_uncovered: bool = False
+) -> dict[str, str]:
+    """Return audits of a run by file name: scores, and nothing that attacks saw.
+
+    Args:
+        audits: as `kept` returned them.
+        run: the run.
+        with_uncovered: keep what no ε covers, such as clients' names.
+    """
+    texts = {}
+    contents = []
+    for audit in audits:
+        content = _leaving(audit.table, run, with_uncovered)
+        contents.append(content)
+        name = audit.name if with_uncovered else audit.table["numbered_name"]
+        texts[name + RESULT] = json.dumps(content, indent=2) + "\n"
+        texts[name + PAGE] = html_page.handed_over(audit.page, with_uncovered)
+    if len(contents) >= audit_overview.FEWEST:
+        page = audit_overview.page(_title(run), contents, audit_page.facts_of(run))
+        texts[audit_overview.NAME] = html_page.handed_over(page, with_uncovered)
+    return texts
+
+
+def _leaving(table: AuditTable, run: FinishedRun, with_uncovered: bool) -> Any:
+    """Return what may leave of an audit's table.
+
+    Args:
+        table: its content.
+        run: the run.
+        with_uncovered: keep what no ε covers.
+    """
+    content = allow_list.leaving(table, allow_list.AUDIT, bundle.leaving(run, with_uncovered))
+    if with_uncovered:
+        return content
+    for row in content["attacks"]:
+        for column in (RUN, TWIN):
+            # texts of errors may have names of clients
+            if row[column]["verdict"].startswith(FAILED):
+                row[column]["verdict"] = "failed"
+    return content | {"adversary": table["numbered"]}
+
+
+def overview(folder: Path, audits: Sequence[Kept], run: FinishedRun) -> list[Path]:
+    """Write the page of all audits of a run in a folder, and return its path.
+
+    Args:
+        folder: that audits were written to.
+        audits: as `kept` returned them.
+        run: the run.
+
+    Returns:
+        No path where there is one audit alone, which needs no such page.
+    """
+    if len(audits) < audit_overview.FEWEST:
         return []
-    if len(contents) < audit_overview.FEWEST:
-        return []
-    page = audit_overview.page(_title(run), contents, audit_page.facts_of(run))
+    tables = [audit.table for audit in audits]
+    page = audit_overview.page(_title(run), tables, audit_page.facts_of(run))
     path = folder / audit_overview.NAME
     atomic_files.write_output(path, page.encode(), html_page.is_page, atomic_files.OWNER)
     return [path]
@@ -188,64 +350,7 @@ def _title(run: FinishedRun) -> str:
     return report_page.title("Audits", run)
 
 
-def _audits(folder: Path, run: FinishedRun) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the audits of a run in a folder: path and content of the table.
-
-    Raises:
-        RunFolderError: an audit that this version cannot read.
-    """
-    for path in sorted(folder.glob(f"audit-*{RESULT}"), key=_place):
-        if run_folder.AUDITS.fullmatch(path.name) is None:
-            continue
-        content = _content(path)
-        if content.pop("run") == identity(run):
-            yield path, content
-
-
 def _place(path: Path) -> tuple[bool, bool, str]:
     """Return where an audit stands among others: the server's first, and those of clients last."""
     kind = path.name.split("-")[1].partition(".")[0]
     return kind != "server", kind == "client", path.name
-
-
-def _without_names(content: dict[str, Any]) -> dict[str, Any]:
-    """Return an audit's table without names of clients, which texts of errors may have, too.
-
-    Args:
-        content: of the table.
-    """
-    attacks = []
-    for row in content["attacks"]:
-        entries = {column: dict(row[column]) for column in (RUN, TWIN)}
-        for entry in entries.values():
-            if entry["verdict"].startswith(FAILED):
-                entry["verdict"] = "failed"
-        attacks.append(row | entries)
-    return content | {"adversary": content["numbered"], "attacks": attacks}
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """Return the content of an audit's table.
-
-    Raises:
-        RunFolderError: it is damaged, or of another version.
-    """
-    try:
-        content = json.loads(atomic_files.read(path))
-    except (ValueError, RecursionError):
-        raise _unreadable(path) from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise _unreadable(path)
-    if not {"run", "numbered", "attacks"} <= content.keys():
-        raise _unreadable(path)
-    # it becomes the name of a file
-    name = content.get("numbered_name")
-    if not isinstance(name, str) or run_folder.AUDITS.fullmatch(name + RESULT) is None:
-        raise _unreadable(path)
-    return content
-
-
-def _unreadable(path: Path) -> RunFolderError:
-    return RunFolderError(
-        f"{path} is damaged, or an audit of another version: remove it, and audit again"
-    )

@@ -40,7 +40,7 @@ def page(title: str, audits: Sequence[Content], facts: Sequence[tuple[str, str]]
     return html.document(
         title,
         [
-            html.section("In short", audit_summary.facts_table(facts), *paragraphs),
+            html.section("In short", html.shown(audit_summary.facts_table(facts), *paragraphs)),
             _side_by_side(audits),
         ],
     )
@@ -77,8 +77,9 @@ def _side_by_side(audits: Sequence[Content]) -> str:
     left = len(words) - len(rows)
     note = f"{left} of {len(words)} attacks have no score for any of these adversaries."
     headings = ["what would be learned", "attack", *map(_name, audits)]
+    table = html.table(headings, rows)
     return html.section(
-        "Side by side", html.table(headings, rows), html.paragraph(note), html.paragraph(READING)
+        "Side by side", html.shown(table, html.paragraph(note), html.paragraph(READING))
     )
 
 

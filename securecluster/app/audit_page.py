@@ -102,7 +102,7 @@ def page(run: FinishedRun, audit: Audit, command: str) -> str:
     """Return the report of a run with the results of its audit.
 
     What the attacks saw is for the owner of the data, also on the unprotected twin, whose pictures
-    show clients' data as they are: `html_page.handed_over` leaves out the whole section.
+    show clients' data as they are: the section is marked for no copy.
 
     Args:
         run: the run.
@@ -205,15 +205,17 @@ def results(audit: Audit) -> str:
     line = f"{count} attacks apply neither to the run nor to its unprotected twin: why"
     return html.section(
         "Attacks",
-        html.items(headline(audit)),
+        html.shown(html.items(headline(audit))),
         *named,
-        *blocks,
-        html.folded(line, _reasons(inapplicable)),
-        html.paragraph(_unprotected(audit)),
-        html.items(audit.notes),
-        html.paragraph(LIMITS),
-        html.folded("How to read the scores", html.paragraph(EXPLAINED)),
-        html.folded("What each attack needs, and its source", html.items(needs)),
+        html.shown(
+            *blocks,
+            html.folded(line, _reasons(inapplicable)),
+            html.paragraph(_unprotected(audit)),
+            html.items(audit.notes),
+            html.paragraph(LIMITS),
+            html.folded("How to read the scores", html.paragraph(EXPLAINED)),
+            html.folded("What each attack needs, and its source", html.items(needs)),
+        ),
     )
 
 
@@ -262,7 +264,7 @@ def pictures(audit: Audit) -> str:
         shown += list(_roc(columns))
         if shown:
             blocks.append(html.subsection(finding.attack, *shown))
-    return html.owners(html.section("What the attacks saw", *blocks))
+    return html.section("What the attacks saw", *blocks)
 
 
 def _pictures_of(finding: Finding, column: str) -> Iterator[str]:
@@ -438,7 +440,7 @@ def advice(audit: Audit) -> str:
         blocks.append(html.paragraph("No attack could be tried on the run: nothing is advised."))
     elif not blocks:
         blocks.append(html.paragraph("No attack of this audit is better than chance on the run."))
-    return html.section("Settings that would lower the scores", *blocks)
+    return html.section("Settings that would lower the scores", html.shown(*blocks))
 
 
 def _advised(attack: str, protections: Mapping[str, Any]) -> Iterable[str]:

@@ -82,7 +82,7 @@ def section(audit: Audit, text: str, facts: Sequence[tuple[str, str]]) -> str:
         ("audited", f"{audit.made:%Y-%m-%d %H:%M} UTC, with securecluster {audit.version}"),
         ("time", f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"),
     ]
-    return html.section(HEADING, html.paragraph(text), facts_table(made))
+    return html.section(HEADING, html.shown(html.paragraph(text), facts_table(made)))
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> str:

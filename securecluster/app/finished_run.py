@@ -54,10 +54,9 @@ class FinishedRun:
 
     @property
     def pictures(self) -> list[Path]:
-        """Return the paths of the run's pictures."""
-        return [
-            self.folder / name for name in run_folder.PICTURES if (self.folder / name).is_file()
-        ]
+        """Return the paths of the run's pictures; links are none, since no run writes any."""
+        paths = [self.folder / name for name in run_folder.PICTURES]
+        return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def open_run(

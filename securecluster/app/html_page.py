@@ -2,8 +2,8 @@
 
 Every function returns HTML, and escapes the texts that it is given.
 
-Pages have no scripts, and refuse whatever is not in them. Parts are marked by whom they are for,
-and left out of a copy that is handed over.
+Pages have no scripts, and refuse whatever is not in them. A copy that is handed over has the parts
+that are marked for it, and nothing else.
 """
 
 from __future__ import annotations
@@ -63,11 +63,14 @@ svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
 """
 # a browser refuses whatever is not in the page itself, and runs no script
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-# around what is for the owner of the data alone, around what no ε covers, and where a copy says
-# what it is without; no text has them, since texts are escaped
-OWNERS = ("<!--owner-->", "<!--/owner-->")
-UNCOVERED = ("<!--uncovered-->", "<!--/uncovered-->")
+# parts that a copy to be handed over has, those that it has where their owner says so, and where it
+# says which of both it is; no text has these marks, since texts are escaped
+SHOWN = "shown"
+UNCOVERED = "uncovered"
 COPY = "<!--copy-->"
+MARK = re.compile(rf"<!--(/?)({SHOWN}|{UNCOVERED})-->")
+PART = re.compile(rf"<!--({SHOWN}|{UNCOVERED})-->(.*?)<!--/\1-->", re.DOTALL)
+SECTION = re.compile(r"<section>\n(<h2>[^<]*</h2>)\n(.*?)\n</section>", re.DOTALL)
 WITHOUT_UNCOVERED = (
     "This copy is to be handed over: it leaves out what no ε covers, such as metrics, true "
     "clusters, clusters that only clients know, names of clients, and pictures."
@@ -76,6 +79,7 @@ WITH_UNCOVERED = (
     "This copy holds what no ε covers (--with-uncovered): metrics, clusters, names of clients and "
     "pictures of the run, as far as the run has them. Readers must be allowed to have these."
 )
+END = "\n</body>\n</html>\n"
 LONG = "long"  # class of a cell with a word that may be wider than the page
 PLAIN = ""  # class of a cell without a meaning of its own
 Cell = str | tuple[str, str]  # a text, or a text and the class of its cell
@@ -102,28 +106,31 @@ def document(title: str, sections: Iterable[str]) -> str:
 <body>
 <h1>{escape(title)}</h1>
 {COPY}
-{body}
-</body>
-</html>
-"""
+{body}{END}"""
 
 
-def owners(part: str) -> str:
-    """Return HTML that shows clients' data, marked so that `handed_over` leaves it out.
+def shown(*parts: str) -> str:
+    """Return HTML that `handed_over` keeps; what is not marked like this stays with the owner.
 
     Args:
-        part: as HTML, without marked parts within it.
+        parts: as HTML, without marked parts within them; empty ones are left out.
     """
-    return part.join(OWNERS)
+    return _marked(SHOWN, parts)
 
 
-def uncovered(part: str) -> str:
-    """Return HTML that no ε covers, marked so that `handed_over` can leave it out.
+def uncovered(*parts: str) -> str:
+    """Return HTML that no ε covers, which `handed_over` keeps where the owner says so.
 
     Args:
-        part: as HTML, without such parts within it.
+        parts: as HTML, without marked parts within them; empty ones are left out.
     """
-    return part.join(UNCOVERED)
+    return _marked(UNCOVERED, parts)
+
+
+def _marked(mark: str, parts: Iterable[str]) -> str:
+    """Return HTML between marks; no text where there is none."""
+    content = "\n".join(part for part in parts if part)
+    return f"<!--{mark}-->{content}<!--/{mark}-->" if content else ""
 
 
 def is_page(data: bytes) -> bool:
@@ -136,7 +143,9 @@ def is_page(data: bytes) -> bool:
 
 
 def handed_over(page: str, with_uncovered: bool = False) -> str:
-    """Return a page without the parts that show clients' data, and without what no ε covers.
+    """Return a page with the parts alone that are marked for it.
+
+    A section has its heading if anything of it is left.
 
     Args:
         page: as `document` made it.
@@ -145,28 +154,29 @@ def handed_over(page: str, with_uncovered: bool = False) -> str:
     Raises:
         ValueError: this is no such page, or not all of one.
     """
-    if not page.startswith("<!DOCTYPE html>") or not page.endswith("</html>\n"):
+    head, copy, body = page.partition(COPY)
+    whole = page.startswith("<!DOCTYPE html>") and body.endswith(END)
+    if not (whole and copy and COPY not in body and _in_pairs(MARK.findall(page))):
         raise ValueError("this is no whole page")
+    kinds = {SHOWN, UNCOVERED} if with_uncovered else {SHOWN}
+    sections = []
+    for heading, content in SECTION.findall(body):
+        parts = [part for kind, part in PART.findall(content) if kind in kinds]
+        if parts:
+            sections.append("\n".join(["<section>", heading, *parts, "</section>"]))
     note = WITH_UNCOVERED if with_uncovered else WITHOUT_UNCOVERED
-    left = _without(page, OWNERS)
-    if not with_uncovered:
-        left = _without(left, UNCOVERED)
-    if left.count(COPY) != 1:
-        raise ValueError("this is no whole page")
-    return left.replace(COPY, paragraph(note, "note"))
+    return "\n".join([head + paragraph(note, "note"), *sections]) + END
 
 
-def _without(page: str, marks: tuple[str, str]) -> str:
-    """Return a page without the parts between marks.
+def _in_pairs(marks: Sequence[tuple[str, str]]) -> bool:
+    """Return whether every mark of a beginning is followed by that of the same end.
 
-    Raises:
-        ValueError: a part has no end.
+    Args:
+        marks: "/" of an end, else "", and the kind of each.
     """
-    start, end = marks
-    left = re.sub(f"{start}.*?{end}", "", page, flags=re.S)
-    if page.count(start) != page.count(end) or start in left or end in left:
-        raise ValueError("this is no whole page")
-    return left
+    begins = marks[::2]
+    ends = [("/", kind) for slash, kind in begins if not slash]
+    return list(marks[1::2]) == ends and len(begins) == len(ends)
 
 
 def section(heading: str, *parts: str) -> str:

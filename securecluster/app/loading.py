@@ -83,7 +83,7 @@ def open_transcript(folder: Path | str) -> Transcript:
 
 
 def _summary(folder: Path) -> FittedSummary:
-    """Return the published part of the one result in a folder."""
+    """Return the summary of the one result in a folder."""
     if (folder / CONFIG).is_file():
         names = compared(folder)
         if names is not None:

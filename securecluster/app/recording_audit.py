@@ -203,6 +203,7 @@ def audit_recording(
         raise UsageError(f"{folder} is a recording without any message: let the app run first")
     if not budget > 0:
         raise UsageError(f"the budget is a positive number of seconds, not {budget:g}")
+    recording.transcript.check()
     clock = Clock(budget)
     if not isinstance(partitions, Mapping):
         partitions = _partitions(recording, partitions)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from securecluster.runs.number_format import printable
 
 if TYPE_CHECKING:
     from securecluster.app.audit import Adversary
+    from securecluster.app.finished_run import FinishedRun
 
 RECORDING = "recording.json"  # of a recorded app; its module imports torch
 # exit codes of `audit`, besides 0 and 2
@@ -99,7 +100,7 @@ def audit(argv: list[str]) -> int:
         return _audit_recording(folder, options)
     _check_no_recording(folder, options)
     from securecluster.app import audit as audits
-    from securecluster.app import audit_files, audit_page, bundle, html_page, report_page
+    from securecluster.app import audit_files, audit_page
     from securecluster.app.finished_run import open_run
 
     run = open_run(folder, "audit")
@@ -129,19 +130,35 @@ def audit(argv: list[str]) -> int:
     if not options.quiet:
         with output():
             audits.show(results)
-    paths = audit_files.write(target, name, json.dumps(content, indent=2) + "\n", page)
-    lines = [f"replaced {path}" if replaced else f"wrote {path}" for path in paths]
-    lines += [f"wrote {path}: all audits of this run" for path in audit_files.overview(target, run)]
-    for line in () if options.quiet else lines:
-        _say(line)
+    paths = audit_files.write(target, name, content, page)
+    _print_written(paths, replaced, options)
+    _hand_over(run, target, options)
+    return _exit_code(results, options)
+
+
+def _hand_over(run: FinishedRun, target: Path, options: Any) -> None:
+    """Write the page of all audits of a run, and the bundle where it is asked for.
+
+    Args:
+        run: the run.
+        target: folder of its audits.
+        options: of the command.
+    """
+    from securecluster.app import audit_files, bundle, html_page, report_page
+
+    kept, refused = audit_files.kept(target, run)
+    for sentence in refused:
+        _warn(f"note: {sentence}")
+    for path in audit_files.overview(target, kept, run):
+        if not options.quiet:
+            _say(f"wrote {path}: all audits of this run")
     if options.bundle:
         whole = options.with_uncovered
         report_of_run = html_page.handed_over(report_page.page(run), whole)
-        audits_of_run = audit_files.handed_over(target, run, whole)
+        audits_of_run = audit_files.handed_over(kept, run, whole)
         pages = {report_page.PAGE: report_of_run, **audits_of_run}
         bundle.write(options.bundle, run, pages, whole)
         _say(f"bundle: {options.bundle}")
-    return _exit_code(results, options)
 
 
 def _report_recording(folder: Path, options: Any) -> int:
@@ -200,6 +217,14 @@ def _audit_recording(folder: Path, options: Any) -> int:
     if options.helpers or options.bundle:
         raise UsageError(f"{folder} is a recording of an app: --with and --bundle are of runs")
     attacks = _given_attacks(options)
+    recording = Recording.read(folder)
+    name = audit_files.stem(
+        audits.adversary_of(recording.names, options.party),
+        recording.names,
+        options.budget,
+        attacks,
+    )
+    audit_files.check_places(options.out or folder, name)  # before minutes of work
     results = recording_audit.audit_recording(
         folder,
         recording_audit.federation_of(options.data) if options.data else None,
@@ -209,23 +234,38 @@ def _audit_recording(folder: Path, options: Any) -> int:
         budget=options.budget,
         attacks=attacks or None,
     )
-    recording = Recording.read(folder)
     if not options.quiet:
         with output():
             audits.show(results)
-    target = options.out or folder
-    name = audit_files.stem(results.adversary, recording.names, options.budget, attacks)
-    content = json.dumps({**audits.content(results), "app": recording.app}, indent=2) + "\n"
+    content = {
+        **audits.content(results),
+        "run": "",
+        "numbered_name": name,
+        "summary": "",
+        "app": recording.app,
+    }
     command = _command(folder, results.adversary, attacks)
     for option in ("data", "model", "clients"):
         value = getattr(options, option)
         if value:
             command += f" --{option} {shlex.quote(str(value))}"
     page = recording_audit.page(recording, results, command)
-    for path in audit_files.write(target, name, content, page):
-        if not options.quiet:
-            _say(f"wrote {path}")
+    paths = audit_files.write(options.out or folder, name, content, page)
+    _print_written(paths, replaced=False, options=options)
     return _exit_code(results, options)
+
+
+def _print_written(paths: Sequence[Path], replaced: bool, options: Any) -> None:
+    """Print the paths of an audit's files.
+
+    Args:
+        paths: of the files.
+        replaced: True if they were there before.
+        options: of the command.
+    """
+    if not options.quiet:
+        for path in paths:
+            _say(f"{'replaced' if replaced else 'wrote'} {path}")
 
 
 def _check_bundle(options: Any) -> None:

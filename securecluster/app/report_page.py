@@ -18,6 +18,7 @@ from securecluster.app.finished_run import (
 )
 from securecluster.app.privacy_report import Statements
 from securecluster.app.report import bytes_table, megabytes
+from securecluster.core import atomic_files
 from securecluster.data.feature_columns import listed
 from securecluster.runs.contents import Privacy, scores_of
 from securecluster.runs.derived import call_types
@@ -105,7 +106,9 @@ def summary(run: FinishedRun) -> str:
         ("version", result["version"]),
     ]
     return html.section(
-        "The run", html.uncovered(html.table(("", ""), observed)), html.table(("", ""), rows)
+        "The run",
+        html.uncovered(html.table(("", ""), observed)),
+        html.shown(html.table(("", ""), rows)),
     )
 
 
@@ -141,9 +144,8 @@ def threat_model(run: FinishedRun) -> str:
     keys = FROM_SEED if privacy["reproducible_keys"] else OWN_SECRET
     simulated = f"{SIMULATED} {keys}"
     sentences = [SERVER_IS, CLIENTS_ARE, WIRE_IS, *protections(privacy), simulated]
-    return html.section(
-        "Who is trusted with what", *(html.paragraph(sentence) for sentence in sentences)
-    )
+    paragraphs = [html.paragraph(sentence) for sentence in sentences]
+    return html.section("Who is trusted with what", html.shown(*paragraphs))
 
 
 def who_saw_what(run: FinishedRun) -> str:
@@ -153,7 +155,8 @@ def who_saw_what(run: FinishedRun) -> str:
     rows += list(_query_rows(run))
     rows.append(("the network", "every message", "its length and time, not its content", "–"))
     table = html.table(("who", "message", "form", "ε of it alone"), rows)
-    return html.section("Who saw what", table, *_statements(privacy_report.views(privacy)))
+    statements = _statements(privacy_report.views(privacy))
+    return html.section("Who saw what", html.shown(table, *statements))
 
 
 def _statements(groups: Sequence[Statements]) -> list[str]:
@@ -204,15 +207,14 @@ def _epsilon(value: float) -> str:
 def guarantee(run: FinishedRun) -> str:
     """Return ε with its assumptions, for each client and over the rounds."""
     privacy = run.result["privacy"]
-    blocks = [html.paragraph(f"ε is {epsilon_text(privacy)}.")]
+    blocks = [html.shown(html.paragraph(f"ε is {epsilon_text(privacy)}."))]
     if privacy["epsilon"] is not None and privacy["delta"]:
         blocks += _over_rounds(run, privacy["delta"])
     if privacy["exact"]:
         exact = ", ".join(privacy["exact"])
-        blocks.append(html.paragraph(f"Released without noise: {exact}."))
-    return html.section(
-        "What ε guarantees", *_statements(privacy_report.guarantee(privacy)), *blocks
-    )
+        blocks.append(html.shown(html.paragraph(f"Released without noise: {exact}.")))
+    statements = _statements(privacy_report.guarantee(privacy))
+    return html.section("What ε guarantees", html.shown(*statements), *blocks)
 
 
 def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
@@ -229,7 +231,7 @@ def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
     blocks = [html.uncovered(html.subsection("By client", table))]
     if len(finite) > 1:
         chart = html.steps(f"ε of everything released up to a round, at δ = {delta:g}", finite)
-        blocks.insert(0, chart)
+        blocks.insert(0, html.shown(chart))
     return blocks
 
 
@@ -244,7 +246,8 @@ def messages(run: FinishedRun) -> str:
         lines.append((name, ", ".join(query), ", ".join(reply), *counts))
     headings = (first, "fields to a client", "fields from a client", *directions)
     note = "Bytes on the wire: up is from clients to the server, down from the server to clients."
-    return html.section("Messages and bytes", html.table(headings, lines), html.paragraph(note))
+    table = html.table(headings, lines)
+    return html.section("Messages and bytes", html.shown(table, html.paragraph(note)))
 
 
 def pictures(run: FinishedRun) -> str:
@@ -252,13 +255,13 @@ def pictures(run: FinishedRun) -> str:
     figures = []
     for path in run.pictures:
         name = path.stem.replace("-", " ").replace("_", " ")
-        figures.append(html.picture(path.read_bytes(), f"{name}, over the run"))
+        figures.append(html.picture(atomic_files.read(path), f"{name}, over the run"))
     note = ""
     if figures:
         note = html.paragraph(
             "Pictures may show what only an observer knows, such as true clusters.", "note"
         )
-    return html.uncovered(html.section("Pictures of the run", note, *figures))
+    return html.section("Pictures of the run", html.uncovered(note, *figures))
 
 
 def reproduction(run: FinishedRun, *further: str) -> str:
@@ -283,4 +286,4 @@ def reproduction(run: FinishedRun, *further: str) -> str:
         if run.result["privacy"]["reproducible_keys"]:
             note = "SEED is in config.json; the run's keys and noise follow from it."
         blocks = [html.paragraph(note)]
-    return html.section("How to repeat it", *blocks, html.code("\n".join(lines)))
+    return html.section("How to repeat it", html.shown(*blocks, html.code("\n".join(lines))))

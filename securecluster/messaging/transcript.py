@@ -341,6 +341,16 @@ class Transcript:
         refused = dict(self.entries[position].refused)
         return call, Response(tuple(batch.ids), reply, receipts, refused)
 
+    def check(self) -> None:
+        """Check that all contents on the disk are what was written.
+
+        Raises:
+            RunFolderError: an entry's file is missing or differs.
+        """
+        if self.mode == "full" and self._folder is not None:
+            for position in range(len(self.entries)):
+                self._checked_file(position)
+
     def _checked_file(self, position: int) -> bytes:
         """Return the contents of an entry's file, which must match the digest in the index."""
         path = self._file(position)

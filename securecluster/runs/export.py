@@ -36,10 +36,16 @@ class LSTM(nn.LSTM):
         return super().forward(x)[0]
 '''
 
+LABELS_LEFT_OUT = (
+    "the export does not say which client is in which cluster, since each client alone knows that: "
+    "load models by cluster, or export with labels=True where its readers may know it"
+)
 State = Mapping[str, Any]
 
 
-def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str) -> dict[str, Any]:
+def export(
+    fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str, labels: bool = False
+) -> dict[str, Any]:
     """Write the clusters' models, and those of some clients, to a folder.
 
     Args:
@@ -47,6 +53,7 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
         folder: new or empty, or of an earlier export, which is replaced.
         clients: whose own models are written, too.
         form: "safetensors" or "onnx".
+        labels: also write each client's cluster where the client alone knows it.
 
     Returns:
         The content of `clusters.json`.
@@ -59,7 +66,7 @@ def export(fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str
     if form == "onnx":
         _check_onnx(fitted)
     states: dict[str, State] = {}
-    content = _content(fitted, form)
+    content = _content(fitted, form, labels)
     for c, state in enumerate(fitted.models_):
         if state is not None:
             content["clusters"][str(c)] = f"cluster{c}.{form}"
@@ -95,9 +102,20 @@ def _write(
         atomic_files.write_atomic(folder / LOADER, _loader(fitted).encode())
 
 
-def _content(fitted: FittedRun, form: str) -> dict[str, Any]:
-    """Return what `clusters.json` says of the run, without its files."""
+def _content(fitted: FittedRun, form: str, labels: bool) -> dict[str, Any]:
+    """Return what `clusters.json` says of the run, without its files.
+
+    Args:
+        fitted: the result of the run.
+        form: of the files.
+        labels: also each client's cluster where the client alone knows it.
+    """
     learned = fitted.kept_.learned
+    clients = None
+    personal = None
+    if labels or fitted.method.observer.server_knows_labels:
+        clients = dict(zip(learned.names, fitted.labels_.tolist(), strict=True))
+        personal = _personal(fitted)
     return {
         "format": form,
         "objective": fitted.network_.objective.kind,
@@ -106,10 +124,10 @@ def _content(fitted: FittedRun, form: str) -> dict[str, Any]:
         "features": learned.config.get("feature_names"),
         "scaling": learned.config.get("scaling"),
         "classes": fitted.classes_.tolist(),
-        "clients": dict(zip(learned.names, fitted.labels_.tolist(), strict=True)),
+        "clients": clients,
         "clusters": {},
         "own": {},
-        "personal": _personal(fitted),
+        "personal": personal,
         "frozen": None,
     }
 

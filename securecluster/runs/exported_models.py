@@ -1,6 +1,7 @@
 """Loader of exported models: it needs torch, safetensors and the files beside it, nothing else.
 
-`clusters.json` says which client has which model, and what samples and outputs are.
+`clusters.json` says what samples and outputs are, and which client has which model, unless each
+client alone knows that: then load(cluster=0), or a client's own model where it was exported.
 
     model = load("north")             # of the cluster of the client called north
     labels = predict(model, samples)  # by name
@@ -50,9 +51,15 @@ def load(
     exported = content()
     file = None
     if cluster is None:
-        cluster = exported["clients"][str(client)]
         file = exported["own"].get(str(client))
-        if file is None and str(client) in exported["personal"]:
+    if cluster is None and file is None:
+        if exported["clients"] is None:
+            raise KeyError(
+                f"{client} alone knows its cluster, so this export does not say it: "
+                "load(cluster=...) takes its number"
+            )
+        cluster = exported["clients"][str(client)]
+        if str(client) in exported["personal"]:
             raise KeyError(
                 f"{client} has a model of its own, which was not exported: "
                 f"load(cluster={cluster}) is its cluster's"

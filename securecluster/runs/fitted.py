@@ -23,7 +23,7 @@ from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import unpack
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
@@ -33,7 +33,7 @@ from securecluster.runs import joining
 from securecluster.runs.config import check_kind, classes_of
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import adds_noise, call_types, state_class
-from securecluster.runs.export import export
+from securecluster.runs.export import LABELS_LEFT_OUT, export
 from securecluster.runs.frames import frame_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
@@ -467,7 +467,12 @@ class FittedRun:
         save(self, target)
 
     def export(
-        self, folder: Path | str, *, clients: Sequence[Client] = (), format: str = "safetensors"
+        self,
+        folder: Path | str,
+        *,
+        clients: Sequence[Client] = (),
+        format: str = "safetensors",
+        labels: bool = False,
     ) -> None:
         """Write a model a cluster, for use where this package is not installed.
 
@@ -476,8 +481,10 @@ class FittedRun:
         alone. Frozen parameters are in a file of their own, once, and a cluster's file has what it
         trained. A module of your own is exported by its weights, not its code.
 
-        Whoever gets the folder learns the clusters' models and who is in which cluster: under noise
-        the ε of the run covers the models, without noise nothing bounds what they tell.
+        Whoever gets the folder learns the clusters' models and who is in which cluster, where the
+        server knows that: under noise the ε of the run covers both, without noise nothing bounds
+        what they tell. Where each client alone knows its cluster (`hidden`, and `ifca` with secure
+        sums), no ε covers that, and the folder is without it.
 
         Args:
             folder: new or empty, or of an earlier export, which is replaced.
@@ -485,12 +492,15 @@ class FittedRun:
                 a client of a method with personal models has its cluster's.
             format: safetensors, or onnx: a graph a model in place of weights and loader, which
                 needs onnx and onnxscript.
+            labels: also write each client's cluster where the client alone knows it.
 
         Raises:
             UsageError: as `model_of`; an unknown format, missing packages, no model that is shared,
                 or a folder of something else.
         """
-        export(self, Path(folder), clients, format)
+        content = export(self, Path(folder), clients, format, labels)
+        if content["clients"] is None:
+            warnings.warn(LABELS_LEFT_OUT, SecureClusterWarning, stacklevel=2)
 
     def verb_outcomes(self) -> list[VerbOutcome]:
         """Return what verbs gave their readers in the run, in order: replies, sums and R.

@@ -35,7 +35,7 @@ class NewcomerEntry:
 
     event: Event
     names: tuple[str, ...]  # in the order of the event's ids
-    # None where no price depends on the number, since the record may be published
+    # None where no price depends on the number: the record has no more than its prices need
     samples: tuple[int | None, ...]
 
 

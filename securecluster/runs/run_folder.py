@@ -70,7 +70,7 @@ READ_BACK = {
 PAGES = ("report.html", "audit-overview.html", "audit.html", "audit.json")
 # of `audit`: who attacks, with whom, and the budget
 AUDITS = re.compile(
-    r"audit-(server|authority|wire|client-\w+|[0-9a-f]{16})(-[a-z0-9]+)*\.(html|json)"
+    r"audit-(server|authority|wire|client-\w+|[0-9a-f]{16})(-[a-z0-9]+)*\.(html|json|manifest)"
 )
 SWEEP_RUNS = "runs.jsonl"  # a line per finished run of a sweep
 SWEEP_TABLES = (

@@ -56,7 +56,7 @@ UNTUNED = "untuned"
 
 @dataclass
 class FittedSummary:
-    """Part of the result that may be published."""
+    """Part of the result without clients' models and keys; it has names, labels and scores."""
 
     schema: int
     protocol: str
@@ -282,7 +282,7 @@ def read_ledger(folder: Path) -> Ledger:
 
 
 def read_summary(folder: Path) -> FittedSummary:
-    """Return the part of a fitted protocol that may be published, after a check of its file.
+    """Return the summary of a fitted protocol, after a check of its file.
 
     Args:
         folder: one that `save` wrote, or that of a finished run.

@@ -84,8 +84,8 @@ class SimulatedRun:
             transport, method, self._config, self._transcript(), device=device, secrets=secrets
         )
         ledger = self.server.net.state.ledger
-        # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
-        # published, does not contain them.
+        # The price of DP-SGD depends on numbers of samples. In other runs the ledger does not have
+        # them.
         ledger.samples = self.clients.samples
         ledger.names = dict(enumerate(federation.names))
 

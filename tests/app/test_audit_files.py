@@ -16,18 +16,20 @@ import pytest
 from cases import SMALL_FEDERATION
 
 from securecluster import Federation
-from securecluster.app import audit, audit_files, audit_page, html_page
+from securecluster.app import audit, audit_files, audit_page
 from securecluster.app.audit import Adversary
 from securecluster.app.cli import main
 from securecluster.app.finished_run import open_run
 from securecluster.attacks import registry
 from securecluster.attacks.base import TAPS, TRUE_CLUSTERS, Guess
 from securecluster.attacks.label_counts import LabelCounts
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.core import manifest
+from securecluster.errors import UsageError
 from securecluster.protocols import FedAvg, Settings
 from securecluster.runs import run_folder
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--quiet"]
+ENDINGS = ("html", "json", "manifest")
 CHEAP = ["label-counts", "mean-image"]
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none"}
 
@@ -54,17 +56,18 @@ def test_an_audit_of_another_adversary_or_budget_leaves_the_first_as_it_is(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["audit", str(folder)]) == 0
-    assert written(folder) == ["audit-server.html", "audit-server.json"]
+    assert written(folder) == [f"audit-server.{ending}" for ending in ENDINGS]
     first = {name: (folder / name).read_bytes() for name in written(folder)}
     archive = tmp_path / "all.zip"
     for options in (["--as", "wire"], ["--with", "client:3"], ["--budget", "20"]):
         assert main(["audit", str(folder), *options, "--bundle", str(archive)]) == 0
     assert {name: (folder / name).read_bytes() for name in first} == first
     names = ["server", "server-20s", "server-client-3", "wire"]
-    files = [f"audit-{name}.{ending}" for name in names for ending in ("html", "json")]
+    files = [f"audit-{name}.{ending}" for name in names for ending in ENDINGS]
     files.append("audit-overview.html")
     assert written(folder) == sorted(files)
     assert run_folder.foreign(folder) == []
+    files = [name for name in files if not name.endswith("manifest")]
     with zipfile.ZipFile(archive) as opened:
         assert set(opened.namelist()) == {*files, "report.html", "config.json", "result.json"}
         pages = [opened.read(name).decode() for name in files if name.endswith("html")]
@@ -82,7 +85,7 @@ def test_the_same_audit_again_replaces_its_own_files_and_says_so(
     printed = capsys.readouterr().out
     assert f"replaced {folder / 'audit-server.html'}" in printed
     assert "replaced" not in printed.partition("audit-wire.html")[0]
-    assert len(written(folder)) == 5  # with that of both
+    assert len(written(folder)) == 7  # with the page of both
 
 
 def test_all_audits_of_a_run_stand_side_by_side_on_one_page(
@@ -144,19 +147,6 @@ def test_audits_of_older_versions_stay_and_damaged_ones_are_refused(
         assert "is damaged, or an audit of another version" in capsys.readouterr().err
 
 
-def test_a_page_that_is_not_whole_is_not_handed_over(folder: Path) -> None:
-    assert main(["audit", str(folder), "--quiet"]) == 0
-    run = open_run(folder, "audit")
-    page = folder / "audit-server.html"
-    text = page.read_text()
-    assert "Labels of client" in text
-    damages = [text.replace(mark, "", 1) for mark in ("<!--owner-->", "<!--/owner-->")]
-    for damaged in (*damages, text[:-9], "Labels of client 0"):
-        page.write_text(damaged)
-        with pytest.raises(RunFolderError, match="is damaged"):
-            audit_files.handed_over(folder, run)
-
-
 def test_file_names_are_plain_and_tell_adversaries_apart() -> None:
     names = ("a", "A", "../b", "a-client-b", "20s", "x" * 300, "é", "CON", "a b", "")
     adversaries = [Adversary((n,), (n,), "") for n in range(len(names))]
@@ -177,20 +167,20 @@ def test_file_names_are_plain_and_tell_adversaries_apart() -> None:
 
 
 def test_audits_at_once_leave_whole_files(tmp_path: Path) -> None:
-    entries = {"schema": 2, "adversary": "the server", "attacks": []}
-    texts = [json.dumps({**entries, "numbers": [k] * 20_000}) for k in range(4)]
+    tables = [{"schema": 2, "numbers": [k] * 20_000} for k in range(4)]
 
-    def write(text: str) -> bool:
+    def write(table: dict[str, Any]) -> bool:
         for _ in range(20):
-            page = html_page.document("An audit", [text])
-            audit_files.write(tmp_path, "audit-server", text, page)
+            audit_files.write(tmp_path, "audit-server", table, json.dumps(table))
             json.loads((tmp_path / "audit-server.json").read_text())
         return True
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(write, texts))
-    assert written(tmp_path) == ["audit-server.html", "audit-server.json"]
-    assert (tmp_path / "audit-server.json").read_text() in texts
+        assert all(pool.map(write, tables))
+    assert written(tmp_path) == [f"audit-server.{ending}" for ending in ENDINGS]
+    assert json.loads((tmp_path / "audit-server.json").read_text()) in tables
+    # they are of one audit
+    manifest.check(tmp_path, manifest.read(tmp_path, "audit-server.manifest"))
 
 
 class Broken(LabelCounts):

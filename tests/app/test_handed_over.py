@@ -166,23 +166,26 @@ def hospitals(tmp_path: Path) -> FedAvg:
         **audit.content(results),
         "run": audit_files.identity(run),
         "numbered_name": "audit-server-client-1",
+        "summary": audit_page.summary(run, results),
     }
     name = audit_files.stem(adversary, run.names, audit.BUDGET)
     page = audit_page.page(run, results, "")
-    audit_files.write(return_to, name, json.dumps(content), page)
+    audit_files.write(return_to, name, content, page)
     return fitted
 
 
 def test_a_bundle_names_no_client(hospitals: FedAvg, tmp_path: Path) -> None:
     names = ("charite", "mayo", "karolinska", "necker")
     run = open_run(tmp_path / "run", "audit")
-    texts = audit_files.handed_over(tmp_path / "run", run)
+    kept, refused = audit_files.kept(tmp_path / "run", run)
+    assert refused == []
+    texts = audit_files.handed_over(kept, run)
     assert set(texts) == {"audit-server-client-1.html", "audit-server-client-1.json"}
     assert main(["report", str(tmp_path / "run"), "--bundle", str(tmp_path / "a.zip")]) == 0
     for entry, text in {**texts, **entries(tmp_path / "a.zip")}.items():
         assert not [name for name in names if name in text], entry
     assert "the server and client #1" in texts["audit-server-client-1.html"]
-    whole = audit_files.handed_over(tmp_path / "run", run, with_uncovered=True)
+    whole = audit_files.handed_over(kept, run, with_uncovered=True)
     assert "By name, it is the server and client mayo." in whole["audit-server-client-mayo.html"]
 
 
@@ -198,3 +201,17 @@ def test_an_error_of_an_attack_stays_with_the_owner() -> None:
     text = "linkage: failed: ValueError: client mayo has 3 samples"
     assert audit.without_errors(text) == "linkage: failed, as the printed table says"
     assert audit.without_errors("linkage: not applicable") == "linkage: not applicable"
+
+
+def test_a_link_in_the_place_of_a_picture_leads_nothing_into_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = [*SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--quiet"]
+    assert main(["run", "fedavg", *options, "--out", str(folder)]) == 0
+    (tmp_path / "private").write_text("what lies elsewhere")
+    (folder / "cost.png").symlink_to(tmp_path / "private")
+    archive = tmp_path / "a.zip"
+    bundle = ["--bundle", str(archive), "--with-uncovered"]
+    assert main(["report", str(folder), "--html", *bundle]) == 0
+    encoded = base64.b64encode(b"what lies elsewhere").decode()
+    pages = [(folder / "report.html").read_text(), *entries(archive).values()]
+    assert pages and not [page for page in pages if encoded in page]

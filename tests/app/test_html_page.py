@@ -1,4 +1,4 @@
-"""Charts of pages: no text is cut off, whatever the numbers."""
+"""Pages: no text of a chart is cut off, and a copy has the parts that are marked for it alone."""
 
 from __future__ import annotations
 
@@ -43,3 +43,65 @@ def test_no_number_of_a_chart_over_rounds_is_cut_off(highest: float, last: float
 
 def test_no_number_of_a_roc_curve_is_cut_off() -> None:
     assert not cut_off(html_page.curves("rates", [("run", [(0.0, 0.0), (1.0, 1.0)])]))
+
+
+PARTS = ("for the owner", "for all", "not covered", "once more for all")
+
+
+@pytest.fixture
+def page() -> str:
+    """A page with parts for different readers."""
+    owners, anybody, uncovered, more = map(html_page.paragraph, PARTS)
+    return html_page.document(
+        "A title",
+        [
+            html_page.section("Mixed", owners, html_page.shown(anybody), owners),
+            html_page.section("Own", owners),
+            html_page.section("Beyond", html_page.uncovered(uncovered)),
+            html_page.section("Both", html_page.uncovered(uncovered), html_page.shown(more)),
+            owners,
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("with_uncovered", "parts", "headings"),
+    [
+        (False, {PARTS[1], PARTS[3]}, ["Mixed", "Both"]),
+        (True, {*PARTS[1:]}, ["Mixed", "Beyond", "Both"]),
+    ],
+)
+def test_a_copy_has_the_parts_that_are_marked_for_it_alone(
+    page: str, with_uncovered: bool, parts: set[str], headings: list[str]
+) -> None:
+    copy = html_page.handed_over(page, with_uncovered)
+    assert {text for text in PARTS if f"<p>{text}</p>" in copy} == parts
+    assert re.findall("<h2>(.*)</h2>", copy) == headings
+    assert copy.startswith("<!DOCTYPE html>") and copy.endswith("</body>\n</html>\n")
+    assert "<!--" not in copy and "<h1>A title</h1>" in copy
+    assert copy.count("<section>") == copy.count("</section>") == len(headings)
+
+
+def test_what_is_no_whole_page_is_handed_over_nowhere(page: str) -> None:
+    marks = ["<!--shown-->", "<!--/shown-->", "<!--uncovered-->", "<!--/uncovered-->"]
+    damaged = [page.replace(mark, "", 1) for mark in [*marks, "<!--copy-->", "<!DOCTYPE html>"]]
+    damaged += [page.replace("<p>for all</p>", f"<p>for all</p>{mark}") for mark in marks]
+    damaged += [
+        page[: len(page) // 2],
+        page[:-1],
+        "",
+        page.replace("<!--copy-->", "<!--copy-->" * 2),
+    ]
+    assert all(text != page for text in damaged)
+    for text in damaged:
+        with pytest.raises(ValueError, match="no whole page"):
+            html_page.handed_over(text)
+
+
+def test_a_text_cannot_mark_itself() -> None:
+    for text in ("<!--/shown--> x", "</section>", "<!--shown-->secret<!--/shown-->"):
+        section = html_page.section(
+            text, html_page.paragraph(text), html_page.table(("",), [(text,)])
+        )
+        copy = html_page.handed_over(html_page.document(text, [section]))
+        assert "<section>" not in copy and "<!--" not in copy

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from securecluster import CFL, Federation, LabelSwap, at
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.architectures import NETWORKS
 from securecluster.models.objectives import Language, Objective, Trajectory
-from securecluster.protocols import IFCA, FedAvg, FineTune, Local, Settings
+from securecluster.protocols import (
+    IFCA,
+    ClusteringProtocol,
+    FedAvg,
+    FineTune,
+    Hidden,
+    Local,
+    Settings,
+)
 
 # run in the folder of an export, in a process that cannot import this package
 PROGRAM = """
@@ -127,6 +136,49 @@ def test_personal_models_are_written_for_those_who_are_named_alone(
     # another export leaves nothing of this one
     run.export(tmp_path / "named")
     assert not list((tmp_path / "named").glob("client*"))
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        Hidden(k=2, rounds=2, model="linear", clip=1.0, noise=0.5),
+        Hidden(k=2, rounds=2, model="linear"),
+        IFCA(k=2, rounds=2, model="linear", aggregation="secagg"),
+    ],
+    ids=["private", "plain", "ifca"],
+)
+def test_clusters_that_clients_alone_know_are_exported_on_request_alone(
+    protocol: ClusteringProtocol, swapped: Federation, tmp_path: Path
+) -> None:
+    run = protocol.fit(swapped)
+    labels = dict(zip(swapped.names, run.labels_.tolist(), strict=True))
+    with pytest.warns(SecureClusterWarning, match="does not say which client is in which cluster"):
+        run.export(tmp_path / "exported", clients=["2"])
+    content = json.loads((tmp_path / "exported" / "clusters.json").read_text())
+    assert content["clients"] is None and content["personal"] is None
+    # of single clients it names the one that was asked for
+    del content["own"]
+    texts = json.dumps([value for key, value in content.items() if key != "clusters"])
+    assert not [name for name in swapped.names if f'"{name}"' in texts]
+    files = {path.name for path in (tmp_path / "exported").glob("*.safetensors")}
+    assert files == {*content["clusters"].values(), "client2.safetensors"}
+    loader = loader_of(tmp_path / "exported")
+    for c in map(int, content["clusters"]):
+        assert torch.equal(loader.load(cluster=c)[1].weight, run.models_[c]["1.weight"])
+    assert torch.equal(loader.load("2")[1].weight, run.model_of("2")["1.weight"])
+    with pytest.raises(KeyError, match="0 alone knows its cluster"):
+        loader.load("0")
+    # nothing of an export with labels stays in one without them
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.export(tmp_path / "asked", labels=True)
+    assert json.loads((tmp_path / "asked" / "clusters.json").read_text())["clients"] == labels
+    assert torch.equal(
+        loader_of(tmp_path / "asked").load("0")[1].weight, run.model_of("0")["1.weight"]
+    )
+    with pytest.warns(SecureClusterWarning):
+        run.export(tmp_path / "asked")
+    assert json.loads((tmp_path / "asked" / "clusters.json").read_text())["clients"] is None
 
 
 def test_models_without_noise_of_a_run_with_noise_stay_with_clients(
