@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files, folder_lock
 from securecluster.errors import SecureClusterError, SecureClusterWarning
+from securecluster.runs.recorded_lines import Gap
 from securecluster.runs.recorded_messages import (
     ERROR,
     HIDDEN,
@@ -48,7 +49,6 @@ from securecluster.runs.recording_folder import (
     KILLED,
     NODES,
     TRANSCRIPT,
-    Gap,
     Recording,
     Written,
     is_recording,
