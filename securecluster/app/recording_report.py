@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from securecluster.privacy.dp import accounting
+from securecluster.runs.number_format import enumerated, printable
 from securecluster.runs.recorded_lines import Gap, updaters
 from securecluster.runs.recorded_messages import HIDDEN, NO_REPLY, STEP, TRAIN, action_of
 from securecluster.runs.recording_folder import ALL, Recording
@@ -48,11 +49,11 @@ def price(recording: Recording) -> str:
     assert facts.delta is not None
     cost = accounting.epsilon([(facts.noise, 1.0, updates)], facts.delta)
     against = "the server" if facts.placement == "local" else "others than the server"
-    over = f"{len(counts)} rounds"
-    if updates > len(counts):
-        over = f"{updates} updates in {over}"
+    over = _counted(len(counts), "round")
+    if updates > len(counts) + lost:
+        over = f"{updates - lost} updates in {over}"
     if lost:
-        over += f", of which {lost} are gaps of the recording"
+        over += f" and {_counted(lost, 'gap')} of the recording"
     return (
         f"By our accountant the declared noise gives each client ({cost.epsilon:.3g}, "
         f"{facts.delta:g})-differential privacy against {against} over {over}, if the app "
@@ -78,9 +79,10 @@ def sampling(recording: Recording) -> str:
     if not others:
         return ""
     counts = sorted(set(others.values()))
+    few_to_many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     sentence = (
-        f"TrainingFacts declares {declared} sampled clients, and {_listed(counts)} sent an update "
-        f"in {_rounds(others)}."
+        f"TrainingFacts declares {_counted(declared, 'sampled client')}, and {few_to_many} sent an "
+        f"update in {enumerated('round', sorted(others))}."
     )
     fewest = counts[0]
     if fewest > declared or facts.placement != "central" or facts.noise is None:
@@ -144,7 +146,7 @@ def summary(recording: Recording) -> list[str]:
     ]
     if metrics:
         sentences.append(
-            f"Each client's own numbers reach the server in the open: {', '.join(sorted(metrics))}."
+            f"Each client's own numbers reach the server in the open: {printable(', '.join(sorted(metrics)))}."
         )
     told = [text for text in (price(recording), sampling(recording)) if text]
     return [*sentences, *told, *notes(recording)]
@@ -198,13 +200,13 @@ def _missing(recording: Recording) -> list[str]:
         if more:
             named.append(f"{more} more")
         sentences.append(
-            f"The recording has {len(recording.gaps)} gaps, exchanges that could not be written: "
-            f"{'; '.join(named)}."
+            f"The recording has {_counted(len(recording.gaps), 'gap')}, where an exchange was not "
+            f"written: {'; '.join(named)}."
         )
     if recording.unfinished:
         sentences.append(
-            f"{len(recording.unfinished)} exchanges were under way when this was read, or were "
-            "lost when the recorder was killed: they are counted as gaps."
+            f"{_counted(len(recording.unfinished), 'exchange')} under way when this was read, or "
+            "lost when the recorder was killed: each is counted as a gap."
         )
     if recording.is_open:
         sentences.append(
@@ -218,7 +220,7 @@ def _gap(gap: Gap) -> str:
     """Return a gap in words."""
     kind = gap["kind"] or "a message"
     round = f" in round {gap['told']}" if gap["told"] else ""
-    return f"{kind}{round} ({gap['gap']})"
+    return printable(f"{kind}{round} ({gap['gap']})")
 
 
 def _unread(recording: Recording) -> list[str]:
@@ -239,17 +241,6 @@ def _unread(recording: Recording) -> list[str]:
     return sentences
 
 
-def _rounds(rounds: Iterable[int]) -> str:
-    """Return rounds in words."""
-    named = sorted(rounds)
-    if len(named) == 1:
-        return f"round {named[0]}"
-    if len(named) > MOST_NAMED:
-        return f"{len(named)} rounds"
-    return f"rounds {_listed(named)}"
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    """Return numbers as "1, 2 and 3"."""
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} and {last}" if first else last
+def _counted(count: int, word: str) -> str:
+    """Return a number and what it is of: "1 round", "2 rounds"."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
