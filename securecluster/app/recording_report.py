@@ -145,9 +145,8 @@ def summary(recording: Recording) -> list[str]:
         f"Declared of its training: {facts or 'nothing'}.",
     ]
     if metrics:
-        sentences.append(
-            f"Each client's own numbers reach the server in the open: {printable(', '.join(sorted(metrics)))}."
-        )
+        named = printable(", ".join(sorted(metrics)))
+        sentences.append(f"Each client's own numbers reach the server in the open: {named}.")
     told = [text for text in (price(recording), sampling(recording)) if text]
     return [*sentences, *told, *notes(recording)]
 
@@ -210,8 +209,8 @@ def _missing(recording: Recording) -> list[str]:
         )
     if recording.is_open:
         sentences.append(
-            "The recorder has not ended, or was killed: what it could not write, nothing here "
-            "tells."
+            "The recorder has not ended yet, or was killed: messages after the last exchange may "
+            "be missing."
         )
     return sentences
 

@@ -16,6 +16,7 @@ folder is kept whole says `recording_folder`.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files, folder_lock
-from securecluster.errors import SecureClusterError, SecureClusterWarning
+from securecluster.errors import RunFolderError, SecureClusterError, SecureClusterWarning
 from securecluster.runs.recorded_lines import Gap
 from securecluster.runs.recorded_messages import (
     ERROR,
@@ -151,7 +152,7 @@ class Recorder:
         missed = self._missed
         if self._lock is None:
             atomic_files.make_folder(self.folder)
-            self._lock = folder_lock.acquire(self.folder, self._seconds)
+            self._lock = self._acquired()
         if self._recording is None:
             found = Recording.begin(self.folder, self._app, self._facts, missed.knows_rest)
             missed.knows_rest = True
@@ -163,6 +164,15 @@ class Recorder:
             self._recording.note(missed.gaps[0])
             del missed.gaps[0]
         return self._recording
+
+    def _acquired(self) -> BaseFileLock:
+        """Return the lock of the folder."""
+        try:
+            return folder_lock.acquire(self.folder, self._seconds)
+        except RunFolderError:
+            # an app that has ended in this process may hold it, until its grid is collected
+            gc.collect()
+            return folder_lock.acquire(self.folder)
 
     def write(self, exchange: Exchange, under_way: Sequence[Exchange] | None) -> Written | None:
         """Write an exchange, and return where it is; None if it is a gap.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,12 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
+from securecluster.app.cli import main
+from securecluster.app.recording_audit import audit_recording
+from securecluster.app.recording_report import price, sampling
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
 from securecluster.messaging.parties import SERVER
+from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.runs import recording
 from securecluster.runs.recording import (
     EXCHANGES,
@@ -116,11 +122,18 @@ def test_flower_s_secure_aggregation_hides_updates_and_not_its_clients_numbers(
         # the mod takes settings out of its message, and messages of one stage share them
         return secaggplus_mod(deepcopy(message), contexts[node], fit).content
 
-    summed_by_flower(recorded(Grid(answer), tmp_path / "x"), rounds=2)
+    # what the example fl-dp-sa of Flower declares
+    facts = TrainingFacts(clip=10.0, noise=0.2, placement="central", delta=1e-5, sampled_clients=3)
+    summed_by_flower(recorded(Grid(answer), tmp_path / "x", facts), rounds=3)
     found = Recording.read(tmp_path / "x")
     stages = [set(exchange["notes"].values()) for exchange in found.exchanges]
-    assert stages == [{STEP}, {STEP}, {HIDDEN}, {STEP}] * 2
-    assert [exchange["round"] for exchange in found.exchanges] == [1] * 4 + [2] * 4
+    assert stages == [{STEP}, {STEP}, {HIDDEN}, {STEP}] * 3
+    assert [exchange["round"] for exchange in found.exchanges] == [1] * 4 + [2] * 4 + [3] * 4
+    # three Gaussian mechanisms, and not one for each message
+    exact = gaussian_epsilon(3**0.5 / 0.2, 1e-5)
+    told = float(price(found).split("(")[1].split(",")[0])
+    assert exact <= told * 1.005 and told == 73.6 and "over 3 rounds," in price(found)
+    assert sampling(found) == ""
     assert sum(exchange["updates"] for exchange in found.exchanges) == 0
     assert found.transcript.count == 0
     masked = found.exchanges[2]
@@ -555,3 +568,65 @@ def test_a_client_that_cannot_record_answers_all_the_same(tmp_path: Path) -> Non
             assert reply.content["arrays"]["w0"].numpy().tolist() == [32.0]
     assert len(warned) == 1
     assert [path.name for path in (tmp_path / "31").iterdir() if path.name[0] != "."] == ["file"]
+
+
+# disks that refuse
+
+
+@contextmanager
+def full() -> Iterator[None]:
+    """Let no file be opened to be written."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refusing(*_: Any, **__: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(os, "open", refusing)
+        yield
+
+
+@pytest.mark.parametrize("rounds", [{1}, {2}, {2, 3}, {1, 2, 3, 4}])
+def test_a_full_disk_ends_no_app_and_leaves_gaps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: set[int]
+) -> None:
+    facts = TrainingFacts(clip=1.0, noise=4.0, placement="local", delta=1e-5)
+    folder = tmp_path / "server"
+    with pytest.warns(SecureClusterWarning, match="No space left on device") as warned:
+        with full() if 1 in rounds else nullcontext():
+            grid = recorded(Grid(trained), folder, facts)
+        mod = recorded_client(tmp_path, facts)
+        context = Context(1, 31, {"partition-id": 0}, RecordDict(), {})
+        for number in range(1, 6):
+            with full() if number in rounds else nullcontext():
+                replies = grid.send_and_receive(messages([number], number=number))
+                (message,) = messages([number], number=number, nodes=[31])
+                reply = mod(message, context, lambda m, c: Message(trained(31, m), reply_to=m))
+            moved = [one.content["arrays"]["w0"].numpy()[0] for one in [*replies, reply]]
+            assert moved == [number + node for node in [*NODES, 31]]
+        grid.close()
+    # one of the server, and one of the client
+    assert len(warned) == 2
+    for path in (folder, tmp_path / "31"):
+        found = Recording.read(path)
+        found.check_arrays()
+        assert {line["round"] for line in found.exchanges} == set(range(1, 6)) - rounds
+        assert [gap["told"] for gap in found.gaps] == [str(number) for number in sorted(rounds)]
+        text = price(found)
+        assert f"and {len(rounds)} gap" in text
+        # each gap is priced as a round
+        exact = gaussian_epsilon(5**0.5 / 4.0, 1e-5)
+        assert exact <= float(text.split("(")[1].split(",")[0]) * 1.005 <= exact * 1.1
+        assert main(["report", str(path)]) == 0
+        assert f"The recording has {len(rounds)} gap" in " ".join(capsys.readouterr().out.split())
+        results = audit_recording(path, attacks=["linkage"])
+        assert any("The recording has" in note for note in results.notes)
+
+
+def test_a_damaged_recording_is_refused_before_the_app_begins(tmp_path: Path) -> None:
+    recorded(Grid(trained), tmp_path / "x").send_and_receive(messages([1.0]))
+    (tmp_path / "x" / EXCHANGES).write_text("")
+    with pytest.raises(RunFolderError, match=r"exchanges.jsonl differs"):
+        recorded(Grid(trained), tmp_path / "x")
+    # and the lock is free
+    with pytest.raises(RunFolderError, match=r"exchanges.jsonl differs"):
+        recorded(Grid(trained), tmp_path / "x")
