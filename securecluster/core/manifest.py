@@ -100,19 +100,18 @@ def with_digest(content: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def content_with_digest(path: Path) -> dict[str, Any]:
+def content_with_digest(path: Path, data: bytes) -> dict[str, Any]:
     """Return the content of a JSON file that ends with a digest of itself, without that digest.
 
     Args:
-        path: of the file.
+        path: of the file, for the message of an error.
+        data: of the file.
 
     Raises:
-        RunFolderError: it is missing, or differs from its digest.
+        RunFolderError: it differs from its digest.
     """
-    if not path.is_file():
-        raise missing(path)
     try:
-        content: dict[str, Any] = json.loads(atomic_files.read(path))
+        content: dict[str, Any] = json.loads(data)
         recorded_digest = content.pop("sha256")
         is_whole = recorded_digest == _digest_of_manifest(content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -133,7 +132,9 @@ def read(folder: Path, manifest_name: str = NAME) -> dict[str, Mark]:
         RunFolderError: there is no manifest, or its content differs from its digest.
     """
     path = folder / manifest_name
-    content = content_with_digest(path)
+    if not path.is_file():
+        raise missing(path)
+    content = content_with_digest(path, atomic_files.read(path))
     try:
         marks = {name: Mark(**mark) for name, mark in content["files"].items()}
     except (KeyError, TypeError, AttributeError):

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 
 from securecluster.runs.recorded_messages import ERROR, WITHOUT_UPDATE
 
-NUMBER = re.compile("[0-9]{1,10}", re.ASCII)
+NUMBER = re.compile("[0-9]{1,9}", re.ASCII)
 
 
 class MarkEntry(TypedDict):

@@ -167,19 +167,38 @@ class Recording:
             RunFolderError: there is none, or it differs from what was written.
         """
         path = Path(folder)
-        if not is_recording(path):
-            raise RunFolderError(f"{path} is no recording of an app: it has no {FACTS}")
-        head = _head(path / FACTS)
+        while True:
+            if not is_recording(path):
+                raise RunFolderError(f"{path} is no recording of an app: it has no {FACTS}")
+            data = atomic_files.read(path / FACTS)
+            try:
+                return cls._read(path, _head(path / FACTS, data))
+            except RunFolderError:
+                # whoever records has gone on in between
+                if not is_recording(path) or atomic_files.read(path / FACTS) == data:
+                    raise
+
+    @classmethod
+    def _read(cls, path: Path, head: Head) -> Recording:
+        """Return the recording of a folder.
+
+        Args:
+            path: of the folder.
+            head: of the recording.
+        """
         try:
             facts = TrainingFacts(**head["facts"])
         except (TypeError, UsageError):
             raise _damaged_head(path / FACTS) from None
         found = cls(path, head["app"], facts)
+        contents, later = found._lines.read(Mark(**head["exchanges"]))
+        # after the lines, whose nodes were written before them
         found._read_nodes(Mark(**head["nodes"]))
-        later = found._read_lines(Mark(**head["exchanges"]))
+        found._take_lines(contents)
         found._read_transcript()
         found.is_open = head["under_way"] is not None
-        written = Counter((line["kind"], line["told"]) for line in later)
+        behind = contents[len(contents) - later :]
+        written = Counter((line["kind"], line["told"]) for line in behind if not line.get("late"))
         for gap in head["under_way"] or []:
             key = (gap["kind"], gap["told"])
             # one may have been written before the head could say so
@@ -237,7 +256,7 @@ class Recording:
         changed = bool(layout and first_layout and layout != first_layout)
         if changed:
             notes[ALL] = "the arrays have other names or shapes than in the first exchange"
-        is_training = exchange.kind.startswith(TRAIN)
+        is_training = action_of(exchange.kind) == TRAIN
         line: dict[str, Any] = {
             "kind": exchange.kind,
             "round": 0,
@@ -388,10 +407,9 @@ class Recording:
         if len(set(self.nodes)) < len(self.nodes):
             raise manifest.damaged(self._nodes.path)
 
-    def _read_lines(self, mark: Mark) -> list[dict[str, Any]]:
-        """Read the exchanges and gaps, and return those that lie behind the mark of the head."""
+    def _take_lines(self, contents: Sequence[dict[str, Any]]) -> None:
+        """Take in the exchanges and gaps that lines tell."""
         path = self._lines.path
-        contents, later = self._lines.read(mark)
         for content in contents:
             if "gap" in content:
                 self.gaps.append(json_types.typed(path, content, Gap))
@@ -400,8 +418,6 @@ class Recording:
             if not self._is_sound(content):
                 raise manifest.damaged(path)
             self._take(content)
-        behind = contents[len(contents) - later :]
-        return [line for line in behind if not line.get("late")]
 
     def _is_sound(self, line: Mapping[str, Any]) -> bool:
         """Return whether an exchange is of clients of this recording."""
@@ -509,20 +525,24 @@ def partitions_in(folder: Path) -> dict[int, int]:
     return found
 
 
-def _head(path: Path) -> Head:
+def _head(path: Path, data: bytes) -> Head:
     """Return the content of `recording.json`.
+
+    Args:
+        path: of the file.
+        data: its bytes.
 
     Raises:
         RunFolderError: it differs from what was written, or is of another version.
     """
-    content = json_types.parsed(path, atomic_files.read(path))
+    content = json_types.parsed(path, data)
     if isinstance(content, dict) and content.get("schema") == 1 and "facts" in content:
         raise RunFolderError(
             f"{path.parent} is a recording of an earlier version, which nothing guards against "
             "damage: record the app anew, into another folder"
         )
     try:
-        checked = manifest.content_with_digest(path)
+        checked = manifest.content_with_digest(path, data)
     except RunFolderError:
         raise _damaged_head(path) from None
     if checked.get("schema") != SCHEMA:

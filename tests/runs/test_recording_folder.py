@@ -459,3 +459,19 @@ def test_what_is_in_the_place_of_a_lock_is_left_alone(
     make(tmp_path / ".lock")
     with in_time(), pytest.raises(RunFolderError, match=r"\.lock is"):
         Recorder(tmp_path, "wards", PRICED).begin()
+
+
+def test_a_recording_can_be_read_at_any_moment_of_its_writing(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    write(folder, range(1, 2))
+    process = os.fork()
+    if not process:
+        write(folder, range(2, 30))
+        os._exit(0)
+    seen = []
+    while os.waitpid(process, os.WNOHANG) == (0, 0):
+        found = Recording.read(folder)
+        assert found.gaps == [] and len(found.unfinished) <= 1
+        seen.append(len(found.exchanges))
+    assert seen == sorted(seen) and len(set(seen)) > 2
+    assert len(Recording.read(folder).exchanges) == 58
