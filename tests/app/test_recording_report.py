@@ -75,6 +75,7 @@ CASES: dict[str, tuple[list[Exchange], int, str]] = {
     ),
     "an app that was started again": ([pushed(k, ALL) for k in (1, 2, 1)], 3,
                                       "3 updates in 2 rounds"),
+    "no round is told": ([pushed("", ALL) for _ in range(3)], 3, "3 rounds"),
     "nobody answered in a round": ([pushed(1, ALL), pushed(2, {})], 2, "2 rounds"),
     "all failed in a round": ([pushed(1, ALL), pushed(2, dict.fromkeys(range(3), ERROR))], 1,
                               "1 round"),
