@@ -80,8 +80,7 @@ __all__ = [
 ]
 PARTITION = "partition-id"
 SECONDS_FOR_LOCK = 60.0  # that messages of one client wait for each other
-# of models that silent clients were sent, as long as no later push was answered
-KEPT_BYTES = 2**24
+KEPT_BYTES = 2**24  # of the vectors of unanswered exchanges, beside those of the last one
 UNKNOWN = "a reply to a message that was not recorded"
 NOT_KEPT = "late: the model that it was sent is not kept"
 Placed = list[tuple[Exchange, int]]  # of each message of a push: its exchange and node
@@ -207,10 +206,12 @@ class Recorder:
         try:
             yield
         # the app was not made for the recorder's faults, whatever they are
-        except Exception as error:
+        except BaseException as error:
             self._fault(error, *missing)
+            if not isinstance(error, Exception):
+                raise  # the app is being stopped
 
-    def _fault(self, error: Exception, *missing: Gap) -> None:
+    def _fault(self, error: BaseException, *missing: Gap) -> None:
         """Remember what could not be written, and warn the first time.
 
         Args:
@@ -225,7 +226,7 @@ class Recorder:
             missed.gaps.append(Gap(**{**gap, "gap": reason}))
         # what the error has left behind is removed before anything else is written
         self._recording = None
-        if not missed.warned:
+        if not missed.warned and isinstance(error, Exception):
             missed.warned = True
             _warn(
                 f"{self.folder} could not be written ({reason}): the app goes on, and exchanges "
@@ -323,12 +324,7 @@ class _Exchanges:
             return [(exchange, node) for exchange, (node, _) in zip(placed, sent, strict=True)]
         return []
 
-    def pushed(
-        self,
-        messages: Sequence[Any],
-        numbers: Sequence[Any],
-        placed: Sequence[tuple[Exchange, int]],
-    ) -> None:
+    def pushed(self, messages: Sequence[Any], numbers: Sequence[Any], placed: Placed) -> None:
         """Take in what the grid has sent.
 
         Args:
@@ -383,12 +379,7 @@ class _Exchanges:
         elif number not in self._unread:
             raise SecureClusterError(UNKNOWN)
 
-    def exchanged(
-        self,
-        messages: Sequence[Any],
-        replies: Sequence[Any],
-        placed: Sequence[tuple[Exchange, int]],
-    ) -> None:
+    def exchanged(self, messages: Sequence[Any], replies: Sequence[Any], placed: Placed) -> None:
         """Take in the replies to messages, of which no more will come.
 
         Args:
@@ -590,13 +581,11 @@ def recorded_client(folder: Path | str, facts: TrainingFacts | None = None, app:
 
     def mod(message: Any, context: Any, call_next: Any) -> Any:
         node = int(context.node_id)
+        own = missed.setdefault(node, Missed())
+        own.warned = any(one.warned for one in missed.values())
         # messages of one node may run at once: each has a recorder, which waits for the others'
         recorder = Recorder(
-            parent / str(node),
-            name,
-            facts or TrainingFacts(),
-            SECONDS_FOR_LOCK,
-            missed.setdefault(node, Missed()),
+            parent / str(node), name, facts or TrainingFacts(), SECONDS_FOR_LOCK, own
         )
         kind = str(message.metadata.message_type)
         exchange = Exchange(kind, "", {})
@@ -608,8 +597,7 @@ def recorded_client(folder: Path | str, facts: TrainingFacts | None = None, app:
             reply = call_next(message, context)
             exchange.replies[node] = Reply.of(reply, MOST_BYTES)
         finally:
-            if exchange.sent:
-                _write_alone(recorder, exchange, context.node_config)
+            _write_alone(recorder, exchange, context.node_config)
         return reply
 
     return mod
@@ -620,15 +608,18 @@ def _write_alone(recorder: Recorder, exchange: Exchange, config: Any) -> None:
 
     Args:
         recorder: of the client.
-        exchange: of one message.
+        exchange: of one message; of none if it could not be read.
         config: of the client's node.
     """
     with recorder.guarded():
         partition = config.get(PARTITION)
         if isinstance(partition, int):
-            (node,) = exchange.sent
-            recorder.ready().number([node], {node: partition})
-    recorder.write(exchange, None)
+            recorder.ready().number(exchange.sent, dict.fromkeys(exchange.sent, partition))
+    if exchange.sent:
+        recorder.write(exchange, None)
+    else:
+        with recorder.guarded():
+            recorder.announce(None)
     recorder.release()
 
 

@@ -475,3 +475,37 @@ def test_a_recording_can_be_read_at_any_moment_of_its_writing(tmp_path: Path) ->
         seen.append(len(found.exchanges))
     assert seen == sorted(seen) and len(set(seen)) > 2
     assert len(Recording.read(folder).exchanges) == 58
+
+
+def test_an_app_that_is_stopped_while_it_is_written_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C between the line and what this process knows of it."""
+    sync = os.fsync
+    for step in range(1, 30):
+        folder = tmp_path / str(step)
+        recorder = Recorder(folder, "wards", PRICED)
+        recorder.begin()
+        recorder.write(pushed(1), [])
+        left = step
+
+        def stopped(descriptor: int) -> None:
+            nonlocal left
+            sync(descriptor)
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", stopped)
+            try:
+                recorder.write(pushed(2), [])
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        recorder.write(pushed(3), [])
+        recorder.release()
+        found = Recording.read(folder)
+        found.check_arrays()
+        assert [line["round"] for line in found.exchanges] in ([1, 3], [1, 2, 3])
+        assert len(found.exchanges) + len(found.gaps) == 3
+    assert step > 5
