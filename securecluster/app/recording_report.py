@@ -117,7 +117,7 @@ def messages(recording: Recording) -> list[tuple[str, ...]]:
     Args:
         recording: of the app.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for kind in dict.fromkeys(exchange["kind"] for exchange in recording.exchanges):
         chosen = [exchange for exchange in recording.exchanges if exchange["kind"] == kind]
         rounds = len({exchange["round"] for exchange in chosen})

@@ -312,10 +312,10 @@ class Exchange:
             elif node not in self.replies:
                 note = NO_REPLY
             else:
-                reply = self.replies[node].vector
-                note = _why_no_row(self.sent[node].vector, reply, layout)
-                if not note:
-                    rows[node] = reply.values - self.sent[node].vector.values
+                sent, reply = self.sent[node].vector, self.replies[node].vector
+                note = _why_no_row(sent, reply, layout)
+                if sent.values is not None and reply.values is not None and not note:
+                    rows[node] = reply.values - sent.values
             if note:
                 notes[node] = note
         return layout, rows, notes

@@ -238,14 +238,11 @@ class Recording:
 
     # writing, by whoever holds the lock of the folder
 
-    def record(self, exchange: Exchange) -> int | None:
-        """Write an exchange down, and return the position of its arrays in the transcript.
+    def record(self, exchange: Exchange) -> Written:
+        """Write an exchange down, and return where it is.
 
         Args:
             exchange: with all replies that came.
-
-        Returns:
-            None where there are no arrays.
         """
         self.number(exchange.sent)
         numbers = self._numbers()
@@ -519,7 +516,7 @@ def partitions_in(folder: Path) -> dict[int, int]:
     Raises:
         RunFolderError: one of them is damaged.
     """
-    found = {}
+    found: dict[int, int] = {}
     for path in sorted(folder.glob(f"*/{FACTS}")):
         found |= Recording.read(path.parent).partitions
     return found
