@@ -14,6 +14,7 @@ from typing import Any
 
 from securecluster.core import atomic_files, manifest
 from securecluster.core.manifest import EMPTY, Log, Mark
+from securecluster.errors import RunFolderError
 
 SEAL = "sha256"
 
@@ -47,8 +48,11 @@ class SealedLog:
             content: with at least one entry.
 
         Raises:
-            RunFolderError: it cannot be written.
+            RunFolderError: it cannot be written, or somebody else has written the file meanwhile.
         """
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self.mark.size:
+            raise RunFolderError(f"{self.path} was changed while this process was writing it")
         # without the brace, which comes after the digest
         text = json.dumps(content, allow_nan=False)[:-1]
         self.unsure_seal = _seal(self.mark.sha256, text.encode())

@@ -224,10 +224,14 @@ class Recording:
 
     def check_begun(self) -> None:
         """Raise UsageError if there is nothing in it."""
-        if not self.exchanges:
+        if self.exchanges:
+            return
+        if self.gaps or self.unfinished:
             raise UsageError(
-                f"{self.folder} is a recording without any message: let the app run first"
+                f"{self.folder} is a recording of gaps alone, because its files could not be "
+                "written: let the app run again"
             )
+        raise UsageError(f"{self.folder} is a recording without any message: let the app run first")
 
     def check_arrays(self) -> None:
         """Raise RunFolderError if the arrays of an exchange differ from what was written."""

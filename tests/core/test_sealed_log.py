@@ -72,3 +72,17 @@ def test_lines_that_are_missing_at_the_end_are_found_by_the_mark(log: SealedLog,
     log.path.unlink()
     with pytest.raises(RunFolderError, match="is missing"):
         SealedLog(log.path).read(log.mark)
+
+
+def test_nothing_is_appended_to_what_somebody_else_has_written(log: SealedLog) -> None:
+    other = SealedLog(log.path)
+    other.go_on()
+    other.append({"a": 3})
+    with pytest.raises(RunFolderError, match="was changed while"):
+        log.append({"a": 4})
+    assert SealedLog(log.path).read(other.mark) == ([*CONTENTS, {"a": 3}], 0)
+    log.go_on()
+    log.append({"a": 4})
+    log.path.unlink()
+    with pytest.raises(RunFolderError, match="was changed while"):
+        log.append({"a": 5})

@@ -221,9 +221,15 @@ def test_nothing_is_said_of_a_recording_in_which_nothing_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "x", range(0))
+    recorder = Recorder(tmp_path / "y", "wards", PRICED)
+    recorder.begin()
+    with pytest.warns(SecureClusterWarning), refusing(1, errno.ENOSPC, lasts=True):
+        recorder.write(pushed(1), [])
+    recorder.announce(None)
     for command in ("report", "audit"):
-        assert main([command, str(tmp_path / "x")]) == 2
-        assert "let the app run first" in capsys.readouterr().err
+        for name, said in (("x", "let the app run first"), ("y", "of gaps alone")):
+            assert main([command, str(tmp_path / name)]) == 2
+            assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -509,3 +515,24 @@ def test_an_app_that_is_stopped_while_it_is_written_goes_on(tmp_path: Path) -> N
         assert [line["round"] for line in found.exchanges] in ([1, 3], [1, 2, 3])
         assert len(found.exchanges) + len(found.gaps) == 3
     assert step > 5
+
+
+def test_two_servers_of_which_somebody_removed_the_lock_lose_nothing_unsaid(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    recorders = []
+    for _ in range(2):
+        recorder = Recorder(folder, "wards", PRICED)
+        recorder.begin()
+        (folder / ".lock").unlink()
+        recorders.append(recorder)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for number in range(1, 7):
+            recorders[number % 2].write(pushed(number), [])
+        for recorder in recorders:
+            recorder.write(pushed(7), [])
+            recorder.release()
+    found = Recording.read(folder)
+    found.check_arrays()
+    assert len(found.exchanges) + len(found.gaps) == 8
+    assert len(found.exchanges) >= 2 and 1 <= len(warned) <= 2
