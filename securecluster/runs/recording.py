@@ -229,8 +229,8 @@ class Recorder:
         if not missed.warned and isinstance(error, Exception):
             missed.warned = True
             _warn(
-                f"{self.folder} could not be written ({reason}): the app goes on, and exchanges "
-                "that are missing are counted as gaps of the recording"
+                f"{self.folder} may lack messages of this app ({reason}): the app goes on, and "
+                "exchanges that are missing are counted as gaps of the recording"
             )
 
     def release(self) -> None:
@@ -295,7 +295,8 @@ class _Exchanges:
         self._open: list[Exchange] = []
         self._asked: dict[str, tuple[Exchange, int]] = {}  # by number of the message
         self._silent: dict[str, _Silent] = {}
-        self._unread: set[str] = set()  # numbers of messages of which nothing could be read
+        # numbers of messages that were answered, or of which nothing could be read
+        self._done: set[str] = set()
         self._process = os.getpid()
         self._alone = threading.RLock()
 
@@ -339,7 +340,7 @@ class _Exchanges:
                 own = [message.metadata.message_id for message in messages]
                 given = [number if number in numbers else None for number in own]
             if not placed:
-                self._unread.update(number for number in given if number is not None)
+                self._done.update(number for number in given if number is not None)
             for number, (exchange, node) in zip(given, placed, strict=False):
                 if number is None:
                     exchange.unsent.add(node)
@@ -362,12 +363,16 @@ class _Exchanges:
 
     def _pulled(self, reply: Any, number: str) -> None:
         """Take the reply to a message in."""
+        if number in self._done:
+            return
         if number in self._asked:
+            self._done.add(number)
             exchange, node = self._asked.pop(number)
             exchange.replies[node] = Reply.of(reply, self._most_bytes)
             if not exchange.waits_for:
                 self._close([exchange])
         elif number in self._silent:
+            self._done.add(number)
             silent = self._silent.pop(number)
             # the gap of its exchange stands for the reply, too
             if silent.written is not None:
@@ -376,7 +381,7 @@ class _Exchanges:
                 kind, told = silent.sent.kind, silent.sent.told
                 late = Exchange(kind, told, sent, replies, late=silent.written.round)
                 self.recorder.write(late, self._open)
-        elif number not in self._unread:
+        else:
             raise SecureClusterError(UNKNOWN)
 
     def exchanged(self, messages: Sequence[Any], replies: Sequence[Any], placed: Placed) -> None:

@@ -465,6 +465,19 @@ def test_a_grid_that_does_not_send_all_messages_is_recorded(tmp_path: Path, tell
     assert line["notes"] == {"2": "its message was not sent"} and line["updates"] == 2
 
 
+def test_a_reply_that_comes_twice_is_recorded_once(tmp_path: Path) -> None:
+    class Repeating(Grid):
+        def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
+            return 2 * super().pull_messages(numbers)
+
+    grid = recorded(Repeating(trained), tmp_path / "x")
+    for number in (1, 2):
+        assert len(grid.pull_messages(grid.push_messages(messages([1.0], number=number)))) == 6
+    assert len(grid.send_and_receive(messages([1.0], number=3))) == 6
+    found = Recording.read(tmp_path / "x")
+    assert [line["updates"] for line in found.exchanges] == [3, 3, 3] and found.gaps == []
+
+
 def test_a_grid_that_fails_fails_for_the_app_alone(tmp_path: Path) -> None:
     class Failing(Grid):
         def push_messages(self, messages: Iterable[Message]) -> list[str]:

@@ -455,7 +455,7 @@ def test_warnings_that_are_errors_end_no_app(
     with refusing(1, errno.ENOSPC, lasts=True):
         recorder.begin()
         recorder.write(pushed(1), [])
-    assert capsys.readouterr().err.count("could not be written (cannot make") == 1
+    assert capsys.readouterr().err.count("lack messages of this app (cannot make") == 1
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("other")])
