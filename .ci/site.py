@@ -546,7 +546,12 @@ GROUPS = {  # modules of public names, by heading
     "Clusters": ("runs.estimator", "runs.power_check", "app.plan", "app.sweep"),
     "Data": ("data", "core.client_names"),
     "Finished runs": ("app.loading", "app.audit"),
-    "Other frameworks": ("models.foreign", "runs.recording", "app.recording_audit"),
+    "Other frameworks": (
+        "models.foreign",
+        "runs.recording",
+        "runs.training_facts",
+        "app.recording_audit",
+    ),
     "Mistakes": ("errors",),
 }
 

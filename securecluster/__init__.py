@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     )
     from securecluster.runs.estimator import ClusteredClassifier
     from securecluster.runs.power_check import power_check
-    from securecluster.runs.recording import TrainingFacts, recorded, recorded_client
+    from securecluster.runs.recording import recorded, recorded_client
+    from securecluster.runs.training_facts import TrainingFacts
 
     __version__: str
 
@@ -92,7 +93,7 @@ _PROTOCOLS = (
 _MODULES = {
     "ClusteredClassifier": "securecluster.runs.estimator",
     "ForeignModel": "securecluster.models.foreign",
-    "TrainingFacts": "securecluster.runs.recording",
+    "TrainingFacts": "securecluster.runs.training_facts",
     "at": "securecluster.core.client_names",
     "audit": "securecluster.app.audit",
     "audit_recording": "securecluster.app.recording_audit",

@@ -21,7 +21,7 @@ from securecluster.runs import run_folder
 from securecluster.runs.contents import RunConfig
 from securecluster.runs.derived import as_agreed
 from securecluster.runs.fitted import recorded_transcript
-from securecluster.runs.recording import Recording, is_recording
+from securecluster.runs.recording_folder import Recording, is_recording
 from securecluster.runs.run_folder import CONFIG, RunPlan, check_options
 from securecluster.runs.serialization import FittedSummary, read_kept
 from securecluster.runtime.settings import Settings, check_values

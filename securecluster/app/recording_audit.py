@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import audit_page, audit_summary
+from securecluster.app import audit_page, audit_summary, recording_report
 from securecluster.app import html_page as html
 from securecluster.app.audit import (
     BUDGET,
@@ -38,6 +38,7 @@ from securecluster.app.audit import (
     known_samples,
 )
 from securecluster.app.failures import traceback_of
+from securecluster.app.recording_report import price
 from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View, unmet
 from securecluster.attacks.dp_audit import CanaryAudit
 from securecluster.attacks.linkage import LinkedClients
@@ -53,8 +54,8 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import Party
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.models.validation import build
-from securecluster.privacy.dp import accounting
-from securecluster.runs.recording import HIDDEN, PARTITION, STEP, Recording, partitions_in
+from securecluster.runs.recording import PARTITION
+from securecluster.runs.recording_folder import Recording, partitions_in
 
 if TYPE_CHECKING:
     from securecluster.models.flat_model import FlatModel
@@ -199,8 +200,8 @@ def audit_recording(
         RunFolderError: no recording, or one that is damaged.
     """
     recording = Recording.read(folder)
-    if not recording.nodes:
-        raise UsageError(f"{folder} is a recording without any message: let the app run first")
+    recording.check_begun()
+    recording.check_arrays()
     if not budget > 0:
         raise UsageError(f"the budget is a positive number of seconds, not {budget:g}")
     recording.transcript.check()
@@ -228,7 +229,7 @@ def audit_recording(
         target.adversary,
         {RUN: findings, TWIN: twins},
         {},
-        [*_notes(recording), NO_TWIN],
+        [*recording_report.notes(recording), NO_TWIN],
         clock.elapsed,
         budget,
         NO_TWIN,
@@ -353,93 +354,6 @@ def _initial(recording: Recording) -> torch.Tensor:
     return rows.row(0)
 
 
-def price(recording: Recording) -> str:
-    """Return in a sentence what the declared noise is worth; no text where none is declared.
-
-    A client replies once in an exchange, and each update is a Gaussian mechanism of sensitivity
-    `clip` for a client that is added or removed. Nothing is taken off for sampled clients.
-
-    Args:
-        recording: of the app.
-    """
-    facts = recording.facts
-    if facts.noise is None:
-        return ""
-    missing = [name for name in ("clip", "placement", "delta") if getattr(facts, name) is None]
-    if missing:
-        names = ", ".join(missing)
-        return f"The declared noise is unpriced: it takes {names} of TrainingFacts, too."
-    rounds = sum(exchange["kind"].startswith("train") for exchange in recording.exchanges)
-    assert facts.delta is not None
-    cost = accounting.epsilon([(facts.noise, 1.0, rounds)], facts.delta)
-    against = "the server" if facts.placement == "local" else "others than the server"
-    return (
-        f"By our accountant the declared noise gives each client ({cost.epsilon:.3g}, "
-        f"{facts.delta:g})-differential privacy against {against} over {rounds} rounds, if the app "
-        "clips and adds noise as declared: nothing here checked that."
-    )
-
-
-def _notes(recording: Recording) -> list[str]:
-    """Return what of the app's messages no attack could read, in sentences."""
-    counts: dict[str, int] = {}
-    for exchange in recording.exchanges:
-        for number, text in exchange["notes"].items():
-            if number != "all" and text != STEP and exchange["kind"].startswith("train"):
-                counts[text] = counts.get(text, 0) + 1
-    sentences = []
-    for text, count in sorted(counts.items()):
-        sentences.append(f"{count} replies to be trained were not read: {text}.")
-    if HIDDEN in counts:
-        sentences.append(
-            "Flower's secure aggregation hid them: whether it keeps what it promises was not "
-            "tested. The average of each round is in the open: models of two rounds differ by it."
-        )
-    return sentences
-
-
-def messages(recording: Recording) -> list[tuple[str, str, str, str, str]]:
-    """Return a row for each type of message: exchanges, bytes to and from clients, updates.
-
-    Args:
-        recording: of the app.
-    """
-    rows = []
-    for kind in dict.fromkeys(exchange["kind"] for exchange in recording.exchanges):
-        chosen = [exchange for exchange in recording.exchanges if exchange["kind"] == kind]
-        down = sum(sum(exchange["down"]) for exchange in chosen)
-        up = sum(sum(exchange["up"]) for exchange in chosen)
-        updates = sum(exchange["updates"] for exchange in chosen)
-        rows.append((kind, str(len(chosen)), f"{down:,}", f"{up:,}", str(updates)))
-    return rows
-
-
-HEADINGS = ("message", "exchanges", "bytes to clients", "bytes from clients", "updates in the open")
-
-
-def summary(recording: Recording) -> list[str]:
-    """Return what was recorded and declared, in sentences.
-
-    Args:
-        recording: of the app.
-    """
-    facts = ", ".join(f"{name} {value}" for name, value in recording.facts.known.items())
-    metrics = set()
-    for exchange in recording.exchanges:
-        for numbers in exchange["metrics"].values():
-            metrics |= set(numbers)
-    sentences = [
-        f"App: {recording.app}, over Flower, with {len(recording.nodes)} clients.",
-        f"Declared of its training: {facts or 'nothing'}.",
-    ]
-    if metrics:
-        sentences.append(
-            f"Each client's own numbers reach the server in the open: {', '.join(sorted(metrics))}."
-        )
-    priced = price(recording)
-    return [*sentences, *([priced] if priced else []), *_notes(recording)]
-
-
 def page(recording: Recording, audit: Audit, command: str) -> str:
     """Return the page of an audit, which names the app.
 
@@ -448,13 +362,14 @@ def page(recording: Recording, audit: Audit, command: str) -> str:
         audit: the results.
         command: that made the audit.
     """
-    table = html.table(HEADINGS, messages(recording))
-    guarantee = price(recording) or NO_EPSILON
+    table = html.table(recording_report.HEADINGS, recording_report.messages(recording))
+    told = [text for text in (price(recording), recording_report.sampling(recording)) if text]
+    guarantee = " ".join(told) or NO_EPSILON
     text = audit_summary.summary(audit, len(recording.nodes), guarantee)
     facts = [("app", f"{recording.app}, over Flower")]
     sections = [
         audit_summary.section(audit, text, facts),
-        html.section("The app", html.items(summary(recording))),
+        html.section("The app", html.items(recording_report.summary(recording))),
         audit_page.results(audit),
         audit_page.pictures(audit),
         html.section("Messages", table),

@@ -171,17 +171,18 @@ def _report_recording(folder: Path, options: Any) -> int:
     Raises:
         UsageError: a page or a bundle was asked for.
     """
-    from securecluster.app import recording_audit, terminal
-    from securecluster.runs.recording import Recording
+    from securecluster.app import recording_report, terminal
+    from securecluster.runs.recording_folder import Recording
 
     if options.html or options.bundle:
         raise UsageError(f"{folder} is a recording of an app: audit writes its page")
     recording = Recording.read(folder)
+    recording.check_begun()
     with output():
         console = terminal.Console(markup=False)
-        rows = recording_audit.messages(recording)
-        console.print(terminal.table(recording_audit.HEADINGS, rows, recording.app))
-        for sentence in recording_audit.summary(recording):
+        rows = recording_report.messages(recording)
+        console.print(terminal.table(recording_report.HEADINGS, rows, recording.app))
+        for sentence in recording_report.summary(recording):
             console.print(sentence)
     return 0
 
@@ -212,7 +213,7 @@ def _audit_recording(folder: Path, options: Any) -> int:
     """
     from securecluster.app import audit as audits
     from securecluster.app import audit_files, recording_audit
-    from securecluster.runs.recording import Recording
+    from securecluster.runs.recording_folder import Recording
 
     if options.helpers or options.bundle:
         raise UsageError(f"{folder} is a recording of an app: --with and --bundle are of runs")

@@ -225,6 +225,32 @@ def check_output(path: Path, is_own: Callable[[bytes], bool]) -> None:
     )
 
 
+def write_new(path: Path, data: bytes, mode: int = EVERYONE) -> None:
+    """Write a file where there is none, so that it is on the disk when this returns.
+
+    A kill may leave a part of it: what tells that it is whole is to be written after it.
+
+    Args:
+        path: of the file.
+        data: content of the file.
+        mode: permissions, which the file has from the start.
+
+    Raises:
+        RunFolderError: there is a file already, or it cannot be written.
+    """
+    with as_run_folder_error(path, "write"):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
 def _sync_folder(folder: Path) -> None:
     """Wait until the names of a folder's files are on the disk, if the system supports it."""
     flag: int = getattr(os, "O_DIRECTORY", 0)  # Windows has no such flag, and opens no folders

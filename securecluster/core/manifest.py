@@ -87,10 +87,38 @@ def encode(marks: Mapping[str, Mark]) -> bytes:
         marks: of the files by name.
     """
     files = {name: asdict(mark) for name, mark in sorted(marks.items())}
-    content = {"schema": SCHEMA, "files": files}
-    signed = {**content, "sha256": _digest_of_manifest(content)}
-    text = json.dumps(signed, indent=1) + "\n"
+    return with_digest({"schema": SCHEMA, "files": files})
+
+
+def with_digest(content: Mapping[str, Any]) -> bytes:
+    """Return the text of a JSON file that ends with a digest of itself.
+
+    Args:
+        content: of the file, without an entry "sha256".
+    """
+    text = json.dumps({**content, "sha256": _digest_of_manifest(content)}, indent=1) + "\n"
     return text.encode()
+
+
+def content_with_digest(path: Path, data: bytes) -> dict[str, Any]:
+    """Return the content of a JSON file that ends with a digest of itself, without that digest.
+
+    Args:
+        path: of the file, for the message of an error.
+        data: of the file.
+
+    Raises:
+        RunFolderError: it differs from its digest.
+    """
+    try:
+        content: dict[str, Any] = json.loads(data)
+        recorded_digest = content.pop("sha256")
+        is_whole = recorded_digest == _digest_of_manifest(content)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise damaged(path) from None
+    if not is_whole:
+        raise damaged(path)
+    return content
 
 
 def read(folder: Path, manifest_name: str = NAME) -> dict[str, Mark]:
@@ -106,15 +134,12 @@ def read(folder: Path, manifest_name: str = NAME) -> dict[str, Mark]:
     path = folder / manifest_name
     if not path.is_file():
         raise missing(path)
+    content = content_with_digest(path, atomic_files.read(path))
     try:
-        content = json.loads(atomic_files.read(path))
-        # the digest is of the manifest without it
-        recorded_digest = content.pop("sha256")
         marks = {name: Mark(**mark) for name, mark in content["files"].items()}
-        is_whole = recorded_digest == _digest_of_manifest(content)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (KeyError, TypeError, AttributeError):
         raise damaged(path) from None
-    if not is_whole or not all(_lies_within(name) for name in marks):
+    if not all(_lies_within(name) for name in marks):
         raise damaged(path)
     return marks
 

@@ -166,7 +166,7 @@ class Transcript:
         messages: method name -> (query class, reply class), to read contents back.
         names: names of the clients in the order of their positions, for `seen_by`; empty if they
             are unknown.
-        durable: whether each call is on the disk before `record` returns.
+        durable: whether each call is on the disk before `record` returns, in a file that is new.
     """
 
     def __init__(
@@ -217,6 +217,7 @@ class Transcript:
         messages: MessageTypes,
         names: Sequence[str] = (),
         durable: bool = False,
+        count: int | None = None,
     ) -> Transcript:
         """Return the transcript in a folder, whose arguments `open_transcript` finds out.
 
@@ -226,12 +227,13 @@ class Transcript:
             messages: method name -> (query class, reply class).
             names: names of the clients, in their order.
             durable: whether further calls are on the disk before `record` returns.
+            count: number of calls; later ones are left out. None reads all.
 
         Raises:
             RunFolderError: its index does not parse.
         """
         transcript = cls(mode, folder, messages, names, durable)
-        for entry in load_entries(folder):
+        for entry in load_entries(folder)[:count]:
             transcript._count(entry)
         return transcript
 
@@ -283,7 +285,10 @@ class Transcript:
         self._index.begin()  # before the first frame, which it marks as ours
         # the digest in the index detects a file that has been changed
         path = self._file(self.count)
-        atomic_files.write_atomic(path, data, atomic_files.OWNER, self._durable)
+        if self._durable:
+            atomic_files.write_new(path, data, atomic_files.OWNER)
+        else:
+            atomic_files.write_atomic(path, data, atomic_files.OWNER)
         return manifest.digest(data)
 
     def _file(self, position: int) -> Path:

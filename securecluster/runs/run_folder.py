@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import securecluster
-from securecluster.core import atomic_files, json_types, manifest
+from securecluster.core import atomic_files, folder_lock, json_types, manifest
 from securecluster.core.atomic_files import MARKER
 from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
@@ -52,7 +52,7 @@ SCHEMA = 3  # of config.json and result.json
 READ = (SCHEMA,)
 CONFIG = "config.json"
 RESULT = "result.json"
-LOCK = ".lock"
+LOCK = folder_lock.NAME
 TRANSCRIPT = "transcript"
 COMPARISON = "compare.json"
 ENDINGS = ("png", "pdf", "svg")  # of a sweep's pictures
@@ -892,21 +892,8 @@ def locked(folder: Path) -> Iterator[None]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder that may not be a run yet."""
-    from filelock import FileLock, Timeout
-
-    path = folder / LOCK
-    atomic_files.check_lock(path)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)  # a run may take hours: waiting for it is the user's decision
-    except Timeout:
-        raise RunFolderError(
-            f"{folder} is being written by another process: wait for it, or stop it first"
-        ) from None
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot lock {folder} ({error.strerror}): check its permissions"
-        ) from error
+    # a run may take hours: waiting for it is the user's decision
+    lock = folder_lock.acquire(folder)
     try:
         yield
     finally:

@@ -408,3 +408,19 @@ def test_files_that_belong_together_appear_when_all_are_complete(
     with pytest.raises(ZeroDivisionError), atomic_files.staged(tmp_path, {"a": b"newer", "c": b""}):
         raise ZeroDivisionError
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
+
+
+def test_a_new_file_replaces_none_and_leaves_no_part_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "frame"
+    atomic_files.write_new(path, b"first", atomic_files.OWNER)
+    assert stat.S_IMODE(path.stat().st_mode) == atomic_files.OWNER
+    assert "File exists" in sentence(lambda: atomic_files.write_new(path, b"second"))
+    assert path.read_bytes() == b"first"
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    sentence(lambda: atomic_files.write_new(tmp_path / "link", b"second"))
+    real = os.fdopen
+    monkeypatch.setattr(os, "fdopen", lambda d, m: FullStream(real(d, m), errno.ENOSPC))
+    sentence(lambda: atomic_files.write_new(tmp_path / "other", b"second"))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["frame", "link"]
