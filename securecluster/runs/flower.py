@@ -503,12 +503,14 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         RefusedError: a client that refuses the run.
     """
     patience = patience or Patience()
+    if folder is not None and run_folder.is_run(folder):
+        run_folder.check_under_way(folder)  # before a node is asked
     parties = [*range(clients)]
     if opened_verbs(method):
         parties.append(AUTHORITY_NUMBER)
     nodes, told = gathered(grid, parties, context.run_id, roster, patience)
     facts = [own for _, own in sorted(told.items()) if own is not None]
-    proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster)
+    proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster, folder)
     _agree(grid, nodes, proposal, patience)
     method = as_agreed(method, proposal.config)
     authority = nodes.pop(AUTHORITY_NUMBER, None)

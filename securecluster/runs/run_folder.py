@@ -708,6 +708,16 @@ def finished(folder: Path) -> bool:
     return False
 
 
+def check_under_way(folder: Path) -> None:
+    """Raise RunFolderError if the run in a folder has ended.
+
+    Args:
+        folder: of the run.
+    """
+    if finished(folder):
+        raise RunFolderError(f"the run in {folder} has ended: load it, or give another folder")
+
+
 def result_of(folder: Path) -> Result:
     """Return the content of a finished run's result.json, with the types that a run writes.
 

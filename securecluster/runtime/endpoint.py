@@ -25,7 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.errors import FrameError, PolicyError, UnknownRunError, UsageError
 from securecluster.messaging import refusals, wire
 from securecluster.messaging.bounds import Limits, check, out_of_range, undeclared
 from securecluster.messaging.messages import (
@@ -674,13 +674,13 @@ class Endpoint(Generic[C]):
         return Response(call.to, reply, tuple(receipts))
 
     def _refuse_other_configuration(self, config: str) -> None:
-        """Raise FrameError for the hash of another configuration.
+        """Raise UnknownRunError for the hash of another configuration.
 
         The configuration fixes masks, noise and bounds: under another one, a client would protect
         its reply by rules that it did not agree to.
         """
         if config != self._config:
-            raise FrameError(
+            raise UnknownRunError(
                 f"the server runs another configuration ({config[:8]}… against "
                 f"{self._config[:8]}…): start both from the same one"
             )
