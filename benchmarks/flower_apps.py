@@ -57,6 +57,10 @@ class SeededNode(Node):
             numbers=[self.number],
         )
 
+    def _keep(self, config: Mapping[str, Any], joins: bool = False) -> str:
+        """Agree to runs without a number, as those in one process are."""
+        return super()._keep(config, joins=True)
+
 
 def protocol_of(case: str) -> Any:
     """Return the protocol of a case.

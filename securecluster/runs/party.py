@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -107,7 +108,7 @@ class Party(ABC):
         return None
 
     def hello(self, challenge: bytes) -> bytes:
-        """Return which party this is, what it tells of its data, and a signature of the challenge.
+        """Return which party this is, what it tells of its data, a signature, and the time here.
 
         Args:
             challenge: JSON of a server: the run, its number for the node, and a number drawn for
@@ -121,7 +122,12 @@ class Party(ABC):
         except (ValueError, KeyError, TypeError):
             raise FrameError("a server's challenge has no run, node and nonce") from None
         signature = b"" if self._identity is None else self._identity.sign(statement)
-        told = {"number": self.number, "facts": self._told(), "signature": signature.hex()}
+        told = {
+            "number": self.number,
+            "facts": self._told(),
+            "signature": signature.hex(),
+            "clock": int(time.time()),  # by which the server names deadlines
+        }
         return json.dumps(told).encode()
 
     def answer(self, frame: bytes) -> bytes:

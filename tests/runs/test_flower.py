@@ -280,7 +280,7 @@ def test_a_client_that_does_not_agree_ends_the_run_before_it_begins(
 ) -> None:
     noisy = FedAvg(**SMALL, clip=1.0, noise=1.0)
     grid = Grid(apps(noisy, federation, tmp_path))
-    with pytest.raises(RefusedError, match="client 0: the node refused the run: its policy"):
+    with pytest.raises(RefusedError, match="client 0: the node refused the run: its own protocol"):
         run(FedAvg(**SMALL, clip=1.0, noise=0.1), grid)
     assert set(grid.asked) == {"query.hello", "query.agree"}
 

@@ -130,8 +130,10 @@ def accept(
 def test_a_node_derives_the_proposed_configuration_itself(
     made: Any, federation: Federation
 ) -> None:
-    found = accept(offered(made, federation), made, federation)
-    assert found == made.config(federation, "float32")
+    proposal = offered(made, federation)
+    found = accept(proposal, made, federation)
+    number = proposal.config["run"]
+    assert found == {**made.config(federation, "float32"), "run": number}
 
 
 @pytest.mark.parametrize(
@@ -295,7 +297,8 @@ def test_clients_agree_on_classes_by_name_and_on_scales() -> None:
     assert config == made.config(federation, "float32")
     assert config["class_names"] == WARDS.tolist()
     assert config["scaling"]["low"] == [-9.0, -8.0, -7.0, -6.0]
-    assert accept(offered(made, federation), made, federation) == config
+    proposal = offered(made, federation)
+    assert accept(proposal, made, federation) == {**config, "run": proposal.config["run"]}
 
 
 @pytest.mark.parametrize(
