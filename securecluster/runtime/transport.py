@@ -292,7 +292,7 @@ class Framed(Transport):
                 self._check(call, client, reply)
             except (RefusedError, FrameError, UpdateError) as error:
                 refusals[client] = self._code_of(error)
-                if isinstance(error, RefusedError) and error.code in WITHOUT_RELEASE:
+                if _is_refusal_of(requests[client], frame, error):
                     released_nothing.add(client)
             else:
                 replies[client] = reply
@@ -372,6 +372,13 @@ class Framed(Transport):
         if self._strict:
             raise error
         warnings.warn(str(error), SecureClusterWarning, stacklevel=2)
+
+
+def _is_refusal_of(request: Header, frame: bytes, error: Exception) -> bool:
+    """Return whether a client refused this request, and not an earlier one, before any release."""
+    if not isinstance(error, RefusedError) or error.code not in WITHOUT_RELEASE:
+        return False
+    return wire.peek(frame) == reply_header(request)
 
 
 def _of_another_form(replies: Mapping[int, Any]) -> list[int]:

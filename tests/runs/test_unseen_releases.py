@@ -1,0 +1,220 @@
+"""What a node released and its server never saw is in both ledgers, and the server's is no less.
+
+Each fault hits one node in one round; the other nodes answer. The node's own ledger says what it
+released, and knows nothing of the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securecluster import Federation, LabelSwap, load
+from securecluster.app.cli import main
+from securecluster.messaging import wire
+from securecluster.privacy.dp.ledger import COSTLESS, Event
+from securecluster.protocols import CFL, FedAvg, Signature
+from securecluster.runs.derived import call_types
+from securecluster.runs.fitted import FittedRun
+from securecluster.runs.node import Node
+from securecluster.runs.policy import Policy
+from securecluster.runs.proposal import Proposal
+from securecluster.runs.server_run import ServerRun
+from securecluster.runtime.transport import Framed
+
+CLIENTS = 5
+VICTIM = 1
+DELTA = 1e-5
+SMALL: dict[str, Any] = {"rounds": 4, "epochs": 1, "model": "linear", "mask": "none"}
+NOISE: dict[str, Any] = {"clip": 1.0, "noise": 2.0}
+METHODS: dict[str, Any] = {
+    "fedavg": FedAvg(**SMALL, **NOISE, aggregation="plain"),
+    "fedavg, shares": FedAvg(**SMALL, **NOISE, aggregation="secagg", placement="distributed"),
+    "fedavg, central": FedAvg(**SMALL, **NOISE, aggregation="plain", placement="central"),
+    "fedavg, examples": FedAvg(**SMALL, **NOISE, aggregation="plain", dp_unit="example"),
+    "cfl": CFL(**SMALL, **NOISE),
+    "signature": Signature(**SMALL, **NOISE, signature_noise=2.0),
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
+    )
+
+
+class KilledError(BaseException):
+    """The end of a node's process."""
+
+
+@dataclass
+class World:
+    """Nodes, of which one meets faults, and the folder of their server.
+
+    Args:
+        faults: by round of a release: what happens to the request to the victim.
+    """
+
+    made: Any
+    federation: Federation
+    folder: Path
+    faults: dict[int, str] = field(default_factory=dict)
+    seconds: float | None = None
+    held: list[bytes] = field(default_factory=list)
+    clock: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.nodes = [self.node(i) for i in range(CLIENTS)]
+
+    def node(self, i: int) -> Node:
+        own = self.federation.select([i])
+        policy = Policy(roster=False)
+        return Node(self.made, own, self.folder / f"node-{i}", number=i, policy=policy)
+
+    def server(self) -> ServerRun:
+        """Return the server of a run that begins or goes on."""
+        out = self.folder / "run"
+        facts = self.federation.facts
+        proposal = Proposal.of(self.made, facts, "float32", None, out)
+        for node in self.nodes:
+            node.agree(proposal.packed())
+        doors = {i: self.door(i) for i in range(CLIENTS)}
+        transport = Hurried(doors, lambda name: call_types(self.made, name)[1], strict=False)
+        transport.world = self
+        key = bytes(range(32)) if proposal.config.get("placement") == "central" else None
+        return ServerRun(self.made, proposal.config, transport, key=key)
+
+    def door(self, i: int) -> Callable[[bytes], bytes]:
+        def answer(frame: bytes) -> bytes:
+            fault = self.faults.get(wire.peek(frame).round) if i == VICTIM else None
+            if fault is None or not self.releases(frame):
+                return self.nodes[i].answer(frame)
+            return self.faulty(fault, frame)
+
+        return answer
+
+    def releases(self, frame: bytes) -> bool:
+        """Return whether a frame asks for a private reply."""
+        method = getattr(self.made.client, wire.peek(frame).method, None)
+        release = getattr(method, "__release__", None)
+        return release is not None and release.private
+
+    def faulty(self, fault: str, frame: bytes) -> bytes:
+        """Let a request meet its fault."""
+        node = self.nodes[VICTIM]
+        if fault == "late, seen in the next round" and self.held:
+            return self.held.pop() if node.answer(frame) else b""
+        if fault == "refused late, seen in the next round" and self.held:
+            node.answer(frame)
+            return node.answer(self.held.pop())
+        self.held.append(frame)
+        if fault == "reply lost":
+            node.answer(frame)
+        elif fault == "reply damaged":
+            return node.answer(frame)[:-40]
+        elif fault == "killed after the release was written":
+            self.killed_in(Node, "_store", frame)
+        elif fault == "disk full after the release was written":
+            return self.disk_full(frame)
+        elif fault == "restarted after its reply was lost":
+            node.answer(frame)
+            self.nodes[VICTIM] = self.node(VICTIM)
+        elif fault == "late, seen in the next round":
+            self.held[-1] = node.answer(frame)
+        else:
+            assert fault in FAULTS, fault
+        raise ConnectionError
+
+    def killed_in(self, owner: type, name: str, frame: bytes) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+
+            def killed(*positional: Any) -> None:
+                raise KilledError
+
+            patch.setattr(owner, name, killed)
+            with pytest.raises(KilledError):
+                self.nodes[VICTIM].answer(frame)
+        self.nodes[VICTIM] = self.node(VICTIM)
+
+    def disk_full(self, frame: bytes) -> bytes:
+        with pytest.MonkeyPatch.context() as patch:
+
+            def full(*positional: Any) -> None:
+                raise OSError(28, "No space left on device")
+
+            patch.setattr(Node, "_store", full)
+            return self.nodes[VICTIM].answer(frame)
+
+    def thaw(self) -> None:
+        """Let the victim answer what it was asked while it was frozen."""
+        for frame in self.held:
+            self.nodes[VICTIM].answer(frame)
+
+    def released(self, i: int) -> list[Event]:
+        """Return what a node released by its own ledger."""
+        unit = self.made.dp_unit
+        events = self.nodes[i]._budget(unit)._ledger.events
+        return [event for event in events if event.mechanism not in COSTLESS]
+
+    def spent(self, i: int) -> float:
+        return self.nodes[i].spent(self.made.dp_unit)[self.made.dp_unit]
+
+
+class Hurried(Framed):
+    """Transport that waits `world.seconds` for a reply, by the clock that its nodes have."""
+
+    world: World
+
+    def deadline_of(self, client: int) -> int:
+        seconds = self.world.seconds
+        return 0 if seconds is None else int(time.time() + seconds)
+
+
+def counted(fitted: FittedRun, i: int) -> list[Event]:
+    events = fitted.ledger_.events
+    return [e for e in events if i in e.ids and e.mechanism not in COSTLESS]
+
+
+FAULTS = (
+    "frozen",
+    "killed before training",
+    "killed after the release was written",
+    "disk full after the release was written",
+    "reply lost",
+    "reply damaged",
+    "restarted after its reply was lost",
+    "late, seen in the next round",
+    "refused late, seen in the next round",
+)
+
+
+@pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_server_s_ledger_is_no_less_than_any_node_s(
+    fault: str, name: str, federation: Federation, tmp_path: Path
+) -> None:
+    world = World(METHODS[name], federation, tmp_path, {2: fault, 3: fault})
+    fitted = world.server().carried_out(tmp_path / "run")
+    if fault == "frozen":
+        world.thaw()
+    for i in range(CLIENTS):
+        at_node, at_server = world.released(i), counted(fitted, i)
+        price = fitted.ledger_.of(str(i)).price(DELTA).epsilon
+        print(
+            f"{fault} | {name} | {i} | {len(at_node)} {world.spent(i):.3f} | "
+            f"{len(at_server)} {price:.3f}"
+        )
+        assert len(at_server) >= len(at_node)
+        if name != "fedavg, shares":  # whose nodes count the fewest survivors that they accept
+            assert price >= world.spent(i) * (1 - 1e-9)
+    whole = fitted.ledger_.price(DELTA).epsilon
+    assert whole < float("inf")
+    assert main(["replay", str(tmp_path / "run")]) == 0
+    assert load(tmp_path / "run").ledger_.events == fitted.ledger_.events
