@@ -846,6 +846,23 @@ def swept(folder: Path) -> dict[str, Any] | None:
     return json_types.typed(folder / CONFIG, content, SweepConfig)["sweep"]
 
 
+def is_being_written(folder: Path) -> bool:
+    """Return whether another process writes the run in a folder.
+
+    Args:
+        folder: of a run.
+    """
+    from filelock import Timeout
+
+    if not (folder / LOCK).is_file():
+        return False
+    try:
+        with _locked(folder):
+            return False
+    except RunFolderError as error:  # of any other kind, nobody knows
+        return isinstance(error.__context__, Timeout)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run folder.

@@ -166,12 +166,19 @@ def test_a_server_that_was_stopped_goes_on_and_one_that_has_ended_does_not(
 
     def stop(line: Any) -> None:
         if line["round"] == 2:
+            assert main(["report", str(folder)]) == 2
+            assert (
+                "under way in another process, and has ended 2 of its rounds"
+                in capsys.readouterr().err
+            )
             raise StoppedError
 
     with pytest.raises(StoppedError):
         server_of(made, nodes, folder).carried_out(folder, stop)
-    assert main(["resume", str(folder)]) == 2
-    assert "start its server again" in capsys.readouterr().err
+    for command in ("resume", "report"):
+        assert main([command, str(folder)]) == 2
+        told = capsys.readouterr().err
+        assert "over Flower by flwr run with the same out" in told and told.count("\n") == 1
     with pytest.raises(RunFolderError, match="another configuration"):
         server_of(made, nodes).carried_out(folder)  # as another run, of its own number
     fitted = server_of(made, nodes, folder).carried_out(folder)

@@ -67,7 +67,7 @@ class World:
     faults: dict[int, str] = field(default_factory=dict)
     seconds: float | None = None
     held: list[bytes] = field(default_factory=list)
-    clock: float = 0.0
+    kept: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.nodes = [self.node(i) for i in range(CLIENTS)]
@@ -107,49 +107,39 @@ class World:
 
     def faulty(self, fault: str, frame: bytes) -> bytes:
         """Let a request meet its fault."""
-        node = self.nodes[VICTIM]
-        if fault == "late, seen in the next round" and self.held:
-            return self.held.pop() if node.answer(frame) else b""
-        if fault == "refused late, seen in the next round" and self.held:
-            node.answer(frame)
-            return node.answer(self.held.pop())
         self.held.append(frame)
-        if fault == "reply lost":
-            node.answer(frame)
-        elif fault == "reply damaged":
-            return node.answer(frame)[:-40]
-        elif fault == "killed after the release was written":
-            self.killed_in(Node, "_store", frame)
-        elif fault == "disk full after the release was written":
-            return self.disk_full(frame)
-        elif fault == "restarted after its reply was lost":
-            node.answer(frame)
+        if fault in ("killed before training", "frozen"):
+            raise ConnectionError
+        if "was written" in fault:
+            return self.unwritten(
+                frame, KilledError() if "killed" in fault else OSError(28, "full")
+            )
+        reply = self.nodes[VICTIM].answer(frame)
+        if fault == "restarted after its reply was lost":
             self.nodes[VICTIM] = self.node(VICTIM)
-        elif fault == "late, seen in the next round":
-            self.held[-1] = node.answer(frame)
-        else:
-            assert fault in FAULTS, fault
-        raise ConnectionError
+        if fault == "reply damaged":
+            return reply[:-40]
+        if "next round" in fault:
+            self.kept.append(reply)
+        if len(self.kept) < 2:
+            raise ConnectionError
+        # in place of this reply, that of the round before
+        return self.kept[0] if fault.startswith("late") else self.nodes[VICTIM].answer(self.held[0])
 
-    def killed_in(self, owner: type, name: str, frame: bytes) -> None:
+    def unwritten(self, frame: bytes, error: BaseException) -> bytes:
+        """Let the victim release, and meet an error before its state is on the disk."""
+
+        def failing(*positional: Any) -> None:
+            raise error
+
         with pytest.MonkeyPatch.context() as patch:
-
-            def killed(*positional: Any) -> None:
-                raise KilledError
-
-            patch.setattr(owner, name, killed)
-            with pytest.raises(KilledError):
-                self.nodes[VICTIM].answer(frame)
+            patch.setattr(Node, "_store", failing)
+            try:
+                return self.nodes[VICTIM].answer(frame)
+            except KilledError:
+                pass
         self.nodes[VICTIM] = self.node(VICTIM)
-
-    def disk_full(self, frame: bytes) -> bytes:
-        with pytest.MonkeyPatch.context() as patch:
-
-            def full(*positional: Any) -> None:
-                raise OSError(28, "No space left on device")
-
-            patch.setattr(Node, "_store", full)
-            return self.nodes[VICTIM].answer(frame)
+        raise ConnectionError
 
     def thaw(self) -> None:
         """Let the victim answer what it was asked while it was frozen."""
