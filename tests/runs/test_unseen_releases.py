@@ -111,9 +111,8 @@ class World:
         if fault in ("killed before training", "frozen"):
             raise ConnectionError
         if "was written" in fault:
-            return self.unwritten(
-                frame, KilledError() if "killed" in fault else OSError(28, "full")
-            )
+            error = KilledError() if "killed" in fault else OSError(28, "full")
+            return self.unwritten(frame, error)
         reply = self.nodes[VICTIM].answer(frame)
         if fault == "restarted after its reply was lost":
             self.nodes[VICTIM] = self.node(VICTIM)
