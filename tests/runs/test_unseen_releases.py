@@ -6,7 +6,6 @@ released, and knows nothing of the server.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +15,18 @@ import pytest
 
 from securecluster import Federation, LabelSwap, load
 from securecluster.app.cli import main
+from securecluster.errors import RefusedError
 from securecluster.messaging import wire
-from securecluster.privacy.dp.ledger import COSTLESS, Event
+from securecluster.privacy.dp.ledger import COSTLESS, UNSEEN, Event
 from securecluster.protocols import CFL, FedAvg, Signature
+from securecluster.runs import run_folder
 from securecluster.runs.derived import call_types
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed
 
 CLIENTS = 5
@@ -58,14 +60,15 @@ class World:
     """Nodes, of which one meets faults, and the folder of their server.
 
     Args:
-        faults: by round of a release: what happens to the request to the victim.
+        faults: by round of a release: what happens to the requests to the victims.
+        victims: whose requests meet faults.
     """
 
     made: Any
     federation: Federation
     folder: Path
     faults: dict[int, str] = field(default_factory=dict)
-    seconds: float | None = None
+    victims: tuple[int, ...] = (VICTIM,)
     held: list[bytes] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
 
@@ -85,16 +88,18 @@ class World:
         for node in self.nodes:
             node.agree(proposal.packed())
         doors = {i: self.door(i) for i in range(CLIENTS)}
-        transport = Hurried(doors, lambda name: call_types(self.made, name)[1], strict=False)
-        transport.world = self
+        transport = Framed(doors, lambda name: call_types(self.made, name)[1], strict=False)
         key = bytes(range(32)) if proposal.config.get("placement") == "central" else None
         return ServerRun(self.made, proposal.config, transport, key=key)
 
     def door(self, i: int) -> Callable[[bytes], bytes]:
         def answer(frame: bytes) -> bytes:
-            fault = self.faults.get(wire.peek(frame).round) if i == VICTIM else None
+            fault = self.faults.get(wire.peek(frame).round) if i in self.victims else None
             if fault is None or not self.releases(frame):
                 return self.nodes[i].answer(frame)
+            if fault == "reply lost":
+                self.nodes[i].answer(frame)
+                raise ConnectionError
             return self.faulty(fault, frame)
 
         return answer
@@ -155,19 +160,24 @@ class World:
         return self.nodes[i].spent(self.made.dp_unit)[self.made.dp_unit]
 
 
-class Hurried(Framed):
-    """Transport that waits `world.seconds` for a reply, by the clock that its nodes have."""
-
-    world: World
-
-    def deadline_of(self, client: int) -> int:
-        seconds = self.world.seconds
-        return 0 if seconds is None else int(time.time() + seconds)
-
-
 def counted(fitted: FittedRun, i: int) -> list[Event]:
     events = fitted.ledger_.events
     return [e for e in events if i in e.ids and e.mechanism not in COSTLESS]
+
+
+def check_ledgers(world: World, fitted: FittedRun, equal: bool = False) -> None:
+    """Check that the server's ledger is no less than those of the nodes, or equals them."""
+    for i in range(CLIENTS):
+        at_node, at_server = world.released(i), counted(fitted, i)
+        price = fitted.ledger_.of(str(i)).price(DELTA).epsilon
+        told = f"client {i}: node {len(at_node)} ε {world.spent(i):.3f}, "
+        print(told + f"server {len(at_server)} ε {price:.3f}")
+        assert len(at_server) >= len(at_node)
+        # with noise in shares a node counts the fewest survivors that it accepts
+        if world.made.privacy.placement != "distributed":
+            assert price >= world.spent(i) * (1 - 1e-9)
+        if equal:
+            assert len(at_server) == len(at_node)
 
 
 FAULTS = (
@@ -187,23 +197,88 @@ FAULTS = (
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_server_s_ledger_is_no_less_than_any_node_s(
-    fault: str, name: str, federation: Federation, tmp_path: Path
+    fault: str,
+    name: str,
+    federation: Federation,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = World(METHODS[name], federation, tmp_path, {2: fault, 3: fault})
     fitted = world.server().carried_out(tmp_path / "run")
     if fault == "frozen":
         world.thaw()
-    for i in range(CLIENTS):
-        at_node, at_server = world.released(i), counted(fitted, i)
-        price = fitted.ledger_.of(str(i)).price(DELTA).epsilon
-        print(
-            f"{fault} | {name} | {i} | {len(at_node)} {world.spent(i):.3f} | "
-            f"{len(at_server)} {price:.3f}"
-        )
-        assert len(at_server) >= len(at_node)
-        if name != "fedavg, shares":  # whose nodes count the fewest survivors that they accept
-            assert price >= world.spent(i) * (1 - 1e-9)
+    check_ledgers(world, fitted)
     whole = fitted.ledger_.price(DELTA).epsilon
     assert whole < float("inf")
     assert main(["replay", str(tmp_path / "run")]) == 0
     assert load(tmp_path / "run").ledger_.events == fitted.ledger_.events
+    assert run_folder.result_of(tmp_path / "run")["unseen"][str(VICTIM)] == [2, 3]
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert f"counted all the same (client: rounds): {VICTIM}: 2 3" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
+def test_what_all_of_them_lost_costs_what_they_show_later(
+    federation: Federation, tmp_path: Path
+) -> None:
+    everybody = tuple(range(CLIENTS))
+    world = World(METHODS["fedavg"], federation, tmp_path, {1: "reply lost"}, everybody)
+    fitted = world.server().carried_out(tmp_path / "run")
+    check_ledgers(world, fitted, equal=True)
+    assert fitted.ledger_.price(DELTA).epsilon < float("inf")
+    assert main(["replay", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
+def test_what_nobody_ever_showed_counts_as_exact(federation: Federation, tmp_path: Path) -> None:
+    everybody = tuple(range(CLIENTS))
+    faults = dict.fromkeys(range(1, 5), "reply lost")
+    world = World(METHODS["fedavg"], federation, tmp_path, faults, everybody)
+    fitted = world.server().carried_out(tmp_path / "run")
+    check_ledgers(world, fitted)
+    assert fitted.ledger_.price(DELTA).epsilon == float("inf")
+
+
+class StoppedError(Exception):
+    """The end of a server."""
+
+
+@pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
+@pytest.mark.parametrize("name", ["fedavg", "fedavg, examples", "cfl"])
+def test_a_reply_that_arrives_after_all_is_the_release_that_was_counted(
+    name: str, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed after it has counted the release, and asks again."""
+    world = World(METHODS[name], federation, tmp_path, {3: "reply lost"})
+    record = ServerChannel._record_unseen
+
+    def stopping(net: ServerChannel, *arguments: Any) -> None:
+        before = len(net.state.ledger.events)
+        record(net, *arguments)
+        if len(net.state.ledger.events) > before:
+            raise StoppedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerChannel, "_record_unseen", stopping)
+        with pytest.raises(StoppedError):
+            world.server().carried_out(tmp_path / "run")
+    world.faults.clear()
+    fitted = world.server().carried_out(tmp_path / "run")
+    assert fitted.dropped_ == {}
+    check_ledgers(world, fitted, equal=True)
+    assert any(UNSEEN in event.digests for event in fitted.ledger_.events)
+
+
+@pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
+def test_a_server_that_lost_its_checkpoint_is_refused_as_stale(
+    federation: Federation, tmp_path: Path
+) -> None:
+    world = World(METHODS["fedavg"], federation, tmp_path)
+    first = world.server()
+    first.carried_out()
+    spent = world.spent(0)
+    with pytest.raises(RefusedError, match=r"^all clients refuse, .* moved on") as told:
+        first.carried_out()
+    assert told.value.code == "stale"
+    assert world.spent(0) == spent

@@ -386,6 +386,15 @@ class Ledger:
                 pairs.add((event.method, name))
         return sorted(pairs)
 
+    def unseen(self) -> dict[int, list[int]]:
+        """Return the rounds of releases that were asked for and never seen, by client."""
+        rounds: dict[int, set[int]] = {}
+        for event in self.events:
+            if UNSEEN in event.digests:
+                for client in event.ids:
+                    rounds.setdefault(client, set()).add(event.round)
+        return {client: sorted(rounds[client]) for client in sorted(rounds)}
+
     def declared_public(self) -> list[tuple[str, str]]:
         """Return the sorted (method, field) pairs that are in no ε, since they are declared public.
 
