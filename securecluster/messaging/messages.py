@@ -476,8 +476,8 @@ class Response:
         receipts: what each client of `ids` released in its reply; empty where nobody has any.
         refused: by client that is alive and refused, the code of its refusal (`refusals`).
         added: where the rows of `reply` are sums of those of the clients, one per group.
-        unseen: clients elsewhere that were asked and may have released their reply, which did not
-            arrive or was of no use.
+        without_release: clients elsewhere that have certainly released nothing: the request was not
+            sent to them, or they refused it beforehand. Others without a reply may have.
     """
 
     ids: tuple[int, ...]
@@ -485,7 +485,7 @@ class Response:
     receipts: tuple[Receipts, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     added: Added | None = None
-    unseen: tuple[int, ...] = ()
+    without_release: tuple[int, ...] = ()
 
     def receipts_at(self, position: int) -> Receipts:
         """Return the receipts of one client's reply.
@@ -504,13 +504,13 @@ class Response:
         position_of = {client: position for position, client in enumerate(self.ids)}
         positions = [position_of[client] for client in clients if client in position_of]
         if not positions:
-            return Response((), None, (), self.refused, unseen=self.unseen)
+            return dataclasses.replace(self, ids=(), reply=None, receipts=(), added=None)
         receipts = self.receipts
         if receipts:
             receipts = tuple(receipts[k] for k in positions)
         ids = tuple(self.ids[k] for k in positions)
         reply = select(self.reply, positions)
-        return Response(ids, reply, receipts, self.refused, unseen=self.unseen)
+        return dataclasses.replace(self, ids=ids, reply=reply, receipts=receipts, added=None)
 
 
 def format_ids(ids: Sequence[int]) -> str:

@@ -71,7 +71,7 @@ class Entry:
         up: bytes of the frame from each recipient; 0 if it did not reply.
         asker: local parameter server that called each recipient; empty if the server did.
         refused: of recipients that did not reply, (id, code) of those that refused.
-        unseen: of recipients that did not reply, those that may have released their reply.
+        without_release: of recipients that did not reply, those that have released nothing.
         sha256: digest of the file with the contents; empty if there is none.
     """
 
@@ -85,7 +85,7 @@ class Entry:
     up: tuple[int, ...]
     asker: tuple[int, ...] = ()
     refused: tuple[tuple[int, str], ...] = ()
-    unseen: tuple[int, ...] = ()
+    without_release: tuple[int, ...] = ()
     # entries are compared with those made from the contents, which have no file
     sha256: str = field(default="", compare=False)
 
@@ -338,7 +338,8 @@ class Transcript:
         receipts = tuple(receipts_from_json(values) if values else () for values in batch.receipts)
         entry = self.entries[position]
         ids, refused = tuple(batch.ids), dict(entry.refused)
-        return call, Response(ids, reply, receipts, refused, unseen=entry.unseen)
+        spared = entry.without_release
+        return call, Response(ids, reply, receipts, refused, without_release=spared)
 
     def _checked_file(self, position: int) -> bytes:
         """Return the contents of an entry's file, which must match the digest in the index."""
@@ -628,7 +629,7 @@ def entry_of(call: Call, answer: Response) -> Entry:
         up=up,
         asker=call.asker,
         refused=tuple(sorted(answer.refused.items())),
-        unseen=answer.unseen,
+        without_release=answer.without_release,
     )
 
 
@@ -650,7 +651,7 @@ def load_entries(folder: Path) -> list[Entry]:
 def _as_json(entry: Entry) -> dict[str, Any]:
     """Return an entry as a line of the index has it."""
     content = dict(vars(entry))
-    for name in ("refused", "unseen"):  # of few runs
+    for name in ("refused", "without_release"):  # of few runs
         if not content[name]:
             del content[name]
     return content

@@ -233,7 +233,7 @@ class Framed(Transport):
             RefusedError: where the transport is strict: a client refuses, for another reason than
                 its budget.
         """
-        return self.read(call, self.carried(call, self.frames_of(call)))
+        return self.read(call, self.carried(call, self.frames_of(call)), call.to)
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call to one chunk of its clients after another.
@@ -268,14 +268,14 @@ class Framed(Transport):
         return 0
 
     def read(
-        self, call: Call, answers: Iterable[tuple[int, bytes]], asked: Collection[int] | None = None
+        self, call: Call, answers: Iterable[tuple[int, bytes]], asked: Collection[int]
     ) -> Response:
         """Decode and stack what clients answered.
 
         Args:
             call: requests to clients.
             answers: (client, bytes of its answer) of clients that did not drop out.
-            asked: clients of the call that the request was sent to; by default all of them.
+            asked: clients of the call that the request was sent to.
 
         Raises:
             FrameError: as `exchange`.
@@ -285,7 +285,7 @@ class Framed(Transport):
         replies: dict[int, Any] = {}
         receipts: dict[int, Receipts] = {}
         refusals: dict[int, str] = {}
-        released_nothing: set[int] = set()
+        without_release = set(call.to).difference(asked)
         for client, frame in answers:
             try:
                 reply, receipts[client] = self._reply(client, requests[client], frame)
@@ -293,7 +293,7 @@ class Framed(Transport):
             except (RefusedError, FrameError, UpdateError) as error:
                 refusals[client] = self._code_of(error)
                 if _is_refusal_of(requests[client], frame, error):
-                    released_nothing.add(client)
+                    without_release.add(client)
             else:
                 replies[client] = reply
         if not self._strict:
@@ -302,8 +302,8 @@ class Framed(Transport):
                 refusals[client] = FRAME
                 text = f"client {client} sent a reply of another form than most clients did"
                 warnings.warn(text, SecureClusterWarning, stacklevel=2)
-        unseen = set(call.to if asked is None else asked) - replies.keys() - released_nothing
-        response = Response((), None, refused=refusals, unseen=tuple(sorted(unseen)))
+        spared = tuple(sorted(without_release))
+        response = Response((), None, refused=refusals, without_release=spared)
         if not replies:
             return response
         written = tuple(receipts[client] for client in replies)

@@ -53,7 +53,7 @@ class UnseenReleases:
             response: what came of them.
         """
         asked = self._asked.setdefault((call.method, call.step), set())
-        asked.update(response.ids, response.unseen)
+        asked.update(set(call.to).difference(response.without_release))
 
     def of(self, call: Event, seen: Collection[int]) -> list[Event]:
         """Return the unseen releases of a call that has ended, and of earlier ones with a price.
