@@ -144,7 +144,7 @@ def show(content: Result, folder: Path) -> None:
     for sentence in content.get("power", {"sentences": []})["sentences"]:
         console.print(f"power check: {sentence}")
     _show_rounds(console, "did not reply", content["dropped"])
-    unseen = content.get("unseen", {})
+    unseen = content.get("never_seen", {})
     _show_rounds(console, "released unseen, perhaps, and counted all the same", unseen)
     _show_refused(console, content.get("refused", {}))
     time = f"{content['seconds']:.1f} s on {content['device']}"

@@ -134,7 +134,7 @@ def _unseen(subject: Subject, fitted: FittedRun) -> Entries:
     rounds = fitted.ledger_.unseen()
     clients = enumerate(subject.names)  # newcomers are in no result
     by_name = {name: rounds[client] for client, name in clients if client in rounds}
-    return {"unseen": by_name} if by_name else {}
+    return {"never_seen": by_name} if by_name else {}
 
 
 def _metrics(target: float, subject: Subject, fitted: FittedRun, labels: list[int]) -> Entries:
