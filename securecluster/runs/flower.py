@@ -19,12 +19,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
@@ -41,6 +39,7 @@ from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import as_agreed, call_types, needs_samples, opened_verbs
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.flower_messages import asked, bytes_of, pulled, pushed, record_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
 from securecluster.runs.node import Node
@@ -48,24 +47,18 @@ from securecluster.runs.party import Party, hello_statement
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
-from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
+from securecluster.runtime.chunks import in_chunks
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Line
 from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
-CODE, DATA = "code", "data"
 KINDS = (HELLO, AGREE, FRAME, SCORE)
 SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
 SECONDS_ON_THE_WAY = 10.0  # at most, of the time that a node tells: deadlines are not too early
 LATEST = 1 << 40  # seconds since 1970, of a clock
-# seconds between two looks for replies, which grow while none arrives; Flower's own loop takes 3
-SHORTEST_PAUSE = 0.05
-LONGEST_PAUSE = 2.0
-PAUSE_PER_LOOK = 4.0  # of the time that the last look took
 
 
-R = TypeVar("R")
 Request = tuple[int, int]  # position of a call among those that are sent together, and client
 
 # --- a node ---
@@ -97,32 +90,6 @@ def _handler(
         return Message(record_of(data, code), reply_to=message)
 
     return handle
-
-
-def record_of(data: bytes, code: str = OK) -> RecordDict:
-    """Return bytes as Flower carries them.
-
-    Args:
-        data: of a message.
-        code: of an answer: OK, or of a refusal.
-    """
-    array = Array(np.frombuffer(data, np.uint8))
-    return RecordDict({DATA: ArrayRecord({DATA: array}), CODE: ConfigRecord({CODE: code})})
-
-
-def bytes_of(content: RecordDict) -> bytes:
-    """Return the bytes that `record_of` made a record of.
-
-    Args:
-        content: of a message, whose sender may send anything.
-
-    Raises:
-        FrameError: no such record.
-    """
-    try:
-        return bytes(content[DATA][DATA].numpy().tobytes())
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise FrameError("a message of Flower has no bytes") from None
 
 
 # --- the server ---
@@ -291,86 +258,6 @@ class FlowerTransport(Framed):
             if code is not None:
                 yield request, data
         self._away |= {client for _, client in silent}
-
-
-def asked(
-    grid: Grid, kind: str, sent: Mapping[int, RecordDict], seconds: float | None
-) -> dict[int, tuple[str, bytes]]:
-    """Return the (code, data) that each of Flower's nodes answered, of those that did.
-
-    Args:
-        grid: of the ServerApp.
-        kind: of the messages.
-        sent: content by node.
-        seconds: to wait; None waits for all.
-    """
-    messages = ((node, node, content) for node, content in sent.items())
-    answers = pulled(grid, pushed(grid, kind, messages), seconds)
-    return {node: (code, data) for node, code, data in answers if code is not None}
-
-
-def pushed(grid: Grid, kind: str, sent: Iterable[tuple[R, int, RecordDict]]) -> dict[str, R]:
-    """Send messages, and return the request of each by the number of its message.
-
-    Args:
-        grid: of the ServerApp.
-        kind: of the messages.
-        sent: (request, node, content), made as they are taken; requests are of the caller's choice.
-    """
-    waiting: dict[str, R] = {}
-    contents = iter(sent)
-    # Pushed in parts, so that not all requests are in memory at once.
-    while part := list(islice(contents, FIRST_CHUNK)):
-        messages = [
-            Message(content, dst_node_id=node, message_type=f"query.{kind}")
-            for _, node, content in part
-        ]
-        numbers = grid.push_messages(messages)
-        for (request, _, _), number in zip(part, numbers, strict=False):
-            if number:  # Flower has none for a message that it could not take
-                waiting[number] = request
-    return waiting
-
-
-def pulled(
-    grid: Grid, sent: Mapping[str, R], seconds: float | None
-) -> Iterator[tuple[R, str | None, bytes]]:
-    """Yield (request, code, data) of each answer as it arrives.
-
-    The code of an app that ended is None.
-
-    Args:
-        grid: of the ServerApp.
-        sent: requests by the numbers of their messages.
-        seconds: to wait; None waits for all.
-    """
-    waiting = dict(sent)
-    due = time.monotonic() + (float("inf") if seconds is None else seconds)
-    pause = SHORTEST_PAUSE
-    while waiting:
-        began = time.monotonic()
-        replies = list(grid.pull_messages(list(waiting)))
-        ended = time.monotonic()
-        for reply in replies:
-            request = waiting.pop(reply.metadata.reply_to_message_id)
-            yield request, *_answer_in(reply)
-        left = due - time.monotonic()
-        if not waiting or left <= 0:
-            return
-        pause = SHORTEST_PAUSE if replies else min(1.5 * pause, LONGEST_PAUSE)
-        # a look at many messages takes the processor, and in a simulation a lock, from the nodes
-        pause = max(pause, PAUSE_PER_LOOK * (ended - began))
-        time.sleep(min(pause, left))
-
-
-def _answer_in(reply: Message) -> tuple[str | None, bytes]:
-    """Return (code, data) of a node's reply, which may be anything."""
-    if reply.has_error():  # of an app that ended: its text may name paths of the node
-        return None, b""
-    try:
-        return str(reply.content[CODE][CODE]), bytes_of(reply.content)
-    except (KeyError, TypeError, FrameError):
-        return refusals.FAILED, b""
 
 
 @dataclass(frozen=True)
