@@ -57,7 +57,7 @@ class Proposal:
         facts: Facts,
         dtype: str,
         roster: Roster | None,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
     ) -> Proposal:
         """Return the proposal of a server.
 
@@ -75,8 +75,9 @@ class Proposal:
         """
         samples = facts.sizes if needs_samples(method) else None
         shared = facts.shared if opened_verbs(method) else None
-        goes_on = folder is not None and run_folder.is_run(folder)
-        number = _number_in(folder) if folder is not None and goes_on else run_number.drawn()
+        number: str | None = run_number.drawn()
+        if folder is not None and run_folder.is_run(Path(folder)):
+            number = _number_in(Path(folder))
         return cls(agreed_config(method, facts, dtype, roster, number), samples, shared)
 
     def packed(self) -> bytes:
