@@ -23,6 +23,7 @@ from securecluster.protocols import CFL, FedAvg
 from securecluster.runs import flower
 from securecluster.runs.agent import answer
 from securecluster.runs.endpoints import KeySource, build_client
+from securecluster.runs.flower_messages import bytes_of, record_of
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runtime.endpoint import Endpoint
@@ -56,6 +57,10 @@ class SeededNode(Node):
             agreed=config,
             numbers=[self.number],
         )
+
+    def _keep(self, config: Mapping[str, Any], joins: bool = False) -> str:
+        """Agree to runs without a number, as those in one process are."""
+        return super()._keep(config, joins=True)
 
 
 def protocol_of(case: str) -> Any:
@@ -171,8 +176,8 @@ def _handler(kind: str) -> Callable[[Message, Context], Message]:
         began = time.process_time()
         number = int(context.node_config["partition-id"])
         case = str(message.content[CASE][CASE])
-        code, data = answer(lambda: _node(case, number), kind, flower.bytes_of(message.content))
-        content = flower.record_of(data, code)
+        code, data = answer(lambda: _node(case, number), kind, bytes_of(message.content))
+        content = record_of(data, code)
         content[SPENT] = MetricRecord({SECONDS: time.process_time() - began})
         return Message(content, reply_to=message)
 

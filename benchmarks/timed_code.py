@@ -45,6 +45,7 @@ SECURE_SUMS = (
 )
 OVER_FLOWER = (
     "securecluster/runs/flower.py",
+    "securecluster/runs/flower_messages.py",
     "securecluster/runs/node.py",
     "securecluster/runs/server_run.py",
     "securecluster/runtime/aggregators.py",

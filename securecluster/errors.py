@@ -84,10 +84,11 @@ class SecureClusterWarning(_Sentence, UserWarning):
 
 
 class FrameError(SecureClusterError):
-    """An invalid frame.
+    """An invalid frame: it does not parse, or is not meant for this party."""
 
-    It does not parse, is not meant for this party, or was built from another configuration.
-    """
+
+class UnknownRunError(FrameError):
+    """A frame of a run, or of a configuration, that its recipient has not agreed to."""
 
 
 class UnforeseenError(FrameError):
@@ -95,7 +96,23 @@ class UnforeseenError(FrameError):
 
 
 class PolicyError(SecureClusterError):
-    """A release that the client's own policy forbids."""
+    """A request that a rule of the protocol forbids, by which clients protect themselves."""
+
+
+class OwnerPolicyError(PolicyError):
+    """A run or a release that the policy of the client's owner forbids."""
+
+
+class ProposalError(PolicyError):
+    """A proposed run that is not the one of the client's own protocol object and data."""
+
+
+class StaleError(PolicyError):
+    """A request about what its recipient has moved on from."""
+
+
+class LateError(PolicyError):
+    """A request whose deadline has passed."""
 
 
 class BudgetError(PolicyError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError, UpdateError
+from securecluster.errors import PolicyError, StaleError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows, select
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
@@ -237,14 +237,14 @@ class LocalFirstClient(SumClient):
         return first_time
 
     def check_alone(self, context: CallContext, name: str) -> None:
-        """Raise PolicyError for clients that no longer hold the model that they trained alone.
+        """Raise StaleError for clients that no longer hold the model that they trained alone.
 
         Args:
             context: the call to refuse.
             name: the client method that was called, for the message.
         """
         if self._had[context.positions].any():
-            raise PolicyError(
+            raise StaleError(
                 f"{name} comes before the first average: it is about what a client learned alone"
             )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError, UpdateError
+from securecluster.errors import StaleError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
@@ -182,7 +182,7 @@ class TrainingClient:
             query: the averages that each client lacks.
 
         Raises:
-            PolicyError: the request comes too late. A client has applied later averages, so its
+            StaleError: the request comes too late. A client has applied later averages, so its
                 reply would depend on another model.
         """
         self.check_not_behind(context, query)
@@ -192,7 +192,7 @@ class TrainingClient:
         """Check that a reply would depend on the model that the query is about.
 
         Raises:
-            PolicyError: a client has applied later averages than the query has.
+            StaleError: a client has applied later averages than the query has.
         """
         counts = query.count.values.tolist()
         applied = self.had(context.positions, query)
@@ -462,14 +462,14 @@ class UpdateClient(TrainingClient):
         return self.displaced(context.positions)
 
 
-def late_request_error(clients: Sequence[int]) -> PolicyError:
+def late_request_error(clients: Sequence[int]) -> StaleError:
     """Return the error for a request about averages that these clients have moved beyond.
 
     Args:
         clients: their numbers.
     """
     few = ", ".join(map(str, clients[:5]))
-    return PolicyError(
+    return StaleError(
         f"client(s) {few} have moved on from what this request is about: it comes too late, or "
         "from a server that started over without its checkpoint"
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.distances import to_others
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError
+from securecluster.errors import FrameError, PolicyError, StaleError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
@@ -162,9 +162,9 @@ class SRFCAClient(SumClient):
         return super().train_locally(context, query)
 
     def _check_one_shot(self, context: CallContext, name: str) -> None:
-        """Raise PolicyError for clients that no longer hold their one-shot model."""
+        """Raise StaleError for clients that no longer hold their one-shot model."""
         if self._restart[context.positions].any():
-            raise PolicyError(
+            raise StaleError(
                 f"{name} comes before the first average: after it a client trains with its cluster"
             )
 

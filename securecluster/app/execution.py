@@ -231,7 +231,7 @@ def federation_of(folder: Path, plan: RunPlan, config: RunConfig) -> Federation:
     if run_folder.of_server(config):
         raise UsageError(
             f"{folder} is a server's, whose clients are nodes elsewhere: start its server again "
-            "with this folder, and it goes on"
+            "with this folder, over Flower by flwr run with the same out, and it goes on"
         )
     if plan.simulation is None:
         raise UsageError(

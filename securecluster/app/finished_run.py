@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import loading
+from securecluster.core import atomic_files
 from securecluster.core.option_groups import option_groups
 from securecluster.core.validation import check_ranges
 from securecluster.data.simulation import Simulation
@@ -83,10 +84,7 @@ def open_run(
         )
     config = (run_folder if protocol else loading).run_config(folder)
     if not run_folder.finished(folder):
-        raise UsageError(
-            f"the run in {folder} has not ended: go on with it first, with: securecluster resume "
-            f"{shlex.quote(str(folder))}"
-        )
+        raise _not_ended(folder, config)
     result = run_folder.result_of(folder)
     stored = read_kept(folder)
     return FinishedRun(
@@ -97,6 +95,26 @@ def open_run(
         protocol=protocol or _protocol(folder, config),
         ledger=_ledger(folder, stored),
         server_state=stored.server,
+    )
+
+
+def _not_ended(folder: Path, config: RunConfig) -> UsageError:
+    """Return the error for a run that has not ended, which says how it gets there."""
+    if run_folder.is_being_written(folder):
+        history = folder / "history.jsonl"
+        rounds = atomic_files.read(history).count(b"\n") if history.is_file() else 0
+        return UsageError(
+            f"the run in {folder} is under way in another process, and has ended {rounds} of its "
+            "rounds: wait for its end"
+        )
+    if run_folder.of_server(config):
+        return UsageError(
+            f"the run in {folder} has not ended, and its server has stopped: start it again with "
+            "this folder, over Flower by flwr run with the same out, and it goes on"
+        )
+    return UsageError(
+        f"the run in {folder} has not ended: go on with it first, with: securecluster resume "
+        f"{shlex.quote(str(folder))}"
     )
 
 

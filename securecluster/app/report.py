@@ -143,7 +143,9 @@ def show(content: Result, folder: Path) -> None:
         console.print(chosen_sentence(content["chosen"]))
     for sentence in content.get("power", {"sentences": []})["sentences"]:
         console.print(f"power check: {sentence}")
-    _show_dropped(console, content["dropped"])
+    _show_rounds(console, "did not reply", content["dropped"])
+    unseen = content.get("never_seen", {})
+    _show_rounds(console, "released unseen, perhaps, and counted all the same", unseen)
     _show_refused(console, content.get("refused", {}))
     time = f"{content['seconds']:.1f} s on {content['device']}"
     # no wrapping: a path with line breaks in it could not be copied
@@ -187,20 +189,21 @@ def _show_classes(console: Any, content: Result) -> None:
         console.print(f"classes: {listed(texts, MOST_NAMES)}")
 
 
-def _show_dropped(console: Any, dropped: dict[str, list[int]]) -> None:
-    """Print in which rounds clients did not reply.
+def _show_rounds(console: Any, what: str, by_client: dict[str, list[int]]) -> None:
+    """Print in which rounds something happened to clients.
 
     Args:
         console: rich's.
-        dropped: rounds by the client's name.
+        what: happened.
+        by_client: rounds by the client's name.
     """
-    if not dropped:
+    if not by_client:
         return
     clients = []
-    for name, rounds in dropped.items():
+    for name, rounds in by_client.items():
         clients.append(f"{name}: {_few(rounds)}")
     text = "; ".join(_first(clients, MOST_CLUSTERS))
-    console.print(f"did not reply (client: rounds): {text}")
+    console.print(f"{what} (client: rounds): {text}")
 
 
 def _show_refused(console: Any, refused: dict[str, dict[str, list[int]]]) -> None:

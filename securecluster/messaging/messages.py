@@ -329,6 +329,8 @@ class Header:
         group: clients of the secure sum that the frame belongs to (`format_ids`); empty where there
             is none.
         attempt: number of the attempt at a secure sum, from 0.
+        deadline: seconds since 1970 by the recipient's clock, after which it refuses; 0 for none.
+            Replies have none.
     """
 
     config: str
@@ -341,6 +343,7 @@ class Header:
     members: int
     group: str = ""
     attempt: int = 0
+    deadline: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,6 +367,7 @@ class Call:
         attempt: number of the attempt at a secure sum, from 0.
         adds: group of each recipient, where the server only adds the replies of each group: clients
             of one process may then send these sums (`Added`). It is not in frames.
+        deadline: as in a header. Transports that wait only so long set it in their frames.
     """
 
     config: str
@@ -378,6 +382,7 @@ class Call:
     group: tuple[str, ...] = ()
     attempt: int = 0
     adds: tuple[int, ...] = ()
+    deadline: int = 0
 
     def header(self, position: int) -> Header:
         """Return the header of the request to `to[position]`.
@@ -408,6 +413,7 @@ class Call:
             members=self.members[position],
             group=group,
             attempt=self.attempt,
+            deadline=self.deadline,
         )
 
     def forms(self) -> list[Hashable]:
@@ -470,6 +476,8 @@ class Response:
         receipts: what each client of `ids` released in its reply; empty where nobody has any.
         refused: by client that is alive and refused, the code of its refusal (`refusals`).
         added: where the rows of `reply` are sums of those of the clients, one per group.
+        without_release: clients elsewhere that have certainly released nothing: the request was not
+            sent to them, or they refused it beforehand. Others without a reply may have.
     """
 
     ids: tuple[int, ...]
@@ -477,6 +485,7 @@ class Response:
     receipts: tuple[Receipts, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     added: Added | None = None
+    without_release: tuple[int, ...] = ()
 
     def receipts_at(self, position: int) -> Receipts:
         """Return the receipts of one client's reply.
@@ -495,12 +504,13 @@ class Response:
         position_of = {client: position for position, client in enumerate(self.ids)}
         positions = [position_of[client] for client in clients if client in position_of]
         if not positions:
-            return Response((), None, (), self.refused)
+            return dataclasses.replace(self, ids=(), reply=None, receipts=(), added=None)
         receipts = self.receipts
         if receipts:
             receipts = tuple(receipts[k] for k in positions)
         ids = tuple(self.ids[k] for k in positions)
-        return Response(ids, select(self.reply, positions), receipts, self.refused)
+        reply = select(self.reply, positions)
+        return dataclasses.replace(self, ids=ids, reply=reply, receipts=receipts, added=None)
 
 
 def format_ids(ids: Sequence[int]) -> str:
@@ -556,7 +566,9 @@ def reply_header(request: Header) -> Header:
     Args:
         request: header of the request.
     """
-    return dataclasses.replace(request, sender=request.recipient, recipient=request.sender)
+    return dataclasses.replace(
+        request, sender=request.recipient, recipient=request.sender, deadline=0
+    )
 
 
 @dataclass(frozen=True, eq=False)

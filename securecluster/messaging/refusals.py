@@ -4,9 +4,9 @@ The text of an error may hold what its client holds: a number that is out of ran
 So it stays with the party that refuses, in its own log, and the other side reads one of the
 sentences below.
 
-Whoever answers frames, clients and the key authority, returns one of five codes, and `decode`
-raises `RefusedError` with the code's sentence. Simulated nodes raise the error itself, since one
-user is both sides. A client whose budget is spent counts as dropped out.
+Whoever answers frames, clients and the key authority, returns a code, one for each reason, and
+`decode` raises `RefusedError` with the code's sentence. Simulated nodes raise the error itself,
+since one user is both sides. A client whose budget is spent counts as dropped out.
 """
 
 from __future__ import annotations
@@ -17,33 +17,54 @@ from collections.abc import Mapping
 from securecluster.errors import (
     BudgetError,
     FrameError,
+    LateError,
+    OwnerPolicyError,
     PolicyError,
+    ProposalError,
     RefusedError,
+    StaleError,
+    TargetError,
     UnforeseenError,
+    UnknownRunError,
     UpdateError,
 )
 from securecluster.messaging.messages import Header
 
 logger = logging.getLogger(__name__)
 
-FRAME = "frame"
-BUDGET = "budget"
-FAILED = "failed"
+FRAME, RUN, PROPOSAL, STALE, LATE = "frame", "run", "proposal", "stale", "late"
+POLICY, RULE, BUDGET, TARGET = "policy", "rule", "budget", "target"
+UPDATE, FAILED = "update", "failed"
 # by code: what its sender says by it
 SENTENCES: Mapping[str, str] = {
-    FRAME: "the request is damaged, forged, not for it, or of another configuration",
-    "policy": "its policy forbids what the request asks for",
-    "update": "its reply would not be finite, or would be out of range",
+    FRAME: "the request is damaged, forged, or not for it",
+    RUN: "it has agreed to no such run, or to another configuration",
+    PROPOSAL: "its own protocol and data give another configuration than the server proposes",
+    STALE: "it has moved on from what the request is about, which comes too late, or from a server "
+    "that started over without its checkpoint",
+    LATE: "the request's deadline had passed",
+    POLICY: "its owner's policy forbids what the request asks for",
+    RULE: "a rule of the protocol, which protects clients, forbids what the request asks for",
     BUDGET: "the release would exceed its owner's privacy budget",
+    TARGET: "the release would exceed the run's target epsilon",
+    UPDATE: "its reply would not be finite, or would be out of range",
     FAILED: "the request could not be answered",
 }
+# of refusals before anything is released; by the others a client may have written down a release
+WITHOUT_RELEASE = (FRAME, RUN, PROPOSAL, STALE, LATE, POLICY, BUDGET, TARGET)
 # the first class that fits decides
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (BudgetError, BUDGET),
+    (TargetError, TARGET),
+    (OwnerPolicyError, POLICY),
+    (ProposalError, PROPOSAL),
+    (StaleError, STALE),
+    (LateError, LATE),
     (UnforeseenError, FAILED),
+    (UnknownRunError, RUN),
     (FrameError, FRAME),
-    (PolicyError, "policy"),
-    (UpdateError, "update"),
+    (PolicyError, RULE),
+    (UpdateError, UPDATE),
 )
 
 

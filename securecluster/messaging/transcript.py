@@ -73,6 +73,7 @@ class Entry:
         up: bytes of the frame from each recipient; 0 if it did not reply.
         asker: local parameter server that called each recipient; empty if the server did.
         refused: of recipients that did not reply, (id, code) of those that refused.
+        without_release: of recipients that did not reply, those that have released nothing.
         sha256: digest of the file with the contents; empty if there is none.
     """
 
@@ -86,6 +87,7 @@ class Entry:
     up: tuple[int, ...]
     asker: tuple[int, ...] = ()
     refused: tuple[tuple[int, str], ...] = ()
+    without_release: tuple[int, ...] = ()
     # entries are compared with those made from the contents, which have no file
     sha256: str = field(default="", compare=False)
 
@@ -273,7 +275,7 @@ class Transcript:
             self._contents.append(contents)
             return ""
         fields = dict(vars(call))
-        del fields["query"], fields["adds"]
+        del fields["query"], fields["adds"], fields["deadline"]
         reply = None
         if response.reply is not None:
             reply = _fields_of(response.reply)
@@ -343,8 +345,10 @@ class Transcript:
         if batch.reply is not None:
             reply = _rebuilt(reply_type, batch.reply)
         receipts = tuple(receipts_from_json(values) if values else () for values in batch.receipts)
-        refused = dict(self.entries[position].refused)
-        return call, Response(tuple(batch.ids), reply, receipts, refused)
+        entry = self.entries[position]
+        ids, refused = tuple(batch.ids), dict(entry.refused)
+        spared = entry.without_release
+        return call, Response(ids, reply, receipts, refused, without_release=spared)
 
     def check(self) -> None:
         """Check that all contents on the disk are what was written.
@@ -645,6 +649,7 @@ def entry_of(call: Call, answer: Response) -> Entry:
         up=up,
         asker=call.asker,
         refused=tuple(sorted(answer.refused.items())),
+        without_release=answer.without_release,
     )
 
 
@@ -666,8 +671,9 @@ def load_entries(folder: Path) -> list[Entry]:
 def _as_json(entry: Entry) -> dict[str, Any]:
     """Return an entry as a line of the index has it."""
     content = dict(vars(entry))
-    if not entry.refused:
-        del content["refused"]  # of few runs
+    for name in ("refused", "without_release"):  # of few runs
+        if not content[name]:
+            del content[name]
     return content
 
 

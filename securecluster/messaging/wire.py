@@ -41,9 +41,11 @@ MAX_HEADER = 1 << 24  # bytes of its header: the members of a cohort of a millio
 LENGTH_BYTES = 8
 ALIGNMENT = 8
 COMPACT = (",", ":")  # separators of JSON as safetensors writes it
-# A header's last fields belong to secure sums, and have these values in every other frame.
+# Last fields of a header that most frames are without: those of secure sums, and the deadline.
 SECURE_DEFAULTS = ["", 0]
-PLAIN_FIELDS = len(dataclasses.fields(Header)) - len(SECURE_DEFAULTS)
+NO_DEADLINE = 0
+SECURE_FIELDS = len(dataclasses.fields(Header)) - 1
+PLAIN_FIELDS = SECURE_FIELDS - len(SECURE_DEFAULTS)
 
 
 def _dtypes() -> dict[torch.dtype, tuple[str, int]]:
@@ -87,12 +89,15 @@ def _split(message: Any, position: int) -> tuple[Scalars, Selections]:
 
 
 def header_fields(header: Header) -> list[Any]:
-    """Return the fields of a header as a frame has them: those of secure sums in their frames only.
+    """Return the fields of a header as a frame has them: without those at the end that say nothing.
 
     Args:
         header: header of the frame.
     """
     fields = list(vars(header).values())
+    if fields[SECURE_FIELDS] != NO_DEADLINE:
+        return fields
+    fields = fields[:SECURE_FIELDS]
     if fields[PLAIN_FIELDS:] == SECURE_DEFAULTS:
         return fields[:PLAIN_FIELDS]
     return fields
@@ -336,10 +341,10 @@ def _header(text: str) -> tuple[Header, Any, Receipts]:
 def _check_header(values: Any) -> None:
     """Raise ValueError unless some values have the types and ranges of a header's fields."""
     fields = dataclasses.fields(Header)
-    if len(values) not in (PLAIN_FIELDS, len(fields)):
+    if len(values) not in (PLAIN_FIELDS, SECURE_FIELDS, len(fields)):
         raise ValueError("its fields are not those of a header")
     # one text for each header
-    if values[PLAIN_FIELDS:] == SECURE_DEFAULTS:
+    if values[PLAIN_FIELDS:] == SECURE_DEFAULTS or values[SECURE_FIELDS:] == [NO_DEADLINE]:
         raise ValueError("its fields are not those of a header")
     for value, field in zip(values, fields, strict=False):
         # the exact type: a JSON true would pass as an integer

@@ -112,7 +112,7 @@ class AuthorityNode(Party):
         """Return the authority of a run as it is on the disk, from memory where that agrees.
 
         Raises:
-            FrameError: a run that the authority has not agreed to.
+            UnknownRunError: a run that the authority has not agreed to.
         """
         stamp = stamp_of(self._folder_of(run) / STATE)
         if run in self._running:

@@ -336,6 +336,8 @@ class Result(TypedDict):
     """each client's true cluster, where known"""
     dropped: dict[str, list[int]]
     """rounds in which a client did not reply, by name"""
+    never_seen: NotRequired[dict[str, list[int]]]
+    """rounds of releases that a client was asked for and nobody saw, by name; ε counts them"""
     refused: NotRequired[dict[str, dict[str, list[int]]]]
     """rounds in which a client refused a request, by name and reason"""
     rounds: int

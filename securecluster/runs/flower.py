@@ -19,19 +19,17 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from securecluster.core import atomic_files
 from securecluster.data import Federation
 from securecluster.data.facts import ClientFacts, agree
-from securecluster.errors import FrameError, RefusedError, UsageError
+from securecluster.errors import FrameError, RefusedError, SecureClusterError, UsageError
 from securecluster.messaging import refusals
 from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
@@ -41,6 +39,7 @@ from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import as_agreed, call_types, needs_samples, opened_verbs
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.flower_messages import asked, bytes_of, pulled, pushed, record_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
 from securecluster.runs.node import Node
@@ -48,22 +47,18 @@ from securecluster.runs.party import Party, hello_statement
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
-from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
+from securecluster.runtime.chunks import in_chunks
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Line
 from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
-CODE, DATA = "code", "data"
 KINDS = (HELLO, AGREE, FRAME, SCORE)
 SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
-# seconds between two looks for replies, which grow while none arrives; Flower's own loop takes 3
-SHORTEST_PAUSE = 0.05
-LONGEST_PAUSE = 2.0
-PAUSE_PER_LOOK = 4.0  # of the time that the last look took
+SECONDS_ON_THE_WAY = 10.0  # at most, of the time that a node tells: deadlines are not too early
+LATEST = 1 << 40  # seconds since 1970, of a clock
 
 
-R = TypeVar("R")
 Request = tuple[int, int]  # position of a call among those that are sent together, and client
 
 # --- a node ---
@@ -97,32 +92,6 @@ def _handler(
     return handle
 
 
-def record_of(data: bytes, code: str = OK) -> RecordDict:
-    """Return bytes as Flower carries them.
-
-    Args:
-        data: of a message.
-        code: of an answer: OK, or of a refusal.
-    """
-    array = Array(np.frombuffer(data, np.uint8))
-    return RecordDict({DATA: ArrayRecord({DATA: array}), CODE: ConfigRecord({CODE: code})})
-
-
-def bytes_of(content: RecordDict) -> bytes:
-    """Return the bytes that `record_of` made a record of.
-
-    Args:
-        content: of a message, whose sender may send anything.
-
-    Raises:
-        FrameError: no such record.
-    """
-    try:
-        return bytes(content[DATA][DATA].numpy().tobytes())
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise FrameError("a message of Flower has no bytes") from None
-
-
 # --- the server ---
 
 
@@ -152,6 +121,9 @@ class FlowerTransport(Framed):
         replies: returns the reply class of a method name.
         check: raises for a reply that the run does not allow (`Deployment.reply_check`).
         patience: how long a call waits. A client without a reply by then is lost.
+        clocks: of the clients, seconds since 1970 by each one's own clock when this machine's
+            monotonic clock is 0. A request to one of these has a deadline, after which the client
+            refuses it: so it releases nothing that nobody waits for.
     """
 
     def __init__(
@@ -161,8 +133,10 @@ class FlowerTransport(Framed):
         replies: Callable[[str], type],
         check: Callable[[Call, int, Any], None],
         patience: Patience | None = None,
+        clocks: Mapping[int, float] | None = None,
     ) -> None:
         super().__init__({}, replies, strict=False, check=check)
+        self._clocks = dict(clocks or {})
         self._grid = grid
         self._nodes = dict(nodes)
         self._patience = patience or Patience()
@@ -185,10 +159,11 @@ class FlowerTransport(Framed):
         """
         requests = (((0, client), client, data) for client, data in self.frames_of(call))
         sent = self._push([call], requests)
+        asked = {client for _, client in sent.values()}
 
         def collected() -> Response:
             answers = {client: data for (_, client), data in self._pull(sent)}
-            return self.read(call, [(i, answers[i]) for i in call.to if i in answers])
+            return self.read(call, [(i, answers[i]) for i in call.to if i in answers], asked)
 
         return collected
 
@@ -203,11 +178,13 @@ class FlowerTransport(Framed):
             for position, call in enumerate(calls)
             for client, data in self.frames_of(call)
         )
-        answers = dict(self._pull(self._push(calls, requests)))
+        sent = self._push(calls, requests)
+        answers = dict(self._pull(sent))
         responses = []
         for position, call in enumerate(calls):
             own = [(i, answers[position, i]) for i in call.to if (position, i) in answers]
-            responses.append(self.read(call, own))
+            asked = {client for of_call, client in sent.values() if of_call == position}
+            responses.append(self.read(call, own, asked))
         return responses
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
@@ -220,7 +197,9 @@ class FlowerTransport(Framed):
             chunk: clients of a part; None takes as many as memory allows.
         """
         requests = (((0, client), client, data) for client, data in self.frames_of(call))
-        arriving = self._pull(self._push([call], requests))
+        sent = self._push([call], requests)
+        asked = {client for _, client in sent.values()}
+        arriving = self._pull(sent)
         waiting: dict[int, bytes] = {}
 
         def replies_of(part: Call) -> Response:
@@ -229,9 +208,21 @@ class FlowerTransport(Framed):
                 (_, client), data = arrived
                 waiting[client] = data
                 missing.discard(client)
-            return self.read(part, [(i, waiting.pop(i)) for i in part.to if i in waiting])
+            answers = [(i, waiting.pop(i)) for i in part.to if i in waiting]
+            return self.read(part, answers, asked.intersection(part.to))
 
         return in_chunks(replies_of, call, chunk)
+
+    def deadline_of(self, client: int) -> int:
+        """Return by when a client is to answer, in seconds since 1970 by its own clock.
+
+        Args:
+            client: its number.
+        """
+        seconds = self._patience.call
+        if seconds is None or client not in self._clocks:
+            return 0
+        return math.ceil(time.monotonic() + seconds + self._clocks[client])
 
     def _push(
         self, calls: Sequence[Call], requests: Iterable[tuple[Request, int, bytes]]
@@ -269,84 +260,20 @@ class FlowerTransport(Framed):
         self._away |= {client for _, client in silent}
 
 
-def asked(
-    grid: Grid, kind: str, sent: Mapping[int, RecordDict], seconds: float | None
-) -> dict[int, tuple[str, bytes]]:
-    """Return the (code, data) that each of Flower's nodes answered, of those that did.
+@dataclass(frozen=True)
+class Introduction:
+    """What a party told of itself.
 
     Args:
-        grid: of the ServerApp.
-        kind: of the messages.
-        sent: content by node.
-        seconds: to wait; None waits for all.
+        node: Flower's.
+        facts: of its data; None for the key authority.
+        clock: seconds since 1970 by its own clock when this machine's monotonic clock is 0; None
+            where it told none.
     """
-    messages = ((node, node, content) for node, content in sent.items())
-    answers = pulled(grid, pushed(grid, kind, messages), seconds)
-    return {node: (code, data) for node, code, data in answers if code is not None}
 
-
-def pushed(grid: Grid, kind: str, sent: Iterable[tuple[R, int, RecordDict]]) -> dict[str, R]:
-    """Send messages, and return the request of each by the number of its message.
-
-    Args:
-        grid: of the ServerApp.
-        kind: of the messages.
-        sent: (request, node, content), made as they are taken; requests are of the caller's choice.
-    """
-    waiting: dict[str, R] = {}
-    contents = iter(sent)
-    # Pushed in parts, so that not all requests are in memory at once.
-    while part := list(islice(contents, FIRST_CHUNK)):
-        messages = [
-            Message(content, dst_node_id=node, message_type=f"query.{kind}")
-            for _, node, content in part
-        ]
-        numbers = grid.push_messages(messages)
-        for (request, _, _), number in zip(part, numbers, strict=False):
-            if number:  # Flower has none for a message that it could not take
-                waiting[number] = request
-    return waiting
-
-
-def pulled(
-    grid: Grid, sent: Mapping[str, R], seconds: float | None
-) -> Iterator[tuple[R, str | None, bytes]]:
-    """Yield (request, code, data) of each answer as it arrives.
-
-    The code of an app that ended is None.
-
-    Args:
-        grid: of the ServerApp.
-        sent: requests by the numbers of their messages.
-        seconds: to wait; None waits for all.
-    """
-    waiting = dict(sent)
-    due = time.monotonic() + (float("inf") if seconds is None else seconds)
-    pause = SHORTEST_PAUSE
-    while waiting:
-        began = time.monotonic()
-        replies = list(grid.pull_messages(list(waiting)))
-        ended = time.monotonic()
-        for reply in replies:
-            request = waiting.pop(reply.metadata.reply_to_message_id)
-            yield request, *_answer_in(reply)
-        left = due - time.monotonic()
-        if not waiting or left <= 0:
-            return
-        pause = SHORTEST_PAUSE if replies else min(1.5 * pause, LONGEST_PAUSE)
-        # a look at many messages takes the processor, and in a simulation a lock, from the nodes
-        pause = max(pause, PAUSE_PER_LOOK * (ended - began))
-        time.sleep(min(pause, left))
-
-
-def _answer_in(reply: Message) -> tuple[str | None, bytes]:
-    """Return (code, data) of a node's reply, which may be anything."""
-    if reply.has_error():  # of an app that ended: its text may name paths of the node
-        return None, b""
-    try:
-        return str(reply.content[CODE][CODE]), bytes_of(reply.content)
-    except (KeyError, TypeError, FrameError):
-        return refusals.FAILED, b""
+    node: int
+    facts: ClientFacts | None
+    clock: float | None
 
 
 def gathered(
@@ -356,8 +283,8 @@ def gathered(
     roster: Roster | None,
     patience: Patience,
     welcome: Sequence[int] = (),
-) -> tuple[dict[int, int], dict[int, ClientFacts | None]]:
-    """Return Flower's node of each party, and what each told of its data.
+) -> dict[int, Introduction]:
+    """Return what each party told of itself, by its number.
 
     A party's number is that of its key on the roster, which it proves by a signature of this run,
     of Flower's node and of a number drawn for it. Without a roster it is what the node says.
@@ -374,17 +301,16 @@ def gathered(
         UsageError: not all parties are there, or two nodes are one of them.
     """
     began = time.monotonic()
-    found: dict[int, int] = {}
-    facts: dict[int, ClientFacts | None] = {}
+    found: dict[int, Introduction] = {}
     missing = list(parties)
     while missing:
-        for node, number, told in _introductions(grid, set(found.values()), run, roster, patience):
+        known = {told.node for told in found.values()}
+        for number, told in _introductions(grid, known, run, roster, patience):
             if number in found:
                 party = _name_of(number)
                 raise UsageError(f"two of Flower's nodes are {party}: stop one of them")
             if number in parties or number in welcome:
-                found[number] = node
-                facts[number] = told
+                found[number] = told
         late = patience.start is not None and time.monotonic() - began > patience.start
         missing = [i for i in parties if i not in found]
         if missing and late:
@@ -395,7 +321,7 @@ def gathered(
             )
         if missing:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-    return found, facts
+    return found
 
 
 def _name_of(number: int) -> str:
@@ -405,8 +331,8 @@ def _name_of(number: int) -> str:
 
 def _introductions(
     grid: Grid, known: set[int], run: int, roster: Roster | None, patience: Patience
-) -> Iterator[tuple[int, int, ClientFacts | None]]:
-    """Yield (Flower's node, number, facts) of each node that says who it is.
+) -> Iterator[tuple[int, Introduction]]:
+    """Yield the number of each node that says who it is, and what it told.
 
     A stranger, whose key is not on the roster, keeps no run from its clients: it is left out.
 
@@ -423,25 +349,32 @@ def _introductions(
         for node in grid.get_node_ids()
         if node not in known
     }
-    sent = {
-        node: record_of(json.dumps(challenge).encode()) for node, challenge in challenges.items()
-    }
+    sent = (
+        (node, node, record_of(json.dumps(challenge).encode()))
+        for node, challenge in challenges.items()
+    )
     seconds = patience.call if patience.start is None else patience.start
-    for node, (code, data) in asked(grid, HELLO, sent, seconds).items():
+    for node, code, data in pulled(grid, pushed(grid, HELLO, sent), seconds):
+        arrived = time.monotonic()
         if code != OK:
             continue
         try:
-            number, told = _introduced(data, hello_statement(challenges[node]), roster)
+            statement = hello_statement(challenges[node])
+            number, facts, clock = _introduced(data, statement, roster)
         except (FrameError, UsageError) as error:
             refusals.log(error)
             continue
-        yield node, number, told
+        if clock is not None:
+            clock += SECONDS_ON_THE_WAY - arrived
+        yield number, Introduction(node, facts, clock)
 
 
 def _introduced(
     data: bytes, statement: bytes, roster: Roster | None
-) -> tuple[int, ClientFacts | None]:
-    """Return the number of a node, and what it told of its data; the key authority tells nothing.
+) -> tuple[int, ClientFacts | None, float | None]:
+    """Return the number of a node, what it told of its data, and the time by its clock.
+
+    The key authority tells nothing of data.
 
     Raises:
         FrameError: no introduction, or one that the roster's key did not sign.
@@ -450,15 +383,19 @@ def _introduced(
         told = json.loads(data)
         number = told["number"]
         signature = bytes.fromhex(told["signature"])
+        clock = told.get("clock")
+        if clock is not None and not (type(clock) is int and 0 <= clock < LATEST):
+            raise ValueError
         if type(number) is not int or number < 0:
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FrameError("a node did not say which client it is") from None
     if roster is not None:
         roster.check(number, statement, signature)
+    time_there = None if clock is None else float(clock)
     if number == AUTHORITY_NUMBER:
-        return number, None
-    return number, ClientFacts.read(told["facts"])
+        return number, None, time_there
+    return number, ClientFacts.read(told["facts"]), time_there
 
 
 def serve(  # noqa: PLR0913 (what a run over Flower is made of)
@@ -503,12 +440,15 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         RefusedError: a client that refuses the run.
     """
     patience = patience or Patience()
+    if folder is not None and run_folder.is_run(folder):
+        run_folder.check_under_way(folder)  # before a node is asked
     parties = [*range(clients)]
     if opened_verbs(method):
         parties.append(AUTHORITY_NUMBER)
-    nodes, told = gathered(grid, parties, context.run_id, roster, patience)
-    facts = [own for _, own in sorted(told.items()) if own is not None]
-    proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster)
+    told = gathered(grid, parties, context.run_id, roster, patience)
+    nodes = {number: one.node for number, one in told.items()}
+    facts = [one.facts for _, one in sorted(told.items()) if one.facts is not None]
+    proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster, folder)
     _agree(grid, nodes, proposal, patience)
     method = as_agreed(method, proposal.config)
     authority = nodes.pop(AUTHORITY_NUMBER, None)
@@ -517,7 +457,8 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         return call_types(method, name)[1]
 
     check = Deployment(method, proposal.config).reply_check(roster)
-    transport: Transport = FlowerTransport(grid, nodes, replies, check, patience)
+    clocks = _clocks(told)
+    transport: Transport = FlowerTransport(grid, nodes, replies, check, patience, clocks)
     if authority is not None:
         door = _door(grid, authority, patience)
         transport = WithAuthority(transport, door, replies)
@@ -529,6 +470,11 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     if scores:
         run = replace(run, scores=told_scores)
     return run.carried_out(folder, report)
+
+
+def _clocks(told: Mapping[int, Introduction]) -> dict[int, float]:
+    """Return the clocks of the parties that told theirs."""
+    return {number: one.clock for number, one in told.items() if one.clock is not None}
 
 
 def _agree(grid: Grid, nodes: Mapping[int, int], proposal: Proposal, patience: Patience) -> None:
@@ -546,7 +492,13 @@ def _agree(grid: Grid, nodes: Mapping[int, int], proposal: Proposal, patience: P
     sent = {node: record_of(proposal.packed()) for node in nodes.values()}
     answers = asked(grid, AGREE, sent, patience.call)
     for party, node in sorted(nodes.items()):
-        code, _ = answers.get(node, (refusals.FAILED, b""))
+        if node not in answers:
+            raise RefusedError(
+                f"{_name_of(party)} does not answer the proposal of a run: look at its log, and "
+                "at that of its SuperNode",
+                refusals.FAILED,
+            )
+        code, _ = answers[node]
         if code != OK:
             refusal = refusals.refusal("the run", code)
             raise RefusedError(f"{_name_of(party)}: {refusal}", refusal.code)
@@ -586,8 +538,11 @@ def join(
     method = as_agreed(method, config)
     clients = range(int(config["clients"]))
     needed = [*newcomers, *(clients if needs_samples(method) else ())]
-    nodes, told = gathered(grid, needed, context.run_id, roster, patience, clients)
-    samples = {number: None if own is None else own.samples for number, own in told.items()}
+    told = gathered(grid, needed, context.run_id, roster, patience, clients)
+    nodes = {number: one.node for number, one in told.items()}
+    samples = {
+        number: None if one.facts is None else one.facts.samples for number, one in told.items()
+    }
     of_clients = tuple(samples[i] or 0 for i in clients) if needs_samples(method) else None
     proposal = Proposal(config, of_clients, joins=True)
     _agree(grid, {i: nodes[i] for i in newcomers}, proposal, patience)
@@ -596,7 +551,7 @@ def join(
         return call_types(method, name)[1]
 
     check = Deployment(method, config).reply_check(roster)
-    transport = FlowerTransport(grid, nodes, replies, check, patience)
+    transport = FlowerTransport(grid, nodes, replies, check, patience, _clocks(told))
     run = ServerRun(method, config, transport, content["clients"], roster=roster)
     return run.join(folder, {i: samples[i] for i in newcomers})
 
@@ -661,7 +616,12 @@ def server_app(method: Method, **options: Any) -> ServerApp:
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        done(serve(grid, context, method, **{**configured(context.run_config), **options}))
+        try:
+            fitted = serve(grid, context, method, **{**configured(context.run_config), **options})
+        except SecureClusterError as error:
+            # Flower prints an error with all that was called: here its sentence says what to do
+            raise error.with_traceback(None) from None
+        done(fitted)
 
     app.main()(main)
     return app

@@ -20,7 +20,7 @@ from securecluster.core.devices import cpu_threads
 from securecluster.core.serialization import pack, unpack
 from securecluster.data.facts import ClientFacts
 from securecluster.data.federation import Federation
-from securecluster.errors import PolicyError, UsageError
+from securecluster.errors import OwnerPolicyError, PolicyError, UsageError
 from securecluster.messaging import wire
 from securecluster.privacy.dp.budget import UNITS, Budget
 from securecluster.privacy.masking.identities import Identity, Roster
@@ -124,7 +124,7 @@ class Node(Party):
         """Take part in a run, and return its fingerprint, or raise PolicyError."""
         own = self._data.facts_of(0, samples=True, classes=True)
         config = accepted(proposal, self.method, own, self.number, self.policy, self._roster)
-        run = self._keep(config)
+        run = self._keep(config, proposal.joins)
         if proposal.joins:
             self._start_anew(run)
         return run
@@ -182,7 +182,7 @@ class Node(Party):
             null where the client has no test samples.
 
         Raises:
-            FrameError: no such run.
+            UnknownRunError: no such run.
             PolicyError: scores that the owner does not tell, or that need the server's state.
         """
         name = run.decode("ascii", "replace")
@@ -199,7 +199,7 @@ class Node(Party):
         if allowed is None:
             allowed = not adds_noise(self.method, config)
         if not allowed:
-            raise PolicyError(
+            raise OwnerPolicyError(
                 "this client does not tell its score, which no noise covers (scores of its policy)"
             )
         if observer.needs_state:
@@ -226,7 +226,7 @@ class Node(Party):
         """Return a run as it is on the disk, from memory where that agrees with it.
 
         Raises:
-            FrameError: a run that the node has not agreed to.
+            UnknownRunError: a run that the node has not agreed to.
         """
         path = self._folder_of(run) / STATE
         stamp = stamp_of(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,12 +19,19 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from securecluster.core import atomic_files
-from securecluster.errors import FrameError, RunFolderError, UsageError
+from securecluster.errors import (
+    FrameError,
+    ProposalError,
+    RunFolderError,
+    UnknownRunError,
+    UsageError,
+)
 from securecluster.messaging import refusals
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
+from securecluster.runtime import run_number
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.refusals import answered
 
@@ -84,9 +92,14 @@ class Party(ABC):
 
         Raises:
             FrameError: no proposal.
-            PolicyError: a run that this party does not take part in.
+            OwnerPolicyError: a run that its owner forbids.
+            ProposalError: another run than that of its own protocol and data.
         """
-        return self._agree(Proposal.unpacked(data))
+        proposal = Proposal.unpacked(data)
+        try:
+            return self._agree(proposal)
+        except UsageError as error:  # a protocol that does not work with the proposed facts
+            raise ProposalError(str(error)) from None
 
     @abstractmethod
     def _agree(self, proposal: Proposal) -> str:
@@ -101,7 +114,7 @@ class Party(ABC):
         return None
 
     def hello(self, challenge: bytes) -> bytes:
-        """Return which party this is, what it tells of its data, and a signature of the challenge.
+        """Return which party this is, what it tells of its data, a signature, and the time here.
 
         Args:
             challenge: JSON of a server: the run, its number for the node, and a number drawn for
@@ -115,7 +128,12 @@ class Party(ABC):
         except (ValueError, KeyError, TypeError, RecursionError):
             raise FrameError("a server's challenge has no run, node and nonce") from None
         signature = b"" if self._identity is None else self._identity.sign(statement)
-        told = {"number": self.number, "facts": self._told(), "signature": signature.hex()}
+        told = {
+            "number": self.number,
+            "facts": self._told(),
+            "signature": signature.hex(),
+            "clock": int(time.time()),  # by which the server names deadlines
+        }
         return json.dumps(told).encode()
 
     def answer(self, frame: bytes) -> bytes:
@@ -143,13 +161,26 @@ class Party(ABC):
             with suppress(RunFolderError):  # of a run that it can no longer answer
                 yield run, self._agreed(run)
 
-    def _keep(self, config: Mapping[str, Any]) -> str:
-        """Write down that the party agreed to a run, and return its fingerprint."""
+    def _keep(self, config: Mapping[str, Any], joins: bool = False) -> str:
+        """Write down that the party agreed to a run, and return its fingerprint.
+
+        Args:
+            config: of the run.
+            joins: whether the run has ended, and this party is a newcomer.
+
+        Raises:
+            ProposalError: a new run without a number, which could be taken for an earlier one.
+        """
         run = config_hash(config)
         with self._alone():
             folder = self._folder_of(run)
-            atomic_files.make_private_folder(folder)
             if not (folder / AGREED).exists():
+                if run_number.of(config) is None and not joins:
+                    raise ProposalError(
+                        "the server proposes a run without a number of its own, as earlier "
+                        "versions did: let it run this version"
+                    )
+                atomic_files.make_private_folder(folder)
                 text = json.dumps(config, sort_keys=True)
                 atomic_files.write_atomic(
                     folder / AGREED, text.encode(), atomic_files.OWNER, durable=self._durable
@@ -160,12 +191,12 @@ class Party(ABC):
         """Return the configuration of a run.
 
         Raises:
-            FrameError: a run that the party has not agreed to.
+            UnknownRunError: a run that the party has not agreed to.
             RunFolderError: its file was changed.
         """
         path = self._folder_of(run) / AGREED
         if not path.is_file():
-            raise FrameError("the node has agreed to no run of this configuration")
+            raise UnknownRunError("the node has agreed to no run of this configuration")
         try:
             config: Mapping[str, Any] = json.loads(atomic_files.read(path))
         except (ValueError, RecursionError):
@@ -186,7 +217,7 @@ class Party(ABC):
 
     def _folder_of(self, run: str) -> Path:
         if not run.isalnum():
-            raise FrameError("the node has agreed to no run of this configuration")
+            raise UnknownRunError("the node has agreed to no run of this configuration")
         return self.folder / f"run-{run}"
 
     def _remove_half_written(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from securecluster.errors import PolicyError, UsageError
+from securecluster.errors import OwnerPolicyError, UsageError
 from securecluster.privacy.dp.budget import UNITS
 from securecluster.privacy.dp.ledger import DELTA
 
@@ -108,7 +108,7 @@ class Policy:
             config: that clients and server are to agree on.
 
         Raises:
-            PolicyError: it is not.
+            OwnerPolicyError: it is not.
         """
         named = {
             "protocol": self.protocols,
@@ -122,25 +122,29 @@ class Policy:
             value = config.get(entry, "plain")
             if allowed is not None and value not in allowed:
                 listed = ", ".join(allowed) or "none at all"
-                raise PolicyError(f"this client allows {entry} {listed}, and not {value}")
+                raise OwnerPolicyError(f"this client allows {entry} {listed}, and not {value}")
         # released losses may have less noise than the rest
         noise = float(config["noise"]) * min(1.0, float(config.get("loss_noise", 1.0)))
         if noise < self.least_noise:
-            raise PolicyError(
+            raise OwnerPolicyError(
                 f"this client allows noise multipliers of at least {self.least_noise:g}, and the "
                 f"run has {noise:g}"
             )
         clients = int(config["clients"])
         if clients < self.least_clients:
-            raise PolicyError(
+            raise OwnerPolicyError(
                 f"this client takes part in runs of at least {self.least_clients:g} clients, and "
                 f"this one has {clients}"
             )
         unit = config["dp_unit"]
         if self.unit is not None and unit != self.unit:
-            raise PolicyError(f"this client's unit of privacy is {self.unit}, and the run's {unit}")
+            raise OwnerPolicyError(
+                f"this client's unit of privacy is {self.unit}, and the run's {unit}"
+            )
         if self.roster and "roster" not in config:
-            raise PolicyError("this client takes part only in runs with a roster of public keys")
+            raise OwnerPolicyError(
+                "this client takes part only in runs with a roster of public keys"
+            )
 
 
 LISTS = ("protocols", "masks", "aggregations", "relevances", "placements")

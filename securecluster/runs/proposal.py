@@ -9,15 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from securecluster.data.facts import ClientFacts, Facts
-from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.errors import (
+    FrameError,
+    OwnerPolicyError,
+    ProposalError,
+    RunFolderError,
+    UsageError,
+)
 from securecluster.models.objectives import objective
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.runs import run_folder
 from securecluster.runs.derived import needs_samples, opened_verbs
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
+from securecluster.runtime import run_number
 
 MOST_CLIENTS = 1 << 20
 DTYPES = ("float32", "float64")
@@ -42,7 +51,14 @@ class Proposal:
     joins: bool = False
 
     @classmethod
-    def of(cls, method: Method, facts: Facts, dtype: str, roster: Roster | None) -> Proposal:
+    def of(
+        cls,
+        method: Method,
+        facts: Facts,
+        dtype: str,
+        roster: Roster | None,
+        folder: Path | str | None = None,
+    ) -> Proposal:
         """Return the proposal of a server.
 
         Args:
@@ -50,13 +66,19 @@ class Proposal:
             facts: of all clients.
             dtype: of the models.
             roster: public keys of the clients; None where nothing is verified.
+            folder: of the server's run. A run that is there goes on, under its own number; every
+                other one begins, under a new number.
 
         Raises:
+            RunFolderError: a run in the folder that has ended, or that cannot be read.
             UsageError: a method that does not work with these facts.
         """
         samples = facts.sizes if needs_samples(method) else None
         shared = facts.shared if opened_verbs(method) else None
-        return cls(agreed_config(method, facts, dtype, roster), samples, shared)
+        number: str | None = run_number.drawn()
+        if folder is not None and run_folder.is_run(Path(folder)):
+            number = _number_in(Path(folder))
+        return cls(agreed_config(method, facts, dtype, roster, number), samples, shared)
 
     def packed(self) -> bytes:
         """Return the proposal as bytes."""
@@ -89,6 +111,7 @@ class Proposal:
             known = all(isinstance(value, str) for value in described)
             known = known and config["dtype"] in DTYPES
             whole = all(type(n) is int and 0 <= n < MOST_CLIENTS for n in counted)
+            run_number.of(config)
         except (KeyError, TypeError, ValueError, RecursionError, UsageError):
             raise FrameError("the server proposed no run") from None
         if not known or not whole or type(config["seed"]) is not int:
@@ -96,8 +119,17 @@ class Proposal:
         return cls(config, None if samples is None else tuple(samples), facts, joins)
 
 
+def _number_in(folder: Path) -> str | None:
+    """Return the number of the run in a folder, which goes on there."""
+    run_folder.check_under_way(folder)
+    try:
+        return run_number.of(run_folder.run_config(folder)["network"])
+    except ValueError as error:
+        raise RunFolderError(f"{folder} has no run that can go on: {error}") from None
+
+
 def agreed_config(
-    method: Method, facts: Facts, dtype: str, roster: Roster | None
+    method: Method, facts: Facts, dtype: str, roster: Roster | None, number: str | None
 ) -> dict[str, Any]:
     """Return the configuration of a run on many machines.
 
@@ -106,12 +138,15 @@ def agreed_config(
         facts: of all clients.
         dtype: of the models.
         roster: public keys of the clients, whose digest the configuration has; None for none.
+        number: of the run; None for one of an earlier version.
 
     Raises:
         UsageError: a key authority that is not on the roster, so that clients would take anybody's
             key for its own.
     """
     config = method.config(facts, dtype)
+    if number is not None:
+        config = {**config, run_number.NAME: number}
     if roster is None:
         return config
     if opened_verbs(method) and roster.key(AUTHORITY_NUMBER) is None:
@@ -142,7 +177,7 @@ def accepted(
         roster: that the owner was given; None for none.
 
     Raises:
-        PolicyError: another run than this client takes part in, or one that its owner forbids.
+        ProposalError: another run than this client takes part in, or one that its owner forbids.
         UsageError: a method that does not work with these facts.
     """
     _check_protocol(proposal, method)
@@ -151,9 +186,9 @@ def accepted(
     # a newcomer's number is beyond those of the clients of the run
     if (number >= clients) is not proposal.joins:
         without = "with" if proposal.joins else "without"
-        raise PolicyError(f"the server proposes a run of {clients} clients {without} this one")
+        raise ProposalError(f"the server proposes a run of {clients} clients {without} this one")
     if own.classes is not None and int(proposed["classes"]) < own.classes:
-        raise PolicyError(
+        raise ProposalError(
             f"the server proposes {proposed['classes']} classes, and this client's data need more"
         )
     _check_samples(proposal, method, own, number, policy)
@@ -176,23 +211,23 @@ def accepted_by_authority(
         roster: that the owner was given; None for none.
 
     Raises:
-        PolicyError: another run than this authority takes part in, or one that its owner forbids.
+        ProposalError: another run than this authority takes part in, or one that its owner forbids.
         UsageError: a method that does not work with these facts.
     """
     _check_protocol(proposal, method)
     if not opened_verbs(method) or proposal.facts is None:
-        raise PolicyError("the server proposes a run without a key authority")
+        raise ProposalError("the server proposes a run without a key authority")
     samples = proposal.samples or ()
     if needs_samples(method) and len(samples) != int(proposal.config["clients"]):
-        raise PolicyError("the server proposes other numbers of samples than there are clients")
+        raise ProposalError("the server proposes other numbers of samples than there are clients")
     return _derived(proposal, method, proposal.facts, policy, roster)
 
 
 def _check_protocol(proposal: Proposal, method: Method) -> None:
-    """Raise PolicyError for a run of another protocol."""
+    """Raise ProposalError for a run of another protocol."""
     proposed = proposal.config["protocol"]
     if proposed != method.name:
-        raise PolicyError(f"the server proposes {proposed}, and this client runs {method.name}")
+        raise ProposalError(f"the server proposes {proposed}, and this client runs {method.name}")
 
 
 def _derived(
@@ -201,7 +236,7 @@ def _derived(
     """Return the configuration that follows from a method and facts, which is the proposed one.
 
     Raises:
-        PolicyError: it is not, or its owner forbids it.
+        ProposalError: it is not, or its owner forbids it.
     """
     proposed = proposal.config
     facts = Facts(
@@ -218,7 +253,9 @@ def _derived(
         mean=own.mean,
         samples=proposal.samples,
     )
-    config = agreed_config(method, facts, str(proposed["dtype"]), roster)
+    # all but the number is derived here: a server draws it, and it says nothing but which run it is
+    number = run_number.of(proposed)
+    config = agreed_config(method, facts, str(proposed["dtype"]), roster, number)
     _check_equal(proposed, config)
     policy.check(config)
     return config
@@ -227,19 +264,21 @@ def _derived(
 def _check_samples(
     proposal: Proposal, method: Method, own: ClientFacts, number: int, policy: Policy
 ) -> None:
-    """Raise PolicyError for numbers of samples that are not the clients'."""
+    """Raise ProposalError for numbers of samples that are not the clients'."""
     if not needs_samples(method):
         return
     if not policy.samples:
-        raise PolicyError("this client does not tell its number of samples, which the run needs")
+        raise OwnerPolicyError(
+            "this client does not tell its number of samples, which the run needs"
+        )
     samples = proposal.samples or ()
     clients = int(proposal.config["clients"])
     if len(samples) != clients or (number < clients and samples[number] != own.samples):
-        raise PolicyError("the server proposes other numbers of samples than the clients told")
+        raise ProposalError("the server proposes other numbers of samples than the clients told")
 
 
 def _check_equal(proposed: Mapping[str, Any], derived: Mapping[str, Any]) -> None:
-    """Raise PolicyError for a proposal that is not what this client's own protocol gives."""
+    """Raise ProposalError for a proposal that is not what this client's own protocol gives."""
     # as the other side of a wire reads it, where a tuple is a list
     own = json.loads(json.dumps(derived))
     if dict(proposed) == own:
@@ -247,7 +286,7 @@ def _check_equal(proposed: Mapping[str, Any], derived: Mapping[str, Any]) -> Non
     names = sorted(proposed.keys() | own.keys())
     name, *others = [name for name in names if proposed.get(name) != own.get(name)]
     too = f" (and {', '.join(others)} differ, too)" if others else ""
-    raise PolicyError(
+    raise ProposalError(
         f"the server proposes {name} = {_short(proposed.get(name))}, and this client's protocol "
         f"has {_short(own.get(name))}{too}"
     )

@@ -108,6 +108,7 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
         "unit": subject.objective.unit,
         "target": settings.target,
         **_nodes(state, max(labels) + 1),
+        **_unseen(subject, fitted),
         "observer": subject.observer,
         "bytes": fitted.bytes_,
         "privacy": section(fitted),
@@ -126,6 +127,14 @@ def result_of(subject: Subject, fitted: FittedRun) -> Result:
             subject.names[client]: codes for client, codes in fitted.refused_.items()
         }
     return cast(Result, content)
+
+
+def _unseen(subject: Subject, fitted: FittedRun) -> Entries:
+    """Return the rounds of releases that nobody saw, by client; nothing where there are none."""
+    rounds = fitted.ledger_.unseen()
+    clients = enumerate(subject.names)  # newcomers are in no result
+    by_name = {name: rounds[client] for client, name in clients if client in rounds}
+    return {"never_seen": by_name} if by_name else {}
 
 
 def _metrics(target: float, subject: Subject, fitted: FittedRun, labels: list[int]) -> Entries:

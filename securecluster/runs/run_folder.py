@@ -745,6 +745,16 @@ def finished(folder: Path) -> bool:
     return False
 
 
+def check_under_way(folder: Path) -> None:
+    """Raise RunFolderError if the run in a folder has ended.
+
+    Args:
+        folder: of the run.
+    """
+    if finished(folder):
+        raise RunFolderError(f"the run in {folder} has ended: load it, or give another folder")
+
+
 def result_of(folder: Path) -> Result:
     """Return the content of a finished run's result.json, with the types that a run writes.
 
@@ -871,6 +881,23 @@ def swept(folder: Path) -> dict[str, Any] | None:
     if "sweep" not in content:
         return None
     return json_types.typed(folder / CONFIG, content, SweepConfig)["sweep"]
+
+
+def is_being_written(folder: Path) -> bool:
+    """Return whether another process writes the run in a folder.
+
+    Args:
+        folder: of a run.
+    """
+    from filelock import Timeout
+
+    if not (folder / LOCK).is_file():
+        return False
+    try:
+        with _locked(folder):
+            return False
+    except RunFolderError as error:  # of any other kind, nobody knows
+        return isinstance(error.__context__, Timeout)
 
 
 @contextmanager

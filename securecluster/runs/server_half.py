@@ -140,6 +140,7 @@ class ServerHalf:
         """
         with without_clients(self.method):
             state = self.method.run_server(self.net, run)
+        self.net.end()
         self.check(state)
         return state
 

@@ -19,7 +19,6 @@ from securecluster.core.client_names import named_in_errors
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack
-from securecluster.errors import RunFolderError
 from securecluster.messaging.transcript import Transcript
 from securecluster.models.objectives import objective
 from securecluster.privacy.masking.identities import Roster
@@ -93,10 +92,7 @@ class ServerRun:
         if run_folder.is_run(folder) and not force:
             with run_folder.locked(folder):
                 run_folder.check_same(folder, run_folder.run_config(folder), content)
-                if run_folder.finished(folder):
-                    raise RunFolderError(
-                        f"the run in {folder} has ended: load it, or give another folder"
-                    )
+                run_folder.check_under_way(folder)
                 return self._completed(folder, report)
         texts = {run_folder.CONFIG: run_folder.as_text(content)}
         with run_folder.claimed(folder, force, "", texts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP
-from securecluster.privacy.dp.ledger import Ledger
+from securecluster.privacy.dp.ledger import Event, Ledger
 
 
 @dataclass
@@ -68,6 +68,8 @@ class ChannelState:
         lost: rounds in which a client did not reply, by client id.
         refused: rounds in which a client refused a request, by client id and the refusal's code.
         ledger: events of everything that clients released.
+        unpriced: calls with clients that may have released what was asked for, of which nobody has
+            replied to that method yet (`unseen_releases`).
         sum_lists: clients of secure sums, of those alone whose lists are no combination of earlier
             ones: the row space of all of them is theirs.
     """
@@ -82,4 +84,5 @@ class ChannelState:
     lost: dict[int, list[int]] = field(default_factory=dict)
     refused: dict[int, dict[str, list[int]]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    unpriced: list[Event] = field(default_factory=list)
     sum_lists: list[list[int]] = field(default_factory=list)

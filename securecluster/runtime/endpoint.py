@@ -18,6 +18,7 @@ import inspect
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.errors import FrameError, LateError, PolicyError, UnknownRunError, UsageError
 from securecluster.messaging import refusals, wire
 from securecluster.messaging.bounds import Limits, check, out_of_range, undeclared
 from securecluster.messaging.messages import (
@@ -661,9 +662,11 @@ class Endpoint(Generic[C]):
         Raises:
             FrameError: another configuration, a client that is not here, a value outside its
                 bounds, or an unknown method.
+            LateError: the call's deadline has passed.
             PolicyError: a verb that the method does not allow, or a sum over too few members.
         """
         # Cheap refusals first: nothing is computed for a call that this endpoint does not accept.
+        _refuse_late(call)
         self._refuse_other_configuration(call.config)
         self._refuse_strangers(call)
         self._check_counts(call)
@@ -674,13 +677,13 @@ class Endpoint(Generic[C]):
         return Response(call.to, reply, tuple(receipts))
 
     def _refuse_other_configuration(self, config: str) -> None:
-        """Raise FrameError for the hash of another configuration.
+        """Raise UnknownRunError for the hash of another configuration.
 
         The configuration fixes masks, noise and bounds: under another one, a client would protect
         its reply by rules that it did not agree to.
         """
         if config != self._config:
-            raise FrameError(
+            raise UnknownRunError(
                 f"the server runs another configuration ({config[:8]}… against "
                 f"{self._config[:8]}…): start both from the same one"
             )
@@ -806,6 +809,7 @@ class Endpoint(Generic[C]):
                 f"{call.method} makes more than {MOST} releases in a call: release rows together, "
                 "or in several calls"
             )
+        _refuse_late(call)  # nobody waits for what took too long, so it need not be released
         for reservation in self.reservations:
             # On the disk before anything leaves: a client that is killed has spent it.
             reservation.reserve(call, release, reply, complete)
@@ -981,4 +985,15 @@ def _call_of(header: Header, query: Any) -> Call:
         members=(header.members,),
         group=(header.group,) if header.group else (),
         attempt=header.attempt,
+        deadline=header.deadline,
     )
+
+
+def _refuse_late(call: Call) -> None:
+    """Raise LateError for a call whose deadline has passed, so that nobody waits for its reply."""
+    late = time.time() - call.deadline
+    if call.deadline and late > 0:
+        raise LateError(
+            f"{call.method} of round {call.round} was due {late:.0f} s ago, and the server waits "
+            "no longer: the request is refused"
+        )

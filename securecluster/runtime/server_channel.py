@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.errors import UsageError
+from securecluster.errors import RefusedError, UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import (
@@ -41,11 +41,12 @@ from securecluster.messaging.messages import (
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import SERVER, Party, lps
 from securecluster.messaging.receipts import Receipts
-from securecluster.messaging.refusals import code_of
+from securecluster.messaging.refusals import SENTENCES, code_of
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
 from securecluster.privacy.cohorts import Cohort, Cohorts, RowSpace
 from securecluster.privacy.dp.ledger import CHOICE, Event, PaidOnce
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.runtime import run_number
 from securecluster.runtime.aggregators import Aggregator, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
@@ -56,12 +57,15 @@ from securecluster.runtime.port import TRIES, KeyMessage, Port
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
 from securecluster.runtime.transport import Transport
+from securecluster.runtime.unseen_releases import UnseenReleases
 
 C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
 ClientMethod = Callable[[C, CallContext, Q], A]
 Method = Callable[..., Any]
+# what came of a request that nobody refused
+REPLIED, SILENT = "replied", "silent"
 
 
 class ServerChannel:
@@ -111,12 +115,18 @@ class ServerChannel:
         self.round = 0
         self.randomness = randomness
         self.agreed = dict(agreed or {})
+        # nodes have ledgers of their own; clients in this process tell whether they were asked
+        self._unseen: UnseenReleases | None = None
+        if run_number.NAME in self.agreed:
+            self._unseen = UnseenReleases(lambda: self.state)
         self._costs = costs or ReleaseAccounting(pipeline)
         # A trusted server adds noise to sums, so their rounding must stay below the clip norm.
         self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
         self.pair_aggregator = pair_aggregator or PlainPairs()
         self._transport = transport
         self._refusing: set[int] = set()  # who refused its last request
+        # what came of the last request to each client, since somebody refused one
+        self._outcomes: dict[int, str] = {}
         self._config = config
         # A share of the noise protects a sum only; a single reply would carry too little of it.
         if pipeline.shares > 1 and self.aggregator.server_reads_replies:
@@ -251,6 +261,7 @@ class ServerChannel:
                 # that was called, although its reply did not arrive.
                 recorded = call.to
             self._record(method, GATHER, recorded, reply, step)
+        self._record_unseen(method, GATHER, step, response.ids)
         check_squares(self.round, response.ids, reply)
         self._observe(method, GATHER, step, [(client,) for client in response.ids], reply)
         lost = self._note_lost(to, response.ids)
@@ -365,6 +376,7 @@ class ServerChannel:
         at_once = self._recorded_at_once(method) and not self.aggregator.hides_replies
         if sums.ids and not at_once:
             self._record_sums(method, sums, rows, step, group_of, ready_groups)
+        self._record_unseen(method, SUM, step, sums.ids)
         members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
         self._observe(method, SUM, step, members_of, rows)
         lost = self._note_lost(to, sums.ids)
@@ -443,6 +455,7 @@ class ServerChannel:
             method=method, verb=PAIRS, query=query, to=to, ready=ready, step=step, members=members
         )
         pairs = self.pair_aggregator.run(self._calls_of(method, tries), call, tuple(to), then)
+        self._record_unseen(method, PAIRS, step, pairs.ids)
         self._note_lost(to, pairs.ids)
         self._observe(method, PAIRS, step, [pairs.ids], pairs.relevance)
         return Pairs(pairs.ids, pairs.value, step)
@@ -549,6 +562,8 @@ class ServerChannel:
             raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
         release_of(method)  # refuses a method that is not remote, before anything is sent
         self._receipts.clear()
+        if self._unseen is not None:
+            self._unseen.begin()
         ready = list(to)
         if self._mask_keys is not None:
             # A client that only receives needs the seed, too: it must undo the mask.
@@ -746,6 +761,36 @@ class ServerChannel:
             check(response.reply, limits)
         return response
 
+    def _record_unseen(self, method: Method, verb: str, step: int, seen: Sequence[int]) -> None:
+        """Write to the ledger what clients may have released in a call without being heard.
+
+        Args:
+            method: the client method that was called.
+            verb: the verb that it was called through.
+            step: number of the call.
+            seen: clients whose replies, or whose rows in a sum, are recorded.
+        """
+        release = release_of(method)
+        if self._unseen is None or not release.private:
+            return
+        call = Event(
+            method=method.__name__,
+            verb=verb,
+            fields=(*release.through, *release.unmasked),
+            round=self.round,
+            ids=(),
+            reader="lps" if self._asker else "server",
+            step=step,
+        )
+        events = self._unseen.of(call, seen)
+        if events:
+            self.record(events)
+
+    def end(self) -> None:
+        """Write to the ledger what is left to write when the run has ended."""
+        if self._unseen is not None and self.state.unpriced:
+            self.record(self._unseen.rest())
+
     def _record_sums(
         self,
         method: Method,
@@ -814,10 +859,35 @@ class ServerChannel:
             yield part, response
 
     def _note_refusals(self, call: Call, response: Response) -> None:
-        """Store who refused a call."""
+        """Store who refused a call, and who may have answered it unseen."""
         self._refusing.difference_update(call.to)
         for client, code in response.refused.items():
             self._note_refusal(client, code)
+        if self._unseen is not None:
+            self._unseen.note(call, response)
+        self._give_up_if_all_refuse(call, response)
+
+    def _give_up_if_all_refuse(self, call: Call, response: Response) -> None:
+        """End a run whose clients all refused their last request for one reason, or are silent."""
+        if call.verb == AUTHORITY_CALL or not (response.refused or self._outcomes):
+            return
+        self._outcomes.update(dict.fromkeys(call.to, SILENT))
+        self._outcomes.update(dict.fromkeys(response.ids, REPLIED))
+        self._outcomes.update(response.refused)
+        reasons = set(self._outcomes.values()) - {SILENT}
+        everybody = self._outcomes.keys() >= set(self.clients)
+        if not response.refused or not everybody or len(reasons) > 1:
+            return
+        (code,) = reasons
+        silent = sum(outcome == SILENT for outcome in self._outcomes.values())
+        who = f"all clients but {silent} that do not reply" if silent else "all clients"
+        self._transport.give_up(
+            RefusedError(
+                f"{who} refuse, {call.method} of round {call.round} for instance: "
+                f"{SENTENCES[code]} (their own logs say more)",
+                code,
+            )
+        )
 
     def _refuse(self, error: Exception, clients: Sequence[int]) -> None:
         """Store whose replies were of no use, unless that ends the run, as `Port` declares."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ from securecluster.messaging.messages import (
     stack,
 )
 from securecluster.messaging.receipts import Receipts
-from securecluster.messaging.refusals import BUDGET, FRAME, code_of, refused
+from securecluster.messaging.refusals import BUDGET, FRAME, WITHOUT_RELEASE, code_of, refused
 from securecluster.messaging.transcript import Transcript
 from securecluster.runtime.chunks import in_chunks
 
@@ -105,6 +105,14 @@ class Transport(Protocol):
 
         Args:
             error: that the reply caused.
+        """
+        raise error
+
+    def give_up(self, error: Exception) -> None:
+        """End a run that nobody takes part in, since all its clients refuse for one reason.
+
+        Args:
+            error: that names the reason.
         """
         raise error
 
@@ -225,7 +233,7 @@ class Framed(Transport):
             RefusedError: where the transport is strict: a client refuses, for another reason than
                 its budget.
         """
-        return self.read(call, self.carried(call, self.frames_of(call)))
+        return self.read(call, self.carried(call, self.frames_of(call)), call.to)
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
         """Send a call to one chunk of its clients after another.
@@ -236,8 +244,7 @@ class Framed(Transport):
         """
         return in_chunks(self.exchange, call, chunk)
 
-    @staticmethod
-    def frames_of(call: Call) -> Iterator[tuple[int, bytes]]:
+    def frames_of(self, call: Call) -> Iterator[tuple[int, bytes]]:
         """Yield the request of each client.
 
         Args:
@@ -247,14 +254,28 @@ class Framed(Transport):
             (client, bytes of its request).
         """
         for position, client in enumerate(call.to):
-            yield client, wire.encode(call.header(position), call.query, position)
+            header = call.header(position)
+            if deadline := self.deadline_of(client):
+                header = replace(header, deadline=deadline)
+            yield client, wire.encode(header, call.query, position)
 
-    def read(self, call: Call, answers: Iterable[tuple[int, bytes]]) -> Response:
+    def deadline_of(self, client: int) -> int:
+        """Return by when a client is to answer, as a header has it; here without a deadline.
+
+        Args:
+            client: its number.
+        """
+        return 0
+
+    def read(
+        self, call: Call, answers: Iterable[tuple[int, bytes]], asked: Collection[int]
+    ) -> Response:
         """Decode and stack what clients answered.
 
         Args:
             call: requests to clients.
             answers: (client, bytes of its answer) of clients that did not drop out.
+            asked: clients of the call that the request was sent to.
 
         Raises:
             FrameError: as `exchange`.
@@ -264,17 +285,15 @@ class Framed(Transport):
         replies: dict[int, Any] = {}
         receipts: dict[int, Receipts] = {}
         refusals: dict[int, str] = {}
+        without_release = set(call.to).difference(asked)
         for client, frame in answers:
             try:
                 reply, receipts[client] = self._reply(client, requests[client], frame)
                 self._check(call, client, reply)
             except (RefusedError, FrameError, UpdateError) as error:
-                code = error.code if isinstance(error, RefusedError) else code_of(error)
-                # A client that has spent its budget takes part no more, as one that is gone.
-                if self._strict and code != BUDGET:
-                    raise
-                refusals[client] = code
-                warnings.warn(str(error), SecureClusterWarning, stacklevel=2)
+                refusals[client] = self._code_of(error)
+                if _is_refusal_of(requests[client], frame, error):
+                    without_release.add(client)
             else:
                 replies[client] = reply
         if not self._strict:
@@ -283,10 +302,22 @@ class Framed(Transport):
                 refusals[client] = FRAME
                 text = f"client {client} sent a reply of another form than most clients did"
                 warnings.warn(text, SecureClusterWarning, stacklevel=2)
+        spared = tuple(sorted(without_release))
+        response = Response((), None, refused=refusals, without_release=spared)
         if not replies:
-            return Response((), None, refused=refusals)
+            return response
         written = tuple(receipts[client] for client in replies)
-        return Response(tuple(replies), stack(list(replies.values())), written, refusals)
+        stacked = stack(list(replies.values()))
+        return replace(response, ids=tuple(replies), reply=stacked, receipts=written)
+
+    def _code_of(self, error: Exception) -> str:
+        """Return the code of a reply that is of no use, with a warning; raise it where strict."""
+        code = error.code if isinstance(error, RefusedError) else code_of(error)
+        # A client that has spent its budget takes part no more, as one that is gone.
+        if self._strict and code != BUDGET:
+            raise error
+        warnings.warn(str(error), SecureClusterWarning, stacklevel=3)
+        return code
 
     def carried(
         self, call: Call, frames: Iterable[tuple[int, bytes]]
@@ -341,6 +372,13 @@ class Framed(Transport):
         if self._strict:
             raise error
         warnings.warn(str(error), SecureClusterWarning, stacklevel=2)
+
+
+def _is_refusal_of(request: Header, frame: bytes, error: Exception) -> bool:
+    """Return whether a client refused this request, and not an earlier one, before any release."""
+    if not isinstance(error, RefusedError) or error.code not in WITHOUT_RELEASE:
+        return False
+    return wire.peek(frame) == reply_header(request)
 
 
 def _of_another_form(replies: Mapping[int, Any]) -> list[int]:
@@ -441,6 +479,14 @@ class WithAuthority(Transport):
         """
         self._inner.tolerate(error)
 
+    def give_up(self, error: Exception) -> None:
+        """Pass on that nobody takes part.
+
+        Args:
+            error: that names the reason.
+        """
+        self._inner.give_up(error)
+
 
 class Recorded(Transport):
     """Transport that passes calls on and records them in a transcript, with their bytes.
@@ -520,6 +566,14 @@ class Recorded(Transport):
             error: that the reply caused.
         """
         self._inner.tolerate(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Pass on that nobody takes part; it follows from what is recorded.
+
+        Args:
+            error: that names the reason.
+        """
+        self._inner.give_up(error)
 
 
 class Replay(Transport):
@@ -608,6 +662,13 @@ class Replay(Transport):
 
         Args:
             error: that a reply caused.
+        """
+
+    def give_up(self, error: Exception) -> None:
+        """Do nothing: a recorded run may have gone on, in an earlier version.
+
+        Args:
+            error: that names the reason.
         """
 
     def finish(self) -> None:

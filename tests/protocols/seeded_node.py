@@ -22,3 +22,7 @@ class SeededNode(Node):
             agreed=config,
             numbers=[self.number],
         )
+
+    def _keep(self, config: Mapping[str, Any], joins: bool = False) -> str:
+        """Agree to runs without a number, as those in one process are."""
+        return super()._keep(config, joins=True)

@@ -168,9 +168,9 @@ def test_a_node_refuses_by_a_code_and_keeps_the_sentence(small: Federation) -> N
     for node in nodes:
         node.on_refusal = said.append
     net = build_network(made, framed(made, nodes), made.config(small, "float32"))
-    with pytest.raises(RefusedError, match="its policy forbids") as told:
+    with pytest.raises(RefusedError, match="exceed the run's target epsilon") as told:
         cases.run_server(made, net)
-    assert told.value.code == "policy"
+    assert told.value.code == "target"
     assert isinstance(said[0], TargetError)
     assert {event.round for event in net.state.ledger.events} == {1, 2}
 

@@ -97,7 +97,7 @@ def test_a_refusal_is_a_code_and_no_text(
     quiet = FedAvg(rounds=2, epochs=1, model="linear", clip=1.0, noise=0.1)
     proposal = Proposal.of(quiet, federation.facts, "float32", None)
     with serving(Agent(node, tmp_path / "socket")) as path:
-        with pytest.raises(RefusedError, match="the node refused agree: its policy forbids"):
+        with pytest.raises(RefusedError, match="the node refused agree: its own protocol"):
             ask(path, AGREE, proposal.packed())
         with pytest.raises(RefusedError, match="damaged, forged"):
             ask(path, AGREE, b"junk")

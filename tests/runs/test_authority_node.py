@@ -267,9 +267,9 @@ def test_the_node_tells_labels_and_no_r(then: str, federation: Federation, tmp_p
         return dataclasses.replace(call, query=query)
 
     world = World(PAIRS, federation, tmp_path)
-    with pytest.raises(RefusedError, match=r"authority refused authority_pairs.*policy forbids"):
+    with pytest.raises(RefusedError, match=r"authority refused authority_pairs.* a rule of"):
         world.run(wrap=lambda transport: Asking(transport, asks_for_r))
-    assert ("policy", 1) in {
+    assert ("rule", 1) in {
         (outcome, n) for (_, _, outcome), n in counted(tmp_path / "authority").items()
     }
 

@@ -36,19 +36,20 @@ from securecluster.core.serialization import unpack
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.identities import Identity
-from securecluster.protocols import CFL, ClusteringProtocol, OneShot, Signature
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Signature
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import call_types
 from securecluster.runs.endpoints import build_client
 from securecluster.runs.node import STATE
 from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import InProcess
 
 pytestmark = pytest.mark.exhaustive
 
 SMALL: dict[str, Any] = {"epochs": 1, "model": "linear", "aggregation": "secagg"}
 TASK = """\
-from securecluster import CFL, Federation, LabelSwap, OneShot, Signature
+from securecluster import CFL, FedAvg, Federation, LabelSwap, OneShot, Signature
 
 protocol = {protocol}
 
@@ -326,9 +327,10 @@ class Deployment:
         for name in list(self.processes):
             self.kill(name)
 
-    def state_of(self, i: int) -> ClientState:
-        """Return the state of a client's node."""
-        (path,) = self.node_of(i).glob(f"run-*/{STATE}")
+    def state_of(self, i: int, config: Any = None) -> ClientState:
+        """Return the state of a client's node, in the run of a configuration."""
+        run = "*" if config is None else config_hash(config)
+        (path,) = self.node_of(i).glob(f"run-{run}/{STATE}")
         state: ClientState = unpack(path.read_bytes(), ClientState)
         return state
 
@@ -456,6 +458,73 @@ def test_private_signatures_of_nodes_that_are_often_away(
     # what each client released by its own ledger, which counts replies that came too late
     for i in range(5):
         assert main(["node", "ledger", str(deployment.node_of(i))]) == 0
+
+
+def check_sums(deployment: Deployment, method: ClusteringProtocol, fitted: Any) -> list[int]:
+    """Check that each sum is that of what its members' nodes trained, and return their numbers.
+
+    Clients in this process train what the recorded requests ask for.
+    """
+    everyone = list(range(deployment.clients))
+    config = fitted.kept_.learned.config
+    endpoint = build_client(
+        method,
+        federation_of(deployment.clients),
+        Settings(threads=1),
+        agreed=config,
+        numbers=everyone,
+    )
+    batches = [deployment.state_of(i, config).secrets for i in everyone]
+    for i, secrets in enumerate(batches):
+        endpoint.keys.secrets.noise[i] = secrets.noise[i]
+    sums = {one.step: one for one in fitted.verb_outcomes() if one.verb == "sum"}
+    members = []
+    for k in range(fitted.transcript_.count):
+        call, _ = fitted.transcript_.content(k)
+        if call.method != "contribute":
+            continue
+        context = endpoint.context(call.to, call.round, call.step, call.method)
+        rows = endpoint.client.contribute(context, call.query).delta.values
+        (group,) = sums[call.step].groups
+        expected = sum(rows[call.to.index(i)] for i in group)
+        torch.testing.assert_close(
+            sums[call.step].content.delta.values[0], expected, atol=1e-4, rtol=0
+        )
+        members.append(len(group))
+    return members
+
+
+def test_a_client_leaves_and_the_same_job_runs_again(deployed: Callable[..., Deployment]) -> None:
+    """Sums are those of the others; the second run on the same nodes is a run of its own."""
+    method = FedAvg(rounds=3, cohort_size=0, mask="none", **SMALL)
+    options = "rounds=3, epochs=1, model='linear', aggregation='secagg', cohort_size=0, mask='none'"
+    deployment = deployed(f"FedAvg({options})", 4, seconds=60)
+    deployment.begin_run()
+    deployment.wait_for_round(1)
+    deployment.kill("agent-1")
+    deployment.wait_for_end()
+    first = load(deployment.out)
+    assert check_sums(deployment, method, first)[-1] == 3
+    assert main(["replay", str(deployment.out)]) == 0
+    counts = [releases_of(deployment.node_of(i)) for i in range(4)]
+    for i, own in enumerate(counts):
+        assert sum(i in event.ids for event in first.ledger_.events) >= own
+    deployment.begin_agent(1)
+    deployment.out = deployment.folder / "again"
+    deployment.begin_run()
+    deployment.wait_for_end()
+    second = load(deployment.out)
+    assert check_sums(deployment, method, second) == [4, 4, 4]
+    assert second.dropped_ == {} and second.refused_ == {}
+    for i in range(4):
+        assert len(list(deployment.node_of(i).glob("run-*"))) == 2
+        # an update and its size in each of three rounds
+        assert releases_of(deployment.node_of(i)) == counts[i] + 6
+
+
+def releases_of(node: Path) -> int:
+    """Return the number of releases in a node's own ledger."""
+    return (node / "ledger-client.jsonl").read_text().count('"event"')
 
 
 def test_runs_over_flower_s_simulation_are_those_in_this_process(tmp_path: Path) -> None:

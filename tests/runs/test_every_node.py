@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from cases import stub_pair_network
@@ -25,6 +26,7 @@ from securecluster.runs.derived import call_types
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime import run_number
 from securecluster.runtime.transport import Framed
 
 CLIENTS = 4
@@ -63,7 +65,9 @@ def run(
         own = federation.select([i])
         return SeededNode(made, own, folder / f"node-{i}", number=i, policy=policy)
 
-    proposal = Proposal.of(made, federation.facts, "float32", None)
+    # noise and masks are those of the run in one process, which has no number
+    with mock.patch.object(run_number, "drawn", lambda: None):
+        proposal = Proposal.of(made, federation.facts, "float32", None)
     for i in range(CLIENTS):
         node(i).agree(proposal.packed())
 

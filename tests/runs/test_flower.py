@@ -27,17 +27,25 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from securecluster import Federation, ForeignModel, LabelSwap, Settings
 from securecluster.core.serialization import pack
-from securecluster.errors import FrameError, RefusedError, UsageError
+from securecluster.errors import (
+    FrameError,
+    RefusedError,
+    RunFolderError,
+    SecureClusterWarning,
+    UsageError,
+)
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Call, Empty, reply_header
+from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot, Signature
-from securecluster.runs import flower
+from securecluster.runs import flower, party
 from securecluster.runs.agent import Agent
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
+from securecluster.runtime import endpoint, run_number
 
 CLIENTS = 4
 
@@ -201,13 +209,16 @@ def test_another_s_introduction_does_not_count_again(
     node = Node(FEDAVG, federation.select([0]), tmp_path, identity=identities[0], roster=roster)
     challenge = {"run": 1, "node": 100, "nonce": "00"}
     data = node.hello(json.dumps(challenge).encode())
-    number, facts = flower._introduced(data, flower.hello_statement(challenge), roster)
+    number, facts, clock = flower._introduced(data, flower.hello_statement(challenge), roster)
     assert number == 0 and facts == federation.facts_of(0)
+    assert clock is not None and abs(clock - time.time()) < 60
     for changed in ({"run": 2}, {"node": 101}, {"nonce": "01"}):
         statement = flower.hello_statement({**challenge, **changed})
         with pytest.raises(FrameError, match="did not sign"):
             flower._introduced(data, statement, roster)
-    for junk in (b"", b"[]", b"{}", b'{"number": -1, "signature": "", "facts": {}}'):
+    begun = b'{"number": 0, "signature": "", "facts": {}, "clock": '
+    clocks = [begun + one for one in (b"-1}", b"1.5}", b'"1"}', b"1e30}", b"1" + b"0" * 400 + b"}")]
+    for junk in (b"", b"[]", b"{}", b'{"number": -1, "signature": "", "facts": {}}', *clocks):
         with pytest.raises(FrameError, match="did not say which client"):
             flower._introduced(junk, b"", roster)
 
@@ -228,6 +239,87 @@ def test_a_node_that_does_not_answer_is_lost_and_one_that_ended_too(
     assert len(served.history_) == 2
     # keys are asked for five times, and the server waits once a round
     assert time.monotonic() - began < 5 * 3 * 2.0
+
+
+@pytest.mark.parametrize("ahead", [-1e6, 3e5])
+def test_deadlines_are_by_each_node_s_own_clock(
+    ahead: float, federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(time=lambda: time.time() + ahead)
+    monkeypatch.setattr(party, "time", clock)
+    monkeypatch.setattr(endpoint, "time", clock)
+    deadlines = []
+
+    class Reading(Grid):
+        def reply_to(self, message: Message) -> Message | None:
+            if message.metadata.message_type == "query.frame":
+                deadlines.append(wire.peek(flower.bytes_of(message.content)).deadline)
+            return super().reply_to(message)
+
+    made = FedAvg(**SMALL, clip=1.0, noise=1.0, aggregation="plain")
+    served = run(made, Reading(apps(made, federation, tmp_path)))
+    assert served.refused_ == {} and served.dropped_ == {}
+    due = [deadline - clock.time() for deadline in deadlines]
+    assert all(3500 < seconds < 3700 for seconds in due)
+
+
+def test_what_is_answered_too_late_is_not_released(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = FedAvg(**SMALL, clip=1.0, noise=1.0, aggregation="plain")
+    slept: list[str] = []
+
+    class Sleeping(Grid):
+        """Flower's grid, whose client 1 sleeps over the deadline of its first release."""
+
+        def reply_to(self, message: Message) -> Message | None:
+            mine = message.metadata.dst_node_id == 101
+            data = flower.bytes_of(message.content)
+            first = message.metadata.message_type == "query.frame" and not slept
+            if mine and first and wire.peek(data).method == "contribute":
+                slept.append("contribute")
+                with monkeypatch.context() as patch:
+                    later = SimpleNamespace(time=lambda: time.time() + 4000)
+                    patch.setattr(endpoint, "time", later)
+                    return super().reply_to(message)
+            return super().reply_to(message)
+
+    with pytest.warns(SecureClusterWarning, match="the request's deadline had passed"):
+        served = run(made, Sleeping(apps(made, federation, tmp_path)))
+    assert slept and served.refused_ == {1: {"late": [1]}}
+    released = [event for event in served.ledger_.events if 1 in event.ids]
+    own = (tmp_path / "node-1" / "ledger-client.jsonl").read_text().count('"event"')
+    assert len(released) == own == 1
+
+
+def test_a_server_that_all_clients_refuse_for_one_reason_stops_with_it(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second server of one number that lacks the checkpoint of the first."""
+    monkeypatch.setattr(run_number, "drawn", lambda: "ab" * 16)
+    grid = Grid(apps(FEDAVG, federation, tmp_path))
+    run(FEDAVG, grid)
+    asked = len(grid.asked)
+    with pytest.warns(SecureClusterWarning), pytest.raises(RefusedError) as told:
+        run(FEDAVG, grid)
+    assert told.value.code == "stale"
+    assert str(told.value).startswith("all clients refuse, ")
+    assert "it has moved on from what the request is about" in str(told.value)
+    assert len(grid.asked) - asked < 8 * CLIENTS  # no further round
+
+
+def test_the_same_job_runs_twice_on_the_same_nodes(federation: Federation, tmp_path: Path) -> None:
+    made = FedAvg(**SMALL, clip=1.0, noise=1.0, aggregation="plain")
+    grid = Grid(apps(made, federation, tmp_path))
+    runs = [run(made, grid, folder=tmp_path / name) for name in ("first", "second")]
+    assert [fitted.refused_ for fitted in runs] == [{}, {}]
+    numbers = {fitted.kept_.learned.config["run"] for fitted in runs}
+    assert len(numbers) == 2
+    own = Node(made, federation.select([0]), tmp_path / "node-0", number=0)
+    both = Ledger.union(*(fitted.ledger_ for fitted in runs))
+    assert own.spent() == {"client": pytest.approx(both.price(own.policy.delta).epsilon)}
+    with pytest.raises(RunFolderError, match="has ended"):
+        run(made, Grid([]), folder=tmp_path / "first")
 
 
 def test_an_app_that_ended_is_asked_again(federation: Federation, tmp_path: Path) -> None:
@@ -280,7 +372,7 @@ def test_a_client_that_does_not_agree_ends_the_run_before_it_begins(
 ) -> None:
     noisy = FedAvg(**SMALL, clip=1.0, noise=1.0)
     grid = Grid(apps(noisy, federation, tmp_path))
-    with pytest.raises(RefusedError, match="client 0: the node refused the run: its policy"):
+    with pytest.raises(RefusedError, match="client 0: the node refused the run: its own protocol"):
         run(FedAvg(**SMALL, clip=1.0, noise=0.1), grid)
     assert set(grid.asked) == {"query.hello", "query.agree"}
 

@@ -261,7 +261,7 @@ def test_a_mistake_is_one_sentence(everyone: Federation, tmp_path: Path) -> None
     for numbers in ({}, {3: None}):
         with pytest.raises(UsageError, match="the numbers on the roster after the run's 4 clients"):
             world.server().join(world.out, numbers)
-    with pytest.raises(RefusedError, match="not for it, or of another configuration"):
+    with pytest.raises(RefusedError, match="agreed to no such run"):
         world.server().join(world.out, {4: None})  # it has not agreed
     other = World(METHODS["fedavg"], everyone, tmp_path / "other").server()
     with pytest.raises(RunFolderError, match="another configuration"):

@@ -19,6 +19,7 @@ from securecluster.runs.derived import needs_samples
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
+from securecluster.runtime.endpoint import config_hash
 from tests.protocols import cases
 
 NOISY: dict[str, Any] = {"clip": 1.0, "noise": 1.0}
@@ -130,8 +131,10 @@ def accept(
 def test_a_node_derives_the_proposed_configuration_itself(
     made: Any, federation: Federation
 ) -> None:
-    found = accept(offered(made, federation), made, federation)
-    assert found == made.config(federation, "float32")
+    proposal = offered(made, federation)
+    found = accept(proposal, made, federation)
+    number = proposal.config["run"]
+    assert found == {**made.config(federation, "float32"), "run": number}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +302,8 @@ def test_clients_agree_on_classes_by_name_and_on_scales() -> None:
     assert config == made.config(federation, "float32")
     assert config["class_names"] == WARDS.tolist()
     assert config["scaling"]["low"] == [-9.0, -8.0, -7.0, -6.0]
-    assert accept(offered(made, federation), made, federation) == config
+    proposal = offered(made, federation)
+    assert accept(proposal, made, federation) == {**config, "run": proposal.config["run"]}
 
 
 @pytest.mark.parametrize(
@@ -334,3 +338,32 @@ def test_what_names_no_classes_is_no_facts(names: Any, federation: Federation) -
     for wrong in ({"class_names": names}, {"scaling": {"kind": "auto"}}, {"scaling": 3}):
         with pytest.raises(UsageError, match="told no facts"):
             ClientFacts.read({**told, **wrong})
+
+
+# --- the number of a run ---
+
+
+@pytest.mark.parametrize("number", ["", "AB" * 16, 7, ["a" * 32]])
+def test_a_number_of_another_form_is_no_proposal(number: Any, federation: Federation) -> None:
+    with pytest.raises(FrameError, match="proposed no run"):
+        Proposal.unpacked(offered(FedAvg(), federation, run=number).packed())
+
+
+def test_a_run_without_a_number_goes_on_where_it_was_agreed_to_and_no_other_begins(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier versions had none, a node may be in the middle of one."""
+    policy = Policy(roster=False)
+    node = Node(FedAvg(), federation.select([1]), tmp_path / "n", number=1, policy=policy)
+    proposal = offered(FedAvg(), federation)
+    config = {name: value for name, value in proposal.config.items() if name != "run"}
+    old = replace(proposal, config=config).packed()
+    with pytest.raises(PolicyError, match="without a number of its own, as earlier versions"):
+        node.agree(old)
+    assert node.runs() == []
+    run = config_hash(config)
+    folder = tmp_path / "n" / f"run-{run}"
+    folder.mkdir()
+    (folder / "agreed.json").write_text(json.dumps(config, sort_keys=True))
+    assert node.agree(old) == run
+    assert node.agree(proposal.packed()) != run

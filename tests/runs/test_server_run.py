@@ -52,10 +52,12 @@ def nodes_of(made: Any, federation: Federation, folder: Path) -> list[Node]:
     ]
 
 
-def server_of(made: Any, nodes: list[Node], **options: Any) -> ServerRun:
+def server_of(
+    made: Any, nodes: list[Node], folder: Path | None = None, **options: Any
+) -> ServerRun:
     """Return the server's run over some nodes, which have agreed to it."""
     facts = agree([node.facts() for node in nodes], seed=0, classes=10)
-    proposal = Proposal.of(made, facts, "float32", None)
+    proposal = Proposal.of(made, facts, "float32", None, folder)
     for node in nodes:
         node.agree(proposal.packed())
     made = as_agreed(made, proposal.config)
@@ -164,16 +166,22 @@ def test_a_server_that_was_stopped_goes_on_and_one_that_has_ended_does_not(
 
     def stop(line: Any) -> None:
         if line["round"] == 2:
+            assert main(["report", str(folder)]) == 2
+            assert "under way in another process, and has ended 2 of" in capsys.readouterr().err
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        server_of(made, nodes).carried_out(folder, stop)
-    assert main(["resume", str(folder)]) == 2
-    assert "start its server again" in capsys.readouterr().err
-    fitted = server_of(made, nodes).carried_out(folder)
+        server_of(made, nodes, folder).carried_out(folder, stop)
+    for command in ("resume", "report"):
+        assert main([command, str(folder)]) == 2
+        told = capsys.readouterr().err
+        assert "over Flower by flwr run with the same out" in told and told.count("\n") == 1
+    with pytest.raises(RunFolderError, match="another configuration"):
+        server_of(made, nodes).carried_out(folder)  # as another run, of its own number
+    fitted = server_of(made, nodes, folder).carried_out(folder)
     assert len(fitted.history_) == 3
     with pytest.raises(RunFolderError, match="has ended"):
-        server_of(made, nodes).carried_out(folder)
+        server_of(made, nodes, folder)
     other = METHODS["cfl"]
     with pytest.raises(RunFolderError, match="another configuration"):
         server_of(other, nodes_of(other, federation, tmp_path)).carried_out(folder)

@@ -13,11 +13,17 @@ from securecluster import Federation, Iid, errors
 from securecluster.errors import (
     BudgetError,
     FrameError,
+    LateError,
+    OwnerPolicyError,
     PolicyError,
+    ProposalError,
     RefusedError,
     SecureClusterError,
     SecureClusterWarning,
+    StaleError,
+    TargetError,
     UnforeseenError,
+    UnknownRunError,
     UpdateError,
     UsageError,
 )
@@ -33,8 +39,14 @@ from securecluster.runtime.transport import Framed, Recorded
 
 SECRET = "37.25"  # a number of the client's data
 CODES = {
-    PolicyError: "policy",
+    PolicyError: "rule",
+    OwnerPolicyError: "policy",
+    ProposalError: "proposal",
+    StaleError: "stale",
+    LateError: "late",
+    TargetError: "target",
     FrameError: "frame",
+    UnknownRunError: "run",
     UpdateError: "update",
     BudgetError: "budget",
     UnforeseenError: "failed",
@@ -113,6 +125,13 @@ def test_refusals_of_one_reason_are_the_same_bytes_whatever_the_data(
     assert len(frames) == 1
 
 
+def test_each_code_is_of_one_reason_and_has_a_sentence_of_its_own() -> None:
+    assert set(CODES.values()) == set(SENTENCES)
+    assert len(set(SENTENCES.values())) == len(SENTENCES)
+    reasons = [code for error, code in CODES.items() if issubclass(error, SecureClusterError)]
+    assert sorted(set(reasons)) == sorted(reasons[:-1])  # what nobody foresaw is one reason
+
+
 def test_every_error_of_the_package_has_a_code() -> None:
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, SecureClusterError):
@@ -185,5 +204,5 @@ def test_the_key_authority_says_no_more_to_the_server(caplog: pytest.LogCaptureF
     call = next(call for call in calls if call.method == "authority_key")
     frame = authority.answer_frame(wire.encode(call.header(0), call.query))
     assert SECRET.encode() not in frame and SECRET in caplog.text
-    with pytest.raises(RefusedError, match=r"^authority refused authority_key .* policy forbids"):
+    with pytest.raises(RefusedError, match=r"^authority refused authority_key .* a rule of"):
         wire.decode(frame, call_types(made, "authority_key")[1])

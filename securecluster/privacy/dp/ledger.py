@@ -39,6 +39,8 @@ Relation = Literal["blank", "replace"]
 DELTA = 1e-5
 # In place of a digest: two choices may be equal although their noise is not.
 CHOICE = "choice"
+# In place of a digest: the release was asked for, and its reply never seen.
+UNSEEN = "unseen"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Event:
         step: number of the call.
         digests: for each of `ids`, 16 hex digits that stand for the bits of its reply; empty where
             a repetition has no cost of its own. `CHOICE` stands for a reply by which a repetition
-            cannot be recognised.
+            cannot be recognised, and `UNSEEN` for one that may have left its client and that its
+            reader never saw.
         again: True for a training of "dp-sgd" that repeats an earlier one, with other bits. Its
             batches may be those of the earlier one, so both are accounted for as if their batches
             were known.
@@ -383,6 +386,15 @@ class Ledger:
                 pairs.add((event.method, name))
         return sorted(pairs)
 
+    def unseen(self) -> dict[int, list[int]]:
+        """Return the rounds of releases that were asked for and never seen, by client."""
+        rounds: dict[int, set[int]] = {}
+        for event in self.events:
+            if UNSEEN in event.digests:
+                for client in event.ids:
+                    rounds.setdefault(client, set()).add(event.round)
+        return {client: sorted(rounds[client]) for client in sorted(rounds)}
+
     def declared_public(self) -> list[tuple[str, str]]:
         """Return the sorted (method, field) pairs that are in no ε, since they are declared public.
 
@@ -639,8 +651,7 @@ class Recall:
             first: list[int] = []
             differing: list[int] = []
             for position, release in enumerate(event.releases()):
-                if release in self._known:
-                    self._note_repetition(event, position, release)
+                if self._repeats(event, position, release):
                     continue
                 answered = (release.call, release.client) in self._answered
                 if answered:
@@ -654,6 +665,23 @@ class Recall:
                 again = event.mechanism == "dp-sgd"
                 recorded.append(replace(event.select(differing), again=again))
         return retrained + recorded
+
+    def _repeats(self, event: Event, position: int, release: Release) -> bool:
+        """Return whether a release was counted before.
+
+        One that was not seen then may arrive now, and one that arrived may not be seen again.
+        """
+        if release in self._known:
+            self._note_repetition(event, position, release)
+            return True
+        if release.digest == UNSEEN:
+            return (release.call, release.client) in self._answered
+        unseen = release._replace(digest=UNSEEN)
+        if unseen not in self._known:
+            return False
+        self._known.remove(unseen)
+        self._known.add(release)
+        return True
 
     def _note_repetition(self, event: Event, position: int, release: Release) -> None:
         if event.kept:
@@ -744,7 +772,7 @@ def _is_anonymous(event: Event) -> bool:
     """
     if event.mechanism not in ("gaussian", "skellam", "dp-sgd") or event.kept:
         return False
-    return not event.digests or CHOICE in event.digests
+    return not event.digests or not {CHOICE, UNSEEN}.isdisjoint(event.digests)
 
 
 def _client_with_exact_release(clients: Mapping[History, int]) -> int | None:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.errors import FrameError, PolicyError
+from securecluster.errors import FrameError, PolicyError, UnknownRunError
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import AUTHORITY_CALL, Header, Rows, parse_ids, reply_header
@@ -213,7 +213,7 @@ class KeyAuthority:
         if header.verb != AUTHORITY_CALL or header.sender != SERVER:
             raise FrameError("the key authority answers the server alone: the frame is refused")
         if header.config != self._run:
-            raise FrameError(
+            raise UnknownRunError(
                 "the server runs another configuration than the key authority: start both from "
                 "the same one"
             )

@@ -26,7 +26,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.errors import FrameError, PolicyError, StaleError, UsageError
 from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
 from securecluster.messaging.octets import as_rows, as_table
 from securecluster.privacy.cohorts import Cohort
@@ -276,7 +276,7 @@ class SecureSumService(ClientHalf):
         """Record that a client sends its row, or refuse."""
         record = self._record(client)
         if context.call < record.floor:
-            raise PolicyError(
+            raise StaleError(
                 f"client {client} refuses the secure sum of call {context.call}: it has long "
                 "answered later ones"
             )
