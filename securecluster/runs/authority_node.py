@@ -29,6 +29,7 @@ from securecluster.runtime.authority import Authority
 
 LOG = "log.jsonl"
 ANSWERED = "answered"
+KEY_METHOD = "authority_key"  # asks for its public key
 
 
 class AuthorityNode(Party):
@@ -137,6 +138,16 @@ class AuthorityNode(Party):
         self._running = {}
         stamp = self._write_state(run, pack(authority.state))
         self._running = {run: (authority, stamp)}
+
+    def _released_in(self) -> set[str]:
+        """Return the fingerprints of runs in which the authority has decrypted something."""
+        if not (self.folder / LOG).exists():
+            return set()
+        return {
+            run
+            for run, method, outcome in counted(self.folder)
+            if outcome == ANSWERED and method != KEY_METHOD
+        }
 
     def _log(self, header: Header, outcome: str) -> None:
         """Write down a request, so that it is on the disk when this returns."""

@@ -20,12 +20,14 @@ from securecluster.core import atomic_files
 from securecluster.errors import FrameError, RunFolderError, UsageError
 from securecluster.messaging import refusals
 from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.runs import idle_runs
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.refusals import answered
 
+RUN = "run-"  # and its fingerprint: the folder of a run
 AGREED = "agreed.json"
 STATE = "state.safetensors"
 LOCK = "lock"
@@ -128,7 +130,7 @@ class Party(ABC):
 
     def runs(self) -> list[str]:
         """Return the names of the folders of runs that the party has agreed to."""
-        return sorted(path.parent.name for path in self.folder.glob(f"run-*/{AGREED}"))
+        return sorted(path.parent.name for path in self.folder.glob(f"{RUN}*/{AGREED}"))
 
     def _keep(self, config: Mapping[str, Any]) -> str:
         """Write down that the party agreed to a run, and return its fingerprint."""
@@ -141,7 +143,17 @@ class Party(ABC):
                 atomic_files.write_atomic(
                     folder / AGREED, text.encode(), atomic_files.OWNER, durable=self._durable
                 )
+                unasked = [name for name in self.runs() if not self._begun(name)]
+                idle_runs.forget_surplus(self.folder, unasked, (AGREED,))
         return run
+
+    def _begun(self, name: str) -> bool:
+        """Return whether the party was asked something in the run of a folder."""
+        return (self.folder / name / STATE).exists()
+
+    def _released_in(self) -> set[str]:
+        """Return the fingerprints of runs in which the party has released something."""
+        return set()
 
     def _agreed(self, run: str) -> Mapping[str, Any]:
         """Return the configuration of a run.
@@ -168,13 +180,19 @@ class Party(ABC):
             What tells this version of the file from others.
         """
         path = self._folder_of(run) / STATE
+        begins = not path.exists()
         atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=self._durable)
+        asked = [name for name in self.runs() if self._begun(name)] if begins else []
+        if len(asked) > idle_runs.MOST_IDLE:  # else nobody reads the ledger for it
+            released = self._released_in()
+            idle = [name for name in asked if name.removeprefix(RUN) not in released]
+            idle_runs.forget_surplus(self.folder, idle, (AGREED, STATE))
         return stamp_of(path)
 
     def _folder_of(self, run: str) -> Path:
         if not run.isalnum():
             raise FrameError("the node has agreed to no run of this configuration")
-        return self.folder / f"run-{run}"
+        return self.folder / f"{RUN}{run}"
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -192,7 +192,7 @@ def _start(ray: Any) -> None:
     Raises:
         UsageError: there is none, or it does not start.
     """
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     if "RAY_ADDRESS" not in os.environ:
         options["include_dashboard"] = False
     with warnings.catch_warnings():
