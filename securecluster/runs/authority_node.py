@@ -7,6 +7,7 @@ can neither name another function of R nor smaller sums than the protocol has.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,7 +130,8 @@ class AuthorityNode(Party):
     def _authority(self, config: Mapping[str, Any]) -> Authority:
         """Return the authority as it is before the first request."""
         deployment = Deployment(server_copy(self.method), config)
-        authority = deployment.authority(False, self._identity, roster=self._roster)
+        least = math.ceil(self.policy.least_clients)
+        authority = deployment.authority(False, self._identity, roster=self._roster, least=least)
         assert authority is not None  # of the method, as was checked
         return authority
 

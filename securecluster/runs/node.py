@@ -268,6 +268,7 @@ class Node(Party):
             agreed=None if joins else config,
             numbers=[self.number],
             budget=self._budget(str(config["dp_unit"])),
+            least=math.ceil(self.policy.least_clients),
         )
 
     def _resume(self, endpoint: Endpoint[Any]) -> None:

@@ -463,7 +463,8 @@ def test_a_run_goes_on_after_ray_could_not(
     script = FAILS_AND_GOES_ON.replace("CLIENTS", str(clients)).replace("OPTIONS", options)
     done = in_a_process(script.replace("FAIL", fail).replace("UNDO", undo), tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    (told, equal) = done.stdout.strip().splitlines()
+    # Ray itself prints the last lines of what ended
+    told, equal = [line for line in done.stdout.splitlines() if line.startswith(("told", "equal"))]
     assert told.startswith(f"told: {sentence}")
     assert "resume the run from its folder" in told
     assert equal == "equal"
