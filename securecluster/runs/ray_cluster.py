@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import socket
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +19,10 @@ from typing import Any
 
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 
+Door = str | tuple[str, int]
+SECONDS_FOR_HEAD = 30.0  # until a head that does not answer counts as lost: Ray waits for 60
+SECONDS_FOR_TRY = 5.0
+SECONDS_BETWEEN_TRIES = 0.5
 RESUME = "resume the run from its folder (one without a folder begins anew)"
 # what is wrong and what to do, by the name of Ray's error or of one of its base classes
 ADVICE = {
@@ -46,7 +52,7 @@ class RayCluster:
         self._started = not self._ray.is_initialized()
         if self._started:
             _start(self._ray)
-        self._sockets = _sockets(self._ray)
+        self._doors = _doors(self._ray)
 
     def count(self, resource: str) -> int:
         """Return how many of a resource Ray has.
@@ -172,18 +178,18 @@ class RayCluster:
         )
 
     def _check_alive(self) -> None:
-        """Raise RunFolderError where Ray's process on this machine has ended.
+        """Raise RunFolderError where a process has ended that Ray cannot do without.
 
-        Ray ends a process that asks for an object then, without a word.
+        Ray ends a program that asks for an object then, or goes on for a minute, without a word.
         """
-        for path in self._sockets:
-            with socket.socket(socket.AF_UNIX) as end:
-                try:
-                    end.connect(path)
-                except OSError:
-                    raise RunFolderError(
-                        f"Ray has ended on this machine: start it again, and {RESUME}"
-                    ) from None
+        for door in self._doors:
+            # a head of a cluster may be started again meanwhile
+            until = time.monotonic() + (SECONDS_FOR_HEAD if isinstance(door, tuple) else 0)
+            while not _answers(door):
+                if time.monotonic() >= until:
+                    where = f"at {door[0]}" if isinstance(door, tuple) else "on this machine"
+                    raise RunFolderError(f"Ray has ended {where}: start it again, and {RESUME}")
+                time.sleep(SECONDS_BETWEEN_TRIES)
 
 
 def _start(ray: Any) -> None:
@@ -193,15 +199,18 @@ def _start(ray: Any) -> None:
         UsageError: there is none, or it does not start.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    if "RAY_ADDRESS" not in os.environ:
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None:
         options["include_dashboard"] = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of later versions of Ray
         try:
+            head = None if address is None else _host_and_port(address)
+            if head is not None and not _answers(head):  # Ray itself would try for minutes
+                raise ConnectionError("nobody answers")
             ray.init(**options)
         except Exception as error:  # of sockets, files, versions and Ray, with no common class
             reason = f"{type(error).__name__}: {_first_line(error)}"
-            address = os.environ.get("RAY_ADDRESS")
             if address is not None:
                 raise UsageError(
                     f"no cluster of Ray is reached at RAY_ADDRESS {address} ({reason}): start it "
@@ -213,15 +222,40 @@ def _start(ray: Any) -> None:
             ) from error
 
 
-def _sockets(ray: Any) -> list[str]:
-    """Return the paths of the sockets of Ray's process on this machine; none where it is not told.
+def _doors(ray: Any) -> list[Door]:
+    """Return where Ray's process on this machine and the head of its cluster answer.
 
-    Ray's public interface does not tell them.
+    Where Ray tells neither, or they do not answer as they are told, nothing is watched.
     """
+    # which no public interface tells
     worker = getattr(getattr(ray, "_private", None), "worker", None)
     node = getattr(getattr(worker, "global_worker", None), "node", None)
-    path = getattr(node, "raylet_socket_name", None)
-    return [path] if isinstance(path, str) and os.path.exists(path) else []
+    path, head = (getattr(node, name, None) for name in ("raylet_socket_name", "gcs_address"))
+    doors: list[Door] = []
+    if isinstance(path, str) and os.path.exists(path):
+        doors.append(path)
+    if isinstance(head, str) and (address := _host_and_port(head)) is not None:
+        doors.append(address)
+    return [door for door in doors if _answers(door)]
+
+
+def _host_and_port(address: str) -> tuple[str, int] | None:
+    """Return the host and the port of an address; None for one in another form."""
+    match = re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d{1,5})", address)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def _answers(door: Door) -> bool:
+    """Return whether somebody listens at a path or at a host and port."""
+    try:
+        if isinstance(door, tuple):
+            socket.create_connection(door, SECONDS_FOR_TRY).close()
+        else:
+            with socket.socket(socket.AF_UNIX) as end:
+                end.connect(door)
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _first_line(error: Exception | None) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from securecluster.errors import FrameError, RunFolderError, SecureClusterError, UsageError
+from securecluster.runs import ray_cluster
 from securecluster.runs.ray_cluster import ActorLostError, RayCluster
 
 
@@ -193,7 +194,7 @@ def test_ctrl_c_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize(
     ("address", "sentence"),
-    [("127.0.0.1:1", "at RAY_ADDRESS 127.0.0.1:1"), (None, "does not start on this machine")],
+    [("auto", "at RAY_ADDRESS auto"), (None, "does not start on this machine")],
 )
 def test_a_ray_that_does_not_start_is_one_sentence(
     address: str | None, sentence: str, error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -206,24 +207,61 @@ def test_a_ray_that_does_not_start_is_one_sentence(
     assert type(error).__name__ in str(told.value)
 
 
-def test_a_process_of_ray_that_has_ended_is_noticed_before_it_is_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def listening(door: str | tuple[str, int]) -> socket.socket:
+    end = socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET)
+    end.bind(door)
+    end.listen()
+    return end
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:99999"])
+def test_where_nobody_answers_ray_is_not_asked_for_minutes(
+    address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray ends the process that asks for an object then."""
-    path = tmp_path / "raylet"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageError, match="nobody answers"):
+        cluster_of(monkeypatch, StandIn(KeyError("asked"), init=True))
+
+
+@pytest.mark.parametrize("ended", ["raylet_socket_name", "gcs_address"])
+def test_a_process_of_ray_that_has_ended_is_noticed_before_ray_is_asked(
+    ended: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray ends the program that asks for an object then."""
+    monkeypatch.setattr(ray_cluster, "SECONDS_FOR_HEAD", 0.0)
+    ends = {
+        "raylet_socket_name": listening(str(tmp_path / "raylet")),
+        "gcs_address": listening(("127.0.0.1", 0)),
+    }
+    port = ends["gcs_address"].getsockname()[1]
+    doors = {"raylet_socket_name": str(tmp_path / "raylet"), "gcs_address": f"127.0.0.1:{port}"}
     ray: Any = StandIn(KeyError("asked"))
-    node = SimpleNamespace(raylet_socket_name=str(path))
-    worker = SimpleNamespace(global_worker=SimpleNamespace(node=node))
+    worker = SimpleNamespace(global_worker=SimpleNamespace(node=SimpleNamespace(**doors)))
     ray._private = SimpleNamespace(worker=worker)
-    with socket.socket(socket.AF_UNIX) as raylet:
-        raylet.bind(str(path))
-        raylet.listen()
+    try:
         cluster = cluster_of(monkeypatch, ray)
         with pytest.raises(KeyError, match="asked"):
             cluster.got(None)
-    for use in USES.values():
-        with pytest.raises(RunFolderError, match=r"Ray has ended on this machine.*resume"):
-            use(cluster, ray.handle)
+        ends[ended].close()
+        for use in USES.values():
+            with pytest.raises(RunFolderError, match=r"Ray has ended .*resume the run"):
+                use(cluster, ray.handle)
+    finally:
+        for end in ends.values():
+            end.close()
+
+
+def test_a_head_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter([True, False, False, True])
+    ray: Any = StandIn(KeyError("asked"))
+    node = SimpleNamespace(gcs_address="127.0.0.1:1")
+    worker = SimpleNamespace(global_worker=SimpleNamespace(node=node))
+    ray._private = SimpleNamespace(worker=worker)
+    monkeypatch.setattr(ray_cluster, "_answers", lambda door: next(tries))
+    monkeypatch.setattr(ray_cluster, "SECONDS_BETWEEN_TRIES", 0.0)
+    with pytest.raises(KeyError, match="asked"):
+        cluster_of(monkeypatch, ray).got(None)
+    assert list(tries) == []
 
 
 def test_all_errors_that_ray_has_go_one_of_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
