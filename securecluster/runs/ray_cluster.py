@@ -20,7 +20,7 @@ from typing import Any
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 
 Door = str | tuple[str, int]
-SECONDS_FOR_HEAD = 30.0  # until a head that does not answer counts as lost: Ray waits for 60
+SECONDS_FOR_HEAD = 20.0  # until a head that does not answer counts as lost: Ray waits for 60
 SECONDS_FOR_TRY = 5.0
 SECONDS_BETWEEN_TRIES = 0.5
 RESUME = "resume the run from its folder (one without a folder begins anew)"
@@ -53,6 +53,7 @@ class RayCluster:
         if self._started:
             _start(self._ray)
         self._doors = _doors(self._ray)
+        self._ended: Door | None = None  # where nobody answered any more
 
     def count(self, resource: str) -> int:
         """Return how many of a resource Ray has.
@@ -182,14 +183,11 @@ class RayCluster:
 
         Ray ends a program that asks for an object then, or goes on for a minute, without a word.
         """
-        for door in self._doors:
-            # a head of a cluster may be started again meanwhile
-            until = time.monotonic() + (SECONDS_FOR_HEAD if isinstance(door, tuple) else 0)
-            while not _answers(door):
-                if time.monotonic() >= until:
-                    where = f"at {door[0]}" if isinstance(door, tuple) else "on this machine"
-                    raise RunFolderError(f"Ray has ended {where}: start it again, and {RESUME}")
-                time.sleep(SECONDS_BETWEEN_TRIES)
+        if self._ended is None:
+            self._ended = next((door for door in self._doors if not _answers_again(door)), None)
+        if self._ended is not None:
+            where = f"at {self._ended[0]}" if isinstance(self._ended, tuple) else "on this machine"
+            raise RunFolderError(f"Ray has ended {where}: start it again, and {RESUME}")
 
 
 def _start(ray: Any) -> None:
@@ -243,6 +241,16 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
     """Return the host and the port of an address; None for one in another form."""
     match = re.fullmatch(r"\[?([^/\[\]]+)\]?:(\d{1,5})", address)
     return None if match is None else (match[1], int(match[2]))
+
+
+def _answers_again(door: Door) -> bool:
+    """Return whether somebody listens; a head of a cluster may be started again meanwhile."""
+    until = time.monotonic() + (SECONDS_FOR_HEAD if isinstance(door, tuple) else 0)
+    while not _answers(door):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(SECONDS_BETWEEN_TRIES)
+    return True
 
 
 def _answers(door: Door) -> bool:
