@@ -163,7 +163,7 @@ class RayCluster:
         if getattr(error, "actor_init_failed", False):
             return UsageError(
                 f"the processes of the run do not start in Ray ({_last_line(error)}): install "
-                "what the run needs on every machine of the cluster"
+                f"what the run needs on every machine of the cluster, and {RESUME}"
             )
         died = errors.RayActorError, errors.OutOfMemoryError, errors.WorkerCrashedError
         if isinstance(error, died):
