@@ -57,7 +57,8 @@ class SumFacts:
         ranges: ranges of the fields that are summed; at clients with the streams of their noise.
         dtype: type of the models' numbers.
         minimum: members of the smallest sum.
-        shares: shares of the pipeline's noise.
+        shares: fewest members and survivors: the shares of the pipeline's noise, and at a client
+            what its owner asks for.
         fixed: client methods whose rows are the same in every call (`fixed_sums`).
         cohorts: of all clients of the run, where every sum is over whole ones; else empty.
         opened: names of all protections of the run whose sums a key authority opens.

@@ -7,6 +7,7 @@ can neither name another function of R nor smaller sums than the protocol has.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from securecluster.runtime.authority import Authority
 
 LOG = "log.jsonl"
 ANSWERED = "answered"
+KEY_METHOD = "authority_key"  # asks for its public key
 
 
 class AuthorityNode(Party):
@@ -128,7 +130,8 @@ class AuthorityNode(Party):
     def _authority(self, config: Mapping[str, Any]) -> Authority:
         """Return the authority as it is before the first request."""
         deployment = Deployment(server_copy(self.method), config)
-        authority = deployment.authority(False, self._identity, roster=self._roster)
+        least = math.ceil(self.policy.least_clients)
+        authority = deployment.authority(False, self._identity, roster=self._roster, least=least)
         assert authority is not None  # of the method, as was checked
         return authority
 
@@ -137,6 +140,16 @@ class AuthorityNode(Party):
         self._running = {}
         stamp = self._write_state(run, pack(authority.state))
         self._running = {run: (authority, stamp)}
+
+    def _released_in(self) -> set[str]:
+        """Return the fingerprints of runs in which the authority has decrypted something."""
+        if not (self.folder / LOG).exists():
+            return set()
+        return {
+            run
+            for run, method, outcome in counted(self.folder)
+            if outcome == ANSWERED and method != KEY_METHOD
+        }
 
     def _log(self, header: Header, outcome: str) -> None:
         """Write down a request, so that it is on the disk when this returns."""

@@ -217,11 +217,12 @@ class Deployment:
             return []
         return cohorts.of(range(int(self.config["clients"])))
 
-    def _sum_facts(self, draws: NoiseStreams | None = None) -> SumFacts:
+    def _sum_facts(self, draws: NoiseStreams | None = None, least: int = 0) -> SumFacts:
         """Return what the halves of the protection of sums are made from.
 
         Args:
             draws: the clients' streams of noise; None elsewhere.
+            least: as of `client_halves`.
         """
         method = self.method
         # Under noise an error would tell of the data, so numbers are clamped instead.
@@ -237,7 +238,7 @@ class Deployment:
             ranges=ranges,
             dtype=self.dtype,
             minimum=MINIMUM,
-            shares=self.pipeline().shares,
+            shares=max(self.pipeline().shares, least),
             fixed=fixed_sums(method.client),
             cohorts=self._cohorts_of_all(),
             opened=self._opened,
@@ -257,18 +258,21 @@ class Deployment:
             opened=self._opened,
         )
 
-    def client_halves(self, keys: KeyRing, draws: NoiseStreams) -> dict[str, ClientHalf]:
+    def client_halves(
+        self, keys: KeyRing, draws: NoiseStreams, least: int = 0
+    ) -> dict[str, ClientHalf]:
         """Return the clients' halves of the protections, by the verb whose replies they hide.
 
         Args:
             keys: the clients' keys.
             draws: the streams of their noise.
+            least: fewest members and survivors of a sum that the clients' owner asks for.
         """
         halves: dict[str, ClientHalf] = {}
         sums = self.method.sums.protection
         pairs = self.method.pairs.protection
         if sums.hides:
-            halves[SUM] = sums.client_half(self._sum_facts(draws), keys)
+            halves[SUM] = sums.client_half(self._sum_facts(draws, least), keys)
         if pairs.hides:
             halves[PAIRS] = pairs.client_half(self._pair_facts(), keys)
         return halves
@@ -320,6 +324,7 @@ class Deployment:
         identity: Identity | None = None,
         secrets: Randomness | None = None,
         roster: Roster | None = None,
+        least: int = 0,
     ) -> Authority | None:
         """Return the key authority of a run; None where no protection needs one.
 
@@ -331,6 +336,7 @@ class Deployment:
             roster: identities of the clients whose ciphertexts a deployed authority decrypts sums
                 of. Without one a server that breaks the protocol can play any client, and so have
                 any ciphertext decrypted.
+            least: fewest clients of a sum that the authority's owner asks for.
         """
         if not self._by_authority:
             return None
@@ -343,7 +349,7 @@ class Deployment:
         facts = AuthorityFacts(
             run=self.run,
             clients=int(self.config["clients"]),
-            minimum=max(MINIMUM, self.pipeline().shares),
+            minimum=max(MINIMUM, self.pipeline().shares, least),
             sums=self._sum_facts() if method.sums.by_authority else None,
             pairs=self._pair_facts() if method.pairs.by_authority else None,
             opened=self._opened,

@@ -111,9 +111,11 @@ class _OfStandIns(Deployment):
     def aggregator(self, private: bytes | None = None, roster: Roster | None = None) -> None:
         """Return None, as for plain sums."""
 
-    def client_halves(self, keys: KeyRing, draws: NoiseStreams) -> dict[str, ClientHalf]:
+    def client_halves(
+        self, keys: KeyRing, draws: NoiseStreams, least: int = 0
+    ) -> dict[str, ClientHalf]:
         """Return the halves of pairs alone, as for plain sums."""
-        halves = super().client_halves(keys, draws)
+        halves = super().client_halves(keys, draws, least)
         halves.pop(SUM, None)
         return halves
 

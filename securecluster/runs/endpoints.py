@@ -71,6 +71,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     trainer: type[LocalTrainer] | None = None,
     streams: type[NoiseStreams] = NoiseStreams,
     deployment_class: type[Deployment] = Deployment,
+    least: int = 0,
 ) -> Endpoint[Any]:
     """Return the endpoint of some clients, with their data, models, keys and release policy.
 
@@ -91,6 +92,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         trainer: class of the clients' local training; None is that of the model.
         streams: class of their streams of noise.
         deployment_class: makes their half of the run.
+        least: fewest members and survivors of a sum that the clients' owner asks for.
 
     Raises:
         UsageError: a roster without an identity, or one that lacks clients of the run or has
@@ -139,7 +141,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    halves = deployment.client_halves(keys, noise_streams)
+    halves = deployment.client_halves(keys, noise_streams, least)
     endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
     endpoint.noise = deployment.client_noise(noise_streams)
     endpoint.guard = _release_guard(method, config, client)

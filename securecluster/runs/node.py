@@ -268,6 +268,7 @@ class Node(Party):
             agreed=None if joins else config,
             numbers=[self.number],
             budget=self._budget(str(config["dp_unit"])),
+            least=math.ceil(self.policy.least_clients),
         )
 
     def _resume(self, endpoint: Endpoint[Any]) -> None:
@@ -296,6 +297,12 @@ class Node(Party):
             unit,
             self._durable,
         )
+
+    def _released_in(self) -> set[str]:
+        """Return the fingerprints of runs in which the client has released something."""
+        units = [unit for unit in UNITS if self._ledger(unit).exists()]
+        names = {name for unit in units for name in self._budget(unit).runs}
+        return {name.partition(" ")[0] for name in names}  # then a digest of a key
 
     def _ledger(self, unit: str) -> Path:
         return ledger_of(self.folder, unit)

@@ -28,6 +28,7 @@ from securecluster.errors import (
 )
 from securecluster.messaging import refusals
 from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.runs import idle_runs
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
@@ -35,12 +36,15 @@ from securecluster.runtime import run_number
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.refusals import answered
 
+RUN = "run-"  # and its fingerprint: the folder of a run
 AGREED = "agreed.json"
 STATE = "state.safetensors"
 LOCK = "lock"
-# of which a kill leaves what is half-written: state, keys and ledgers of the party
+# what may be removed: files of runs, and of what a kill left half-written also the party's own
+FILES = r"agreed\.json|state\.safetensors"
 OWN = atomic_files.Own(
-    (LOCK,), re.compile(r"agreed\.json|state\.safetensors|[\w-]+\.jsonl|identity\.key|policy\.toml")
+    (LOCK,),
+    re.compile(rf"{RUN}[0-9a-z]+(/({FILES}))?|{FILES}|[\w-]+\.jsonl|identity\.key|policy\.toml"),
 )
 SECONDS_FOR_LOCK = 600.0  # an answer of another process may take as long as a client trains
 
@@ -152,12 +156,12 @@ class Party(ABC):
 
     def runs(self) -> list[str]:
         """Return the names of the folders of runs that the party has agreed to."""
-        return sorted(path.parent.name for path in self.folder.glob(f"run-*/{AGREED}"))
+        return sorted(path.parent.name for path in self.folder.glob(f"{RUN}*/{AGREED}"))
 
     def agreed(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield name and configuration of each run that the party has agreed to."""
         for name in self.runs():
-            run = name.removeprefix("run-")
+            run = name.removeprefix(RUN)
             with suppress(RunFolderError):  # of a run that it can no longer answer
                 yield run, self._agreed(run)
 
@@ -185,7 +189,17 @@ class Party(ABC):
                 atomic_files.write_atomic(
                     folder / AGREED, text.encode(), atomic_files.OWNER, durable=self._durable
                 )
+                unasked = [name for name in self.runs() if not self._begun(name)]
+                idle_runs.forget_surplus(self.folder, OWN, unasked, (AGREED,))
         return run
+
+    def _begun(self, name: str) -> bool:
+        """Return whether the party was asked something in the run of a folder."""
+        return (self.folder / name / STATE).exists()
+
+    def _released_in(self) -> set[str]:
+        """Return the fingerprints of runs in which the party has released something."""
+        return set()
 
     def _agreed(self, run: str) -> Mapping[str, Any]:
         """Return the configuration of a run.
@@ -212,18 +226,24 @@ class Party(ABC):
             What tells this version of the file from others.
         """
         path = self._folder_of(run) / STATE
+        begins = not path.exists()
         atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=self._durable)
+        asked = [name for name in self.runs() if self._begun(name)] if begins else []
+        if len(asked) > idle_runs.MOST_IDLE:  # else nobody reads the ledger for it
+            released = self._released_in()
+            idle = [name for name in asked if name.removeprefix(RUN) not in released]
+            idle_runs.forget_surplus(self.folder, OWN, idle, (AGREED, STATE))
         return stamp_of(path)
 
     def _folder_of(self, run: str) -> Path:
         if not run.isalnum():
             raise UnknownRunError("the node has agreed to no run of this configuration")
-        return self.folder / f"run-{run}"
+        return self.folder / f"{RUN}{run}"
 
     def _remove_half_written(self) -> None:
         """Remove what processes that were killed left, unless another one has the folder now."""
         with suppress(Timeout), FileLock(self.folder / LOCK, timeout=0, mode=0o600):
-            for folder in (self.folder, *self.folder.glob("run-*")):
+            for folder in (self.folder, *self.folder.glob(f"{RUN}*")):
                 atomic_files.remove_half_written(folder, OWN)
 
     @contextmanager

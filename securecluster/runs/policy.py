@@ -28,7 +28,8 @@ class Policy:
         aggregations: protections of sums, such as secagg; None allows any.
         relevances: protections of pairs, such as pads; None allows any.
         least_noise: smallest noise multiplier of a run.
-        least_clients: smallest number of clients of a run: an average over few tells more of each.
+        least_clients: smallest number of clients of a run, and of members and survivors of each sum
+            that is hidden: an average over few tells more of each.
         most_epsilon: largest ε of all runs together, which the node's own ledger holds.
         delta: δ of that ε.
         unit: what runs protect, "client" or "example"; None allows both, and no `most_epsilon`.
@@ -135,6 +136,12 @@ class Policy:
             raise OwnerPolicyError(
                 f"this client takes part in runs of at least {self.least_clients:g} clients, and "
                 f"this one has {clients}"
+            )
+        asked = round(float(config.get("participation", 1.0)) * clients)
+        if config.get("aggregation", "plain") != "plain" and asked < self.least_clients:
+            raise OwnerPolicyError(
+                f"this client takes part in sums over at least {self.least_clients:g} clients, and "
+                f"a round of this run asks {asked}"
             )
         unit = config["dp_unit"]
         if self.unit is not None and unit != self.unit:

@@ -1,4 +1,4 @@
-"""Blocks of a run's clients in Ray actors, and the transport to them.
+"""Blocks of a run's clients in Ray actors.
 
 An actor for each GPU or CPU core holds a block of consecutive clients as one batched endpoint. A
 call is one message to each block that it concerns, whose shared tensors move once, and the replies
@@ -11,17 +11,16 @@ processors; elsewhere results are equal to the bit.
 
 After each call an actor leaves its clients' state in Ray's object store. An actor that dies is made
 again with the state before the call, and asked again: clients draw the same noise for the same
-question. The store of a machine is lost with it; then the run goes on from its folder.
+question. The store of a machine is lost with it; then the run goes on from its folder, as after all
+else that goes wrong in Ray (`ray_cluster`).
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import math
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -34,20 +33,21 @@ from securecluster.core.devices import choose_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
-from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
-from securecluster.messaging.messages import Call, Response, Rows, stack
+from securecluster.errors import SecureClusterWarning, UsageError
+from securecluster.messaging.messages import Call, Rows
 from securecluster.privacy.masking.key_agreement import AuthorityKeys, PairwiseKeys, Secrets
-from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome, Piece, shared_rows
+from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome, shared_rows
+from securecluster.runs.block_transport import BlockTransport
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.derived import initial_model
 from securecluster.runs.experiment import ATTRIBUTE, experiment_of
 from securecluster.runs.method import Method
 from securecluster.runs.observed_clients import ObservedClients
 from securecluster.runs.parcels import Parcel, opened, packed, size
-from securecluster.runtime.chunks import FIRST_CHUNK, in_chunks
+from securecluster.runs.ray_cluster import RESUME, ActorLostError, RayCluster
+from securecluster.runtime.chunks import FIRST_CHUNK
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
-from securecluster.runtime.transport import Transport
 from securecluster.training.chance_level import Chance, at_chance
 from securecluster.training.foreign_trainer import trainer_of
 
@@ -155,12 +155,10 @@ class RayBlocks:
         self._plan = plan
         self._clients = clients
         self._resource = "GPU" if device.type == "cuda" else "CPU"
-        self._ray = importlib.import_module("ray")
-        self._started = not self._ray.is_initialized()
-        if self._started:
-            _start(self._ray)
+        self._actors: list[_Actor] = []
+        self._cluster = RayCluster()
         try:
-            self._make(workers or self._available())
+            self._make(workers or max(1, self._cluster.count(self._resource)))
         except BaseException:
             self.close()
             raise
@@ -173,50 +171,88 @@ class RayBlocks:
         """Return Ray's handles of the actors, block by block."""
         return [actor.handle for actor in self._actors]
 
-    def _available(self) -> int:
-        """Return the number of GPUs, or of CPU cores, that Ray has."""
-        return max(1, int(self._ray.cluster_resources().get(self._resource, 0)))
-
     def _make(self, workers: int) -> None:
         """Make the actors of all blocks.
 
         Raises:
             UsageError: Ray has no GPU, or no room for them.
         """
-        total = self._ray.cluster_resources().get(self._resource, 0)
+        total = self._cluster.count(self._resource)
         if total < 1:
             raise UsageError(
                 f"Ray has no {self._resource}: start it with one, or give --device cpu"
             )
         workers = min(workers, self._clients)
         # several blocks share a GPU or a core where there are more blocks
-        self._share = 1 / math.ceil(workers / int(total))
+        self._share = 1 / math.ceil(workers / total)
         positions = blocks_of(self._clients, workers)
         self.block_of = {k: b for b, part in enumerate(positions) for k in part}
         self.positions = positions
         self._actors = [_Actor(self._plan(part)) for part in positions]
         for actor in self._actors:
             self._begin(actor)
-        ready = [actor.handle.__ray_ready__.remote() for actor in self._actors]
-        try:
-            self._ray.get(ready, timeout=START_SECONDS)
-        except self._ray.exceptions.GetTimeoutError:
-            raise self._no_room() from None
-
-    def _no_room(self) -> UsageError:
-        """Return the error for actors that do not start."""
-        return UsageError(
-            f"Ray has no room for {len(self._actors)} workers: stop its other jobs, or give fewer "
-            "workers"
-        )
+        ready = [self._ready(actor) for actor in self._actors]
+        for actor, reply in zip(self._actors, ready, strict=True):
+            self._outlived(actor, reply, self._ready)
 
     def _begin(self, actor: _Actor) -> None:
         """Start an actor, without any state of its clients."""
+        if actor.handle is not None:  # it may only be out of reach
+            self._cluster.kill(actor.handle)
         options: dict[str, Any] = {"num_cpus": self._share, "scheduling_strategy": "SPREAD"}
         if self._resource == "GPU":
             options = {**options, "num_cpus": 0, "num_gpus": self._share}
-        remote = self._ray.remote(Block).options(**options)
-        actor.handle = remote.remote(packed(actor.plan))
+        actor.handle = self._cluster.begin(Block, options, packed(actor.plan))
+
+    def _ready(self, actor: _Actor) -> Any:
+        """Return a reference that is there when an actor has started."""
+        return self._cluster.ready(actor.handle)
+
+    def _restored(self, actor: _Actor) -> Any:
+        """Have an actor restore its clients as they were, and return the reference to its reply."""
+        state = actor.state
+        if state is None:
+            state = packed(Outcome(None, None, ()))
+        return self._cluster.call(actor.handle, "restore", state, packed(self.events()))
+
+    def _outlived(
+        self,
+        actor: _Actor,
+        reply: Any,
+        again: Callable[[_Actor], Any],
+        seconds: float | None = START_SECONDS,
+    ) -> Any:
+        """Return a reply, also of an actor that dies before it replies.
+
+        Args:
+            actor: that was asked.
+            reply: reference to its reply.
+            again: asks an actor that was made again.
+            seconds: to wait for the first reply; None waits as long as it takes.
+
+        Raises:
+            UsageError: its processes die again and again, or Ray has no room for them.
+            RunFolderError: Ray cannot go on.
+        """
+        for _ in range(MOST_DEATHS):
+            try:
+                return self._cluster.got(reply, seconds)
+            except ActorLostError:
+                self._begin(actor)
+                reply, seconds = again(actor), START_SECONDS
+            except TimeoutError:
+                raise UsageError(
+                    f"Ray has no room for {len(self._actors)} workers: stop its other jobs, or "
+                    "give fewer workers"
+                ) from None
+        raise self._died(actor, "the beginning")
+
+    def _died(self, actor: _Actor, method: str) -> UsageError:
+        """Return the error for an actor whose processes die again and again."""
+        return UsageError(
+            f"the process of block {self._actors.index(actor)} died {MOST_DEATHS} times in "
+            f"{method}: give machines with more memory and {RESUME}, or begin it with more workers"
+        )
 
     def ask(self, method: str, contents: Mapping[int, Any]) -> dict[int, Any]:
         """Ask blocks at once, and return what each replies.
@@ -258,17 +294,14 @@ class RayBlocks:
             RunFolderError: its state was lost with a machine.
         """
         actor = self._actors[b]
-        errors = self._ray.exceptions
         for _ in range(MOST_DEATHS):
             request = actor.pending
             try:
-                parcel = self._ray.get(request.reply)
-            except errors.RayActorError:
+                parcel = self._cluster.got(request.reply)
+            except ActorLostError:
                 self._replace(actor)
                 self._send(actor, request.method, request.parcel)
                 continue
-            except errors.RayTaskError as error:
-                raise error.cause from error
             actor.request = None
             if request.state is not None:
                 actor.state = request.state
@@ -276,44 +309,28 @@ class RayBlocks:
                 actor.held = request.held
             self.traffic.add(parcel)
             return _value(opened(parcel))
-        raise UsageError(
-            f"the process of block {b} died {MOST_DEATHS} times in {request.method}: give more "
-            "workers, or machines with more memory"
-        )
+        raise self._died(actor, actor.pending.method)
 
     def _send(self, actor: _Actor, method: str, parcel: Parcel) -> None:
         """Send a request to an actor."""
         self.traffic.add(parcel)
-        remote = getattr(actor.handle, method)
+        call = self._cluster.call
         if method == "answer":
-            reply, state = remote.options(num_returns=2).remote(parcel)
+            reply, state = call(actor.handle, method, parcel, returns=2)
             actor.request = _Request(method, parcel, reply, state)
         elif method == "hold":
-            reply, held, state = remote.options(num_returns=3).remote(parcel)
+            reply, held, state = call(actor.handle, method, parcel, returns=3)
             actor.request = _Request(method, parcel, reply, state, held)
         elif method == "piece":
-            actor.request = _Request(method, parcel, remote.remote(parcel, actor.held))
+            reply = call(actor.handle, method, parcel, actor.held)
+            actor.request = _Request(method, parcel, reply)
         else:
-            actor.request = _Request(method, parcel, remote.remote(parcel))
+            actor.request = _Request(method, parcel, call(actor.handle, method, parcel))
 
     def _replace(self, actor: _Actor) -> None:
         """Make an actor that has died again, with its clients as they were before the call."""
         self._begin(actor)
-        state = actor.state
-        if state is None:
-            state = packed(Outcome(None, None, ()))
-        try:
-            restored = actor.handle.restore.remote(state, packed(self.events()))
-            _value(opened(self._ray.get(restored, timeout=START_SECONDS)))
-        except self._ray.exceptions.RayActorError:
-            return  # counts as the next death
-        except self._ray.exceptions.GetTimeoutError:
-            raise self._no_room() from None
-        except self._ray.exceptions.RayError:
-            raise RunFolderError(
-                "clients' states were lost with a machine of the cluster: resume the run from its "
-                "folder"
-            ) from None
+        _value(opened(self._outlived(actor, self._restored(actor), self._restored)))
 
     def states(self) -> list[ClientState]:
         """Return the clients' state, block by block."""
@@ -321,7 +338,7 @@ class RayBlocks:
         asked = self.ask("state", dict.fromkeys(missing))
         states: list[ClientState] = []
         for b, actor in enumerate(self._actors):
-            state = asked[b] if b in asked else _value(opened(self._ray.get(actor.state)))
+            state = asked[b] if b in asked else _value(opened(self._cluster.got(actor.state)))
             states.append(state)
         return states
 
@@ -335,34 +352,37 @@ class RayBlocks:
             self._kill()
             self._make(len(states))
         for actor, state in zip(self._actors, states, strict=True):
-            actor.state = self._ray.put(packed(Outcome(state, None, ())))
-        self._restore_all()
+            actor.state = self._cluster.put(packed(Outcome(state, None, ())))
+        self._restore_all([actor.state for actor in self._actors], [])
 
     def learn(self) -> None:
         """Hold the clients to a target that a resumed run has spent a part of."""
         nothing = packed(Outcome(None, None, ()))
-        events = packed(self.events())
-        replies = [actor.handle.restore.remote(nothing, events) for actor in self._actors]
-        for reply in self._ray.get(replies):
-            _value(opened(reply))
+        self._restore_all([nothing] * len(self._actors), self.events())
 
-    def _restore_all(self) -> None:
-        none = packed([])
-        replies = [actor.handle.restore.remote(actor.state, none) for actor in self._actors]
-        for reply in self._ray.get(replies):
-            _value(opened(reply))
+    def _restore_all(self, states: Sequence[Any], events: Sequence[Any]) -> None:
+        """Have all actors restore states, and count events of the ledger.
+
+        An actor that dies restores its clients as they were, and counts all events.
+        """
+        parcel = packed(events)
+        replies = [
+            self._cluster.call(actor.handle, "restore", state, parcel)
+            for actor, state in zip(self._actors, states, strict=True)
+        ]
+        for actor, reply in zip(self._actors, replies, strict=True):
+            _value(opened(self._outlived(actor, reply, self._restored, None)))
 
     def _kill(self) -> None:
-        for actor in getattr(self, "_actors", []):
+        for actor in self._actors:
             if actor.handle is not None:
-                self._ray.kill(actor.handle)
+                self._cluster.kill(actor.handle)
         self._actors = []
 
     def close(self) -> None:
         """End the actors, and Ray where the run has started it."""
         self._kill()
-        if self._started:
-            self._ray.shutdown()
+        self._cluster.close()
 
 
 def blocks_of(clients: int, workers: int) -> list[list[int]]:
@@ -381,129 +401,6 @@ def blocks_of(clients: int, workers: int) -> list[list[int]]:
     if max(map(len, blocks)) > UNEVEN * len(even[0]):
         blocks = even
     return [[int(position) for position in block] for block in blocks]
-
-
-class BlockTransport(Transport):
-    """Transport to clients in blocks.
-
-    Args:
-        blocks: the actors.
-        lost: returns the clients that do not reply to a call, as a network would lose them.
-    """
-
-    def __init__(self, blocks: RayBlocks, lost: Callable[[Call], set[int]]) -> None:
-        self._blocks = blocks
-        self._lost = lost
-
-    def exchange(self, call: Call) -> Response:
-        """Send each block its part of a call, and join the replies in the order of the call.
-
-        Args:
-            call: requests to clients.
-        """
-        return _Replies(self._blocks, call, self._lost(call)).part(call)
-
-    def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
-        """Ask all blocks at once, and yield the replies in the parts of a run in one process.
-
-        Args:
-            call: requests to clients.
-            chunk: clients of a part; None takes as many as memory allows.
-        """
-        replies = _Replies(self._blocks, call, self._lost(call))
-        yield from in_chunks(replies.part, call, chunk)
-
-    def relay(self, call: Call, answer: Response) -> None:
-        """Do nothing, since all servers are in one process."""
-
-
-class _Replies:
-    """Replies of all blocks to one call, taken block by block as parts of the call ask for them.
-
-    Replies that the server only adds stay in their blocks, which send the sums of each part. A part
-    with clients of several blocks comes as single replies.
-
-    Args:
-        blocks: the actors, which are asked at once.
-        call: the call.
-        lost: clients that do not reply.
-    """
-
-    def __init__(self, blocks: RayBlocks, call: Call, lost: set[int]) -> None:
-        self._blocks = blocks
-        self._lost = lost
-        self._responses: dict[int, Response] = {}
-        self._group_of = dict(zip(call.to, call.adds, strict=False))  # empty where nothing is added
-        self._settled: set[int] = set()  # blocks that have answered
-        parts: dict[int, list[int]] = {}
-        for k, client in enumerate(call.to):
-            if client not in lost:
-                parts.setdefault(blocks.block_of[client], []).append(k)
-        # clients of each block whose replies were not taken yet
-        self._left = {b: len(positions) for b, positions in parts.items()}
-        requests = {b: call.select(positions) for b, positions in parts.items()}
-        blocks.send("hold" if call.adds else "answer", requests)
-
-    def part(self, part: Call) -> Response:
-        """Return the replies of some clients of the call, in its order.
-
-        Args:
-            part: the call to these clients.
-        """
-        wanted = [client for client in part.to if client not in self._lost]
-        if not wanted:
-            return Response((), None)
-        by_block: dict[int, list[int]] = {}
-        for client in wanted:
-            by_block.setdefault(self._blocks.block_of[client], []).append(client)
-        if self._group_of:
-            pieces = self._held_pieces(by_block)
-        else:
-            pieces = [self._piece(b, clients) for b, clients in by_block.items()]
-        return _joined(pieces, wanted)
-
-    def _held_pieces(self, by_block: Mapping[int, Sequence[int]]) -> list[Response]:
-        """Return replies that blocks hold: their sums, where one block has all of them."""
-        for b in by_block:
-            if b not in self._settled:
-                self._blocks.reply(b)
-                self._settled.add(b)
-        wanted = {b: Piece(clients) for b, clients in by_block.items()}
-        if len(by_block) == 1:
-            ((b, clients),) = by_block.items()
-            wanted = {b: Piece(clients, {client: self._group_of[client] for client in clients})}
-        return list(self._blocks.ask("piece", wanted).values())
-
-    def _piece(self, b: int, clients: Sequence[int]) -> Response:
-        """Return the replies of some clients of a block."""
-        if b not in self._responses:
-            self._responses[b] = self._blocks.reply(b)
-        response = self._responses[b]
-        self._left[b] -= len(clients)
-        if not self._left[b]:  # no later part needs it
-            del self._responses[b]
-        return response.of(clients)
-
-
-def _joined(pieces: Sequence[Response], order: Sequence[int]) -> Response:
-    """Return responses as one, whose clients are in an order.
-
-    Args:
-        pieces: of blocks.
-        order: all clients of the pieces.
-    """
-    if len(pieces) == 1:
-        return pieces[0]
-    ids = [client for piece in pieces for client in piece.ids]
-    reply = None
-    if ids:
-        reply = stack([piece.reply for piece in pieces if piece.ids])
-    receipts = [piece.receipts_at(k) for piece in pieces for k in range(len(piece.ids))]
-    refused = {client: code for piece in pieces for client, code in piece.refused.items()}
-    whole = Response(tuple(ids), reply, tuple(receipts) if any(receipts) else (), refused)
-    if ids == list(order):
-        return whole
-    return whole.of(order)
 
 
 class BlockedClients(ObservedClients):
@@ -707,16 +604,6 @@ def _without_result(method: Method) -> Method:
     for name in ("result_", ATTRIBUTE):
         vars(carried).pop(name, None)
     return carried
-
-
-def _start(ray: Any) -> None:
-    """Connect to the cluster of RAY_ADDRESS, or start Ray on this machine."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of later versions of Ray
-        if "RAY_ADDRESS" in os.environ:
-            ray.init(log_to_driver=False)
-        else:
-            ray.init(include_dashboard=False, log_to_driver=False)
 
 
 def _value(outcome: Outcome) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -20,6 +21,7 @@ from securecluster.messaging.messages import (
     frames,
     kinds,
     optional,
+    parse_ids,
     reply_header,
     select,
     stack,
@@ -195,3 +197,18 @@ def test_a_row_is_no_copy(index: tuple[int, ...] | None) -> None:
     for k in range(3):
         assert torch.equal(rows.row(k), rows.values[k])
         assert rows.row(k).untyped_storage().data_ptr() == rows.table.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0-999999", 1), ("0-4,6-1000000", 6), ("0-999999", 999_999), ("0,1-1000000", 0)],
+)
+def test_a_long_list_of_ids_is_refused_before_it_takes_memory(text: str, count: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            parse_ids(text, count)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000  # the ids would take eight

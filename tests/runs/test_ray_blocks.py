@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +23,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RunFolderError, UsageError
 from securecluster.runs.ray_blocks import RayBlocks, blocks_of
+from securecluster.runs.ray_cluster import RayCluster
 from securecluster.runs.serialization import FittedState
 from securecluster.runtime import chunks
 
@@ -217,6 +221,59 @@ def test_actors_that_die_again_and_again_end_the_run(
         cases.variant("fedavg", **SMALL).fit(federation, in_blocks({"threads": 1}))
 
 
+@pytest.mark.parametrize("method", ["_ready", cases.exhaustive("learn"), "_restore_all"])
+def test_an_actor_that_dies_before_the_first_call_loses_nothing(
+    method: str,
+    local: None,
+    federation: Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make() -> Any:
+        return cases.variant("cfl", **SMALL, dp_unit="client", clip=1.0, target_epsilon=5.0)
+
+    alone = make().fit(federation, Settings(threads=1)).kept_
+    settings = in_blocks({"threads": 1})
+    with pytest.raises(KeyboardInterrupt):
+        make().fit(federation, settings, folder=tmp_path, report=cases.interrupt_after(2))
+    asks = getattr(RayBlocks, method)
+    killed: list[Any] = []
+
+    def kill_and_ask(blocks: RayBlocks, *arguments: Any) -> Any:
+        if not killed:
+            killed.append(blocks.handles[0])
+            ray.kill(blocks.handles[0])
+        return asks(blocks, *arguments)
+
+    monkeypatch.setattr(RayBlocks, method, kill_and_ask)
+    assert_equal(alone, make().fit(federation, settings, folder=tmp_path).kept_)
+    assert len(killed) == 1
+
+
+def test_an_actor_that_is_ended_for_want_of_memory_is_made_again(
+    local: None, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's monitor of memory raises an error that is none of an actor."""
+    got = RayCluster.got
+    ended: list[int] = []
+
+    def end(cluster: RayCluster, reference: Any, seconds: float | None = None) -> Any:
+        ended.append(1)
+        if len(ended) in (1, 5):
+            monkeypatch.setattr(ray, "get", out_of_memory)
+        return got(cluster, reference, seconds)
+
+    get = ray.get
+
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        monkeypatch.setattr(ray, "get", get)
+        raise ray.exceptions.OutOfMemoryError("the node ran low on memory")
+
+    monkeypatch.setattr(RayCluster, "got", end)
+    check_equal("cfl, mask", federation)
+    assert len(ended) > 5
+
+
 def test_a_run_goes_on_in_blocks(local: None, federation: Federation, tmp_path: Path) -> None:
     def make() -> Any:
         return cases.variant("cfl", **SMALL, mask="permutation")
@@ -313,3 +370,110 @@ def test_ray_is_asked_for_by_name(
     monkeypatch.setattr("securecluster.runtime.settings.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'securecluster\[ray\]'"):
         made.fit(federation, Settings(engine="ray"))
+
+
+def in_a_process(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script whose Ray is its own, and return what came of it."""
+    tests = Path(__file__).parents[1]
+    paths = os.pathsep.join([str(tests / "protocols"), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
+    environment.pop("RAY_ADDRESS", None)
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+FAILS_AND_GOES_ON = """
+import os, signal
+import numpy as np
+import ray
+from securecluster import CFL, Federation, Settings
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import SecureClusterError
+from securecluster.runs.ray_blocks import RayBlocks
+
+def start(**options):
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, **options)
+
+draws = np.random.default_rng(0)
+arrays = [(draws.normal(size=(6, 784)), draws.integers(0, 10, 6)) for _ in range(CLIENTS)]
+federation = Federation.from_arrays(arrays, classes=10, seed=0)
+
+def make():
+    return CFL(rounds=3, epochs=1, model="mlp-200", momentum=0.5, keep_momentum=True)
+
+def fit(**options):
+    settings = Settings(threads=1, keys_from_seed=True, engine="ray", workers=2)
+    return make().fit(federation, settings, folder="run", **options)
+
+alone = make().fit(federation, Settings(threads=1, keys_from_seed=True)).kept_
+start(**OPTIONS)
+FAIL
+try:
+    fit()
+except SecureClusterError as error:
+    print("told:", error)
+ray.shutdown()
+UNDO
+start()
+resumed = fit().kept_
+a, b = alone.clients, resumed.clients
+assert torch.equal(a.table[a.index], b.table[b.index])
+assert alone.learned.labels == resumed.learned.labels
+assert alone.learned.network.ledger.events == resumed.learned.network.ledger.events
+print("equal")
+"""
+# 80 MB are the least that Ray takes, and this part of a disk is always in use
+FULL_STORE = """dict(
+    object_store_memory=80 * 2**20,
+    _system_config={"object_store_full_delay_ms": 20, "local_fs_capacity_threshold": 0.001},
+)"""
+KILLED_RAYLET = """
+send, count = RayBlocks.send, 0
+def send_and_kill(blocks, *request):
+    global count
+    count += 1
+    if count == 8:
+        (raylet,) = ray._private.worker._global_node.all_processes["raylet"]
+        os.kill(raylet.process.pid, signal.SIGKILL)
+        raylet.process.wait()
+    return send(blocks, *request)
+RayBlocks.send = send_and_kill
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("clients", "options", "fail", "undo", "sentence"),
+    [
+        (160, FULL_STORE, "", "", "the disk on which Ray keeps"),
+        (12, "{}", KILLED_RAYLET, "RayBlocks.send = send", "Ray has ended on this machine"),
+    ],
+    ids=["a full object store", "a killed raylet"],
+)
+def test_a_run_goes_on_after_ray_could_not(
+    clients: int, options: str, fail: str, undo: str, sentence: str, tmp_path: Path
+) -> None:
+    script = FAILS_AND_GOES_ON.replace("CLIENTS", str(clients)).replace("OPTIONS", options)
+    done = in_a_process(script.replace("FAIL", fail).replace("UNDO", undo), tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # Ray itself prints the last lines of what ended
+    told, equal = [line for line in done.stdout.splitlines() if line.startswith(("told", "equal"))]
+    assert told.startswith(f"told: {sentence}")
+    assert "resume the run from its folder" in told
+    assert equal == "equal"
+
+
+@pytest.mark.exhaustive
+def test_a_quiet_run_in_blocks_says_nothing(tmp_path: Path) -> None:
+    arguments = ["run", "fedavg", "--rounds", "2", "--clients", "4", "--model", "linear"]
+    arguments += ["--engine", "ray", "--workers", "2", "--quiet", "--out", "run"]
+    script = f"from securecluster.app.cli import main; raise SystemExit(main({arguments!r}))"
+    done = in_a_process(script, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

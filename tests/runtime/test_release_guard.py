@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -40,9 +41,9 @@ from securecluster.protocols.authoring import (
     protocol,
 )
 from securecluster.runtime.endpoint import KEPT
-from securecluster.runtime.release_guard import _training_receipts
+from securecluster.runtime.release_guard import ReleaseGuard, Traces, _training_receipts
 from securecluster.training.config import LocalTraining
-from securecluster.training.data_access import DataAccess, Training
+from securecluster.training.data_access import DataAccess, Reads, Training
 
 Z = 1.0
 
@@ -422,3 +423,59 @@ def test_draws_are_logged_within_one_context() -> None:
         streams.noised(3, "a", 1, torch.zeros(2), 0.7, 1.0)
     streams.noised(4, "a", 1, torch.zeros(2), 1.0, 1.0)
     assert drawn == [(3, 0.7)]
+
+
+def training(noise: float, step: int = 3) -> Training:
+    plan = LocalTraining(lr=0.1, epochs=1, batch_size=8, clip=1.0, noise=noise)
+    return Training(plan, (0,), step)
+
+
+PRIVATE, PLAIN = training(1.0), training(0.0)
+PAID = 3  # the step of PRIVATE
+
+
+# declarations: of replies with fields, of models that stay and have a receipt, and that have none
+USUAL, PAID_FOR, STAYS = ("usual", True), (KEPT, True), (KEPT, False)
+
+
+@pytest.mark.parametrize(
+    ("trainings", "declared", "paid", "present", "informed", "trained"),
+    [
+        # plain training leaves a state that follows from data, and private training does not
+        ([PLAIN], USUAL, -1, ["delta"], True, -1),
+        ([PRIVATE], USUAL, -1, ["delta"], False, PAID),
+        ([PRIVATE, PLAIN], USUAL, -1, ["delta"], True, PAID),
+        ([], USUAL, -1, ["delta"], False, -1),
+        ([PRIVATE], PAID_FOR, -1, [], False, PAID),
+        ([PRIVATE], STAYS, -1, [], True, -1),
+        ([PLAIN], STAYS, -1, [], True, -1),
+        ([], STAYS, -1, [], False, -1),
+        # what leaves has receipts of its own
+        ([PRIVATE], PAID_FOR, PAID, ["delta"], False, PAID),
+        ([PRIVATE], STAYS, -1, ["delta"], False, -1),
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_state_follows_from_data_unless_all_of_it_was_paid_for(
+    trainings: list[Training],
+    declared: tuple[str, bool],
+    paid: int,
+    present: list[str],
+    informed: bool,
+    trained: int,
+    before: bool,
+) -> None:
+    trains, private = declared
+    release: Any = SimpleNamespace(trains=trains, private=private, derived=False)
+    guard = ReleaseGuard(SimpleNamespace(), DataAccess(), {}, True)  # type: ignore[arg-type]
+    traces = Traces("train", release, Reads())
+    outcome = guard._outcome(traces, trainings, (), before, paid, present)
+    assert outcome.informed is (informed or before)
+    assert outcome.trained == trained
+
+
+def test_a_state_follows_from_data_that_was_read() -> None:
+    release: Any = SimpleNamespace(trains="usual", private=True, derived=False)
+    guard = ReleaseGuard(SimpleNamespace(), DataAccess(), {}, True)  # type: ignore[arg-type]
+    traces = Traces("train", release, Reads(data={"inputs"}))
+    assert guard._outcome(traces, [PRIVATE], (), False, -1, []).informed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import CFL, ClusteringProtocol, Settings
 from securecluster.runs.deployment import build_network
 from securecluster.runs.endpoints import build_client
-from securecluster.runtime.endpoint import Endpoint, hidden_message_types
+from securecluster.runtime.endpoint import GATHER, Endpoint, hidden_message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import (
@@ -27,6 +28,7 @@ from securecluster.runtime.transport import (
     Recorded,
     Replay,
     Transport,
+    WithAuthority,
     random_dropouts,
 )
 
@@ -209,3 +211,33 @@ def test_a_replay_refuses_other_requests_and_another_number_of_them() -> None:
     for other in others:
         with pytest.raises(ReplayError, match="differs"):
             Replay(transcript).exchange(other)
+
+
+CALL = SimpleNamespace(verb=GATHER)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("exchange", (CALL,)),
+        ("exchange_all", ([CALL],)),
+        ("begin", (CALL,)),
+        ("stream", (CALL, 7)),
+        ("relay", (CALL, "the replies")),
+        ("tolerate", ("an error",)),
+    ],
+)
+def test_an_authoritys_transport_passes_everything_on_to_that_of_the_clients(
+    name: str, arguments: tuple[object, ...]
+) -> None:
+    passed: list[tuple[object, ...]] = []
+
+    class Inner:
+        def __getattr__(self, method: str) -> Callable[..., object]:
+            assert method == name
+            return lambda *given: passed.append(given) or "what came"
+
+    transport = WithAuthority(Inner(), lambda frame: frame, str)  # type: ignore[arg-type]
+    came = getattr(transport, name)(*arguments)
+    assert passed == [arguments]
+    assert came == ("what came" if name not in ("relay", "tolerate") else None)

@@ -91,6 +91,14 @@ class Budget:
         """Return ε at δ of everything that was reserved so far."""
         return self._ledger.price(self.delta).epsilon
 
+    @property
+    def runs(self) -> list[str]:
+        """Return the names of the runs in which something was reserved, as in `reserve`."""
+        with self._locked():
+            self._read()
+            released = {number for event in self._ledger.events for number in event.ids}
+            return [name for name, number in self._numbers.items() if number in released]
+
     def due(self, run: str, receipts: Receipts, method: str, step: int) -> Receipts:
         """Return receipts, where what the client has paid for in the run costs nothing more.
 

@@ -80,7 +80,8 @@ class SecureSumService(ClientHalf):
         keys: the clients' identities, roster and secrets.
         ranges: ranges of the fields that are summed.
         minimum: members of the smallest sum in which a client takes part.
-        shares: smallest number of survivors, where the pipeline's noise is in as many shares.
+        shares: fewest members and survivors: the pipeline's noise is in as many shares, or the
+            clients' owner asks for as many.
         fixed: client methods whose rows are the same in every call (`fixed_sums`).
         cohorts: of all clients of the run, where every sum is over whole ones; empty where clients
             take lists as they come, or cohorts follow from clusters that the server forms.

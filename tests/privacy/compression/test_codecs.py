@@ -188,3 +188,14 @@ def test_the_largest_few_of_a_spread_row_are_refused():
         check("4bit", mask, sketch=64)
     with pytest.raises(UsageError, match="spreads"):
         check("topk:0.1", "none", sketch=64)
+
+
+@pytest.mark.parametrize("name", ["8bit", "4bit", "1bit"])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), -1.0, -1e-30])
+def test_a_scale_that_no_client_can_have_made_is_refused(name: str, scale: float) -> None:
+    (stage,) = build(name, 6)
+    coded = stage.forward(torch.linspace(-1, 1, 12).reshape(2, 6), 1)
+    stage.decode(coded)
+    coded[1, :4] = torch.tensor([scale]).view(torch.uint8)
+    with pytest.raises(FrameError, match="a scale that is none"):
+        stage.decode(coded)

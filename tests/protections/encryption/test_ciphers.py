@@ -442,3 +442,20 @@ def test_tenseal_is_imported_where_it_is_needed_first() -> None:
     assert importing == [Path(ciphers.__file__)]
     module = ast.parse(importing[0].read_text())
     assert not any("tenseal" in ast.unparse(n) for n in module.body if isinstance(n, ast.Import))
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_a_ciphertext_that_the_library_cannot_decrypt_is_refused(
+    error: type[Exception], cipher: SecretCipher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def decrypt(self) -> Any:
+            raise error("encrypted is not valid for encryption parameters")
+
+        def __iadd__(self, noise: Any) -> Broken:
+            return self
+
+    monkeypatch.setattr(SecretCipher, "load", lambda self, ciphertext: Broken())
+    for decrypt in (cipher.decrypt, lambda data: cipher.flooded(data, CLIENTS)):
+        with pytest.raises(FrameError, match="cannot be decrypted: it is refused"):
+            decrypt(b"")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cases
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ from securecluster.protections.secure_sums.double_mask import (
     coordinate,
     mask_table,
 )
-from securecluster.protections.secure_sums.graph import Graph, complete_graph
+from securecluster.protections.secure_sums.graph import Graph, all_pairs_threshold, complete_graph
 from securecluster.protections.secure_sums.shamir import PRIME
 
 RUN = b"the hash of a configuration"
@@ -743,3 +745,72 @@ def test_a_minimum_is_kept_from_a_lying_server() -> None:
     with pytest.raises(SecureClusterError):
         UnmaskingGuard(0, 2).take_part(context, graph)
     UnmaskingGuard(0, 3).take_part(context_of(range(3), 3), complete_graph(range(3), 3))
+
+
+def connected(
+    count: int, threshold: int, shares: dict[int, set[int]], pairs: set[tuple[int, int]]
+) -> list[set[int]]:
+    """Return the sets of clients whose sums follow from shares and pair keys."""
+    seeds = {i for i in range(count) if len(shares[i]) >= threshold}
+    found = []
+    for size in range(1, len(seeds) + 1):
+        for chosen in itertools.combinations(sorted(seeds), size):
+            outside = set(range(count)).difference(chosen)
+            if all((i, j) in pairs or (j, i) in pairs for i in chosen for j in outside):
+                found.append(set(chosen))
+    return found
+
+
+def attacked(
+    count: int, minimum: int, seed: int
+) -> Iterator[tuple[dict[int, set[int]], set[tuple[int, int]]]]:
+    """Ask clients at random for anything of two attempts at a sum, in any order.
+
+    Yields:
+        Of each attempt, who revealed a share of each client's seed, and the pairs (client, lost
+        client) whose key was revealed.
+    """
+    draw = random.Random(seed)
+    threshold = all_pairs_threshold(count, minimum)
+    graph = complete_graph(range(count), threshold)
+    guards = [UnmaskingGuard(i, minimum) for i in range(count)]
+    attempts = [context_of(range(count), threshold, attempt=k) for k in range(2)]
+    shares: list[dict[int, set[int]]] = [{i: set() for i in range(count)} for _ in attempts]
+    pairs: list[set[tuple[int, int]]] = [set() for _ in attempts]
+    victim = draw.randrange(count)
+    for _ in range(60 * count):
+        i, k = draw.randrange(count), draw.choice([0, 0, 0, 0, 1])
+        gone = {j for j in range(count) if draw.random() < 0.25}
+        gone ^= {victim} if draw.random() < 0.5 else set()
+        step = draw.choice(["row", "pads", "shares", "shares"])
+        with suppress(PolicyError):
+            if step == "row":
+                guards[i].take_part(attempts[k], graph, digest=bytes([i, k]))
+            elif step == "pads":
+                pairs[k] |= {(i, j) for j in guards[i].reveal_pads(attempts[k], sorted(gone))}
+            else:
+                alive = sorted(set(range(count)) - gone)
+                for owner in guards[i].reveal_shares(attempts[k], alive):
+                    shares[k][owner].add(i)
+    yield from zip(shares, pairs, strict=True)
+
+
+@pytest.mark.parametrize("seeds", [range(60), cases.exhaustive(range(60, 600))])
+@pytest.mark.parametrize(("count", "minimum"), [(3, 2), (4, 2), (5, 3), (6, 2), (7, 4)])
+def test_a_server_that_drops_clients_between_the_steps_as_it_likes_isolates_nobody(
+    count: int, minimum: int, seeds: range
+) -> None:
+    threshold = all_pairs_threshold(count, minimum)
+    sums = 0
+    for seed in seeds:
+        opened: list[set[int]] = []
+        for shares, pairs in attacked(count, minimum, seed):
+            # nobody told both of one client
+            assert not {(i, j) for i, j in pairs if i in shares[j]}
+            opened += connected(count, threshold, shares, pairs)
+        for first in opened:
+            assert len(first) >= minimum
+            for second in opened:
+                assert not first - second or len(first - second) >= minimum
+        sums += len(opened)
+    assert sums  # some attacks open a sum

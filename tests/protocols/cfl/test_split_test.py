@@ -15,7 +15,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.cfl.split_test import split_statistics
+from securecluster.protocols.cfl.split_test import collect_updates, split_statistics
 from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.messages import Update
 
@@ -94,3 +94,40 @@ def test_in_brief_without_a_sum_no_cluster_is_stationary() -> None:
     )
     statistics = split_statistics(net, got, 0, [0, 1])
     assert statistics.mean is None and statistics.mean_norm == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("replied", "asked"),
+    [
+        ([0, 1, 2, 3, 4], [0, 1, 2, 3]),  # client 4 is alone in its cluster
+        ([0, 1, 4], [0, 1]),
+        ([0, 1, 2], [0, 1]),
+        ([0, 2, 4], []),
+        ([4], []),
+        ([], []),
+    ],
+)
+@pytest.mark.parametrize("compresses", [False, True])
+def test_full_updates_are_summed_over_clusters_of_two_replies_or_more(
+    replied: list[int], asked: list[int], compresses: bool
+) -> None:
+    labels = [0, 0, 1, 1, 2]
+    sums: list[dict[str, Any]] = []
+    replies = Replies(tuple(replied), None, (), 3)
+    net: Any = SimpleNamespace(
+        cohorts=None,
+        gather=lambda *_, **__: replies,
+        sum=lambda method, query, **named: sums.append(named) or "the sums",
+    )
+    outbox: Any = SimpleNamespace(message_for=lambda to: None, acknowledge=lambda ids: None)
+    found, summed = collect_updates(net, outbox, range(5), labels, compresses)
+    assert found is replies
+    if not compresses or not asked:
+        assert summed is None
+        assert not sums
+        return
+    (named,) = sums
+    assert summed == "the sums"
+    assert named["to"] == asked
+    assert named["by"] == [labels[i] for i in asked]
+    assert named["groups"] == 3

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cases
@@ -15,11 +16,12 @@ import torch
 from torch import nn
 
 from securecluster import Federation, LabelSwap
-from securecluster.errors import UsageError
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.restarts import OfferedModels, Restart
+from securecluster.protocols.ifca.client import IFCAClient
 from securecluster.protocols.ifca.protocol import IFCA, IFCAState
 from securecluster.runs.deployment import build_network
 from securecluster.runs.derived import initial_model
@@ -479,3 +481,30 @@ def test_losses_of_starts_are_told_where_clients_send_them(starts: int, small: F
     views = made.disclosures().server
     told = any("lowest training loss" in view for view in views)
     assert sent == told == (starts > 1)
+
+
+@pytest.mark.parametrize(
+    ("step", "averages", "choice", "words"),
+    [
+        (5, 5, 5, None),  # the same request again
+        (6, 5, 5, None),
+        (6, 3, 6, None),
+        (5, 6, 4, "late"),
+        (5, 4, 6, "late"),
+        (5, 5, 0, "choose comes first"),
+    ],
+)
+def test_a_client_trains_the_model_that_it_chose_and_no_earlier_one(
+    step: int, averages: int, choice: int, words: str | None
+) -> None:
+    context: Any = SimpleNamespace(step=step, positions=[0, 1], ids=[0, 1])
+    client: Any = SimpleNamespace(
+        _chosen=torch.tensor([[0, 1, choice], [0, 0, 5]]),
+        _last_call=torch.tensor([[averages, 9], [5, 9]]),
+        model_sets={0: "the models of the only start"},
+    )
+    if words is None:
+        IFCAClient._check_chosen(client, context)
+    else:
+        with pytest.raises(PolicyError, match=words):
+            IFCAClient._check_chosen(client, context)
