@@ -32,7 +32,7 @@ from securecluster.runs.newcomers import check_sizes, samples_batches
 from securecluster.runs.party import STATE, Party, number_of, stamp_of
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
-from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
@@ -259,6 +259,8 @@ class Node(Party):
         signed = self._roster is not None
         keys = KeySource(False, self._identity if signed else None, self._roster)
         joins = self.number >= int(config["clients"])
+        # a run that an earlier version began goes on with the draws that it has made
+        by_number = not self._draws_by_name(config_hash(config))
         return build_client(
             self.method,
             self._data,
@@ -268,6 +270,7 @@ class Node(Party):
             agreed=None if joins else config,
             numbers=[self.number],
             budget=self._budget(str(config["dp_unit"])),
+            names=[str(self.number)] if by_number else None,
         )
 
     def _resume(self, endpoint: Endpoint[Any]) -> None:

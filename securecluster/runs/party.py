@@ -27,6 +27,7 @@ from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.refusals import answered
 
 AGREED = "agreed.json"
+DRAWS, NAMES = "draws", "names"  # an entry of this file beside the configuration's
 STATE = "state.safetensors"
 LOCK = "lock"
 SECONDS_FOR_LOCK = 600.0  # an answer of another process may take as long as a client trains
@@ -133,11 +134,12 @@ class Party(ABC):
     def _keep(self, config: Mapping[str, Any]) -> str:
         """Write down that the party agreed to a run, and return its fingerprint."""
         run = config_hash(config)
+        content = {**config, DRAWS: NAMES}
         with self._alone():
             folder = self._folder_of(run)
             atomic_files.make_private_folder(folder)
             if not (folder / AGREED).exists():
-                text = json.dumps(config, sort_keys=True)
+                text = json.dumps(content, sort_keys=True)
                 atomic_files.write_atomic(
                     folder / AGREED, text.encode(), atomic_files.OWNER, durable=self._durable
                 )
@@ -150,16 +152,35 @@ class Party(ABC):
             FrameError: a run that the party has not agreed to.
             RunFolderError: its file was changed.
         """
+        content = self._content(run)
+        config = {name: value for name, value in content.items() if name != DRAWS}
+        if config_hash(config) != run:
+            path = self._folder_of(run) / AGREED
+            raise RunFolderError(f"{path} is not what the node agreed to: restore it from a copy")
+        return config
+
+    def _draws_by_name(self, run: str) -> bool:
+        """Return whether the party draws by a name; it does by its number in earlier versions.
+
+        Args:
+            run: that it agreed to.
+        """
+        return self._content(run).get(DRAWS) == NAMES
+
+    def _content(self, run: str) -> dict[str, Any]:
+        """Return what the file of a run says, which is empty where it cannot be read.
+
+        Raises:
+            FrameError: a run that the party has not agreed to.
+        """
         path = self._folder_of(run) / AGREED
         if not path.is_file():
             raise FrameError("the node has agreed to no run of this configuration")
         try:
-            config: Mapping[str, Any] = json.loads(atomic_files.read(path))
+            content = json.loads(atomic_files.read(path))
         except ValueError:
-            config = {}
-        if config_hash(config) != run:
-            raise RunFolderError(f"{path} is not what the node agreed to: restore it from a copy")
-        return config
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def _write_state(self, run: str, data: bytes) -> tuple[int, int] | None:
         """Write the state of a run, so that it is on the disk when this returns.

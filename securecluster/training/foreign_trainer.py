@@ -24,31 +24,35 @@ class TrainingCall:
 
     Args:
         client: number of the client.
+        name: of the client.
         plan: hyper-parameters.
         size: number of the client's samples.
         generator: see below.
         batches: returns the rows of each mini-batch in order.
 
     Attributes:
-        client: number of the client.
+        client: number of the client, which depends on the other clients of the run.
+        name: of the client, which does not.
         epochs: passes over the client's samples.
         batch_size: samples of a mini-batch.
         optimizer: "sgd" or "adam".
         momentum: of sgd.
-        generator: random numbers that follow from the run's seed, the client and the call, so that
-            a resumed run repeats them. The seed is public: noise that protects samples must come
-            from a secret of your own.
+        generator: random numbers that follow from the run's seed, the client's name and the call,
+            so that a resumed run repeats them. The seed is public: noise that protects samples must
+            come from a secret of your own.
     """
 
     def __init__(
         self,
         client: int,
+        name: str,
         plan: LocalTraining,
         size: int,
         generator: np.random.Generator,
         batches: Callable[[], Iterator[IntArray]],
     ) -> None:
         self.client = client
+        self.name = name
         self.epochs = plan.epochs
         self.batch_size = min(plan.batch_size, size)
         self.optimizer = plan.optimizer
@@ -95,7 +99,7 @@ class ForeignTrainer(LocalTrainer):
         """Return whether models have outputs, without which nothing is scored."""
         return self._foreign.functions.outputs is not None
 
-    def train(
+    def train(  # noqa: PLR0913 (that of `LocalTrainer`)
         self,
         start: Rows,
         clients: Sequence[int],
@@ -104,6 +108,7 @@ class ForeignTrainer(LocalTrainer):
         row_width: int = 0,
         scale: Sequence[float] | None = None,
         regularizer: MeanRegularizer | None = None,
+        apart: bool = False,
     ) -> torch.Tensor:
         """Return the clients' updates by the user's function, one client after the other.
 
@@ -141,9 +146,10 @@ class ForeignTrainer(LocalTrainer):
             step: number of the call.
         """
         number = self.ids[client]
-        generator = self._randomness.generator("client", number, "foreign", step)
+        generator = self._randomness.generator("client", self._streams[client], "foreign", step)
         batches = partial(self._own_batches, client, plan, step)
-        call = TrainingCall(number, plan, self.sizes[client], generator, batches)
+        name, size = self.names[client], self.sizes[client]
+        call = TrainingCall(number, name, plan, size, generator, batches)
         rows = slice(int(self._offsets[client]), int(self._offsets[client + 1]))
         # copies: a function may work in place
         x = np.array(self._x[rows].cpu().numpy())
