@@ -44,7 +44,7 @@ from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Score, scor
 from securecluster.attacks.source_inference import OwnersFound
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.core.client_names import ClientNames, at
+from securecluster.core.client_names import ClientNames, at, called_by_position
 from securecluster.core.progress import bar
 from securecluster.data import Federation
 from securecluster.errors import (
@@ -60,6 +60,7 @@ from securecluster.runs.derived import opened_verbs
 from securecluster.runs.disclosures import disclosures
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.number_format import printable
+from securecluster.runs.serialization import read_kept
 from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
 
@@ -675,6 +676,12 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
         if run_folder.of_server(run.config):
             target.say("Attacks on masks have no score: clients' keys are with the clients.")
             return restored, []
+        if not _draws_alike(run):
+            target.say(
+                "Attacks on masks have no score: the clients of this run drew batches by their "
+                "positions, as those of an earlier version did, so that it cannot be repeated."
+            )
+            return restored, []
         # only some attacks are compared with replies before protection
         if run.result["seconds"] > clock.left / 2:
             target.say("Attacks on masks have no score: repeating the run takes too long.")
@@ -695,6 +702,17 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     else:
         _say_repeated(target, repeated)
     return repeated, taps
+
+
+def _draws_alike(run: FinishedRun) -> bool:
+    """Return whether clients draw the batches of a run when it is repeated.
+
+    Args:
+        run: of this version, or of an earlier one, in which clients drew by their positions.
+    """
+    if called_by_position(run.config["clients"]):
+        return True
+    return read_kept(run.folder).learned.named_draws
 
 
 def _repeating(settings: Settings) -> Settings:
@@ -721,6 +739,8 @@ def _say_repeated(target: _Target, repeated: ClusteringProtocol) -> None:
     if AUTHORITY in target.adversary.parties:
         why = "No message has what the key authority decrypted"
     target.say(f"{why}: the run was repeated from config.json.")
+    if not _draws_alike(target.run):
+        target.say("Its clients drew batches by their positions then, and by their names now.")
     if [int(label) for label in repeated.labels_] != target.run.result["labels"]:
         target.say("The repeated run found other clusters than the run did.")
 
