@@ -666,25 +666,16 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     Raises:
         OutOfTime: it does not fit into the time that is left.
     """
-    from securecluster.runs import run_folder
 
     run = target.run
     in_folder = column == RUN and _holds_the_view(target)
     if in_folder:
         restored = type(run.protocol)(**run.protocol.get_params())
         restored.result_ = restored.fitted_class.of_folder(restored, run.folder)
-        if run_folder.of_server(run.config):
-            target.say("Attacks on masks have no score: clients' keys are with the clients.")
-            return restored, []
-        if not _draws_alike(run):
-            target.say(
-                "Attacks on masks have no score: the clients of this run drew batches by their "
-                "positions, as those of an earlier version did, so that it cannot be repeated."
-            )
-            return restored, []
         # only some attacks are compared with replies before protection
-        if run.result["seconds"] > clock.left / 2:
-            target.say("Attacks on masks have no score: repeating the run takes too long.")
+        obstacle = _obstacle(run, clock)
+        if obstacle is not None:
+            target.say(f"Attacks on masks have no score: {obstacle}.")
             return restored, []
     if run.result["seconds"] > clock.left:
         raise OutOfTime
@@ -702,6 +693,24 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     else:
         _say_repeated(target, repeated)
     return repeated, taps
+
+
+def _obstacle(run: FinishedRun, clock: Clock) -> str | None:
+    """Return why a run whose contents are in its folder is not repeated; None where it is.
+
+    Args:
+        run: that is attacked.
+        clock: of the audit.
+    """
+    from securecluster.runs import run_folder
+
+    if run_folder.of_server(run.config):
+        return "clients' keys are with the clients"
+    if not _draws_alike(run):
+        return "the clients of this run drew batches by their positions, as in earlier versions"
+    if run.result["seconds"] > clock.left / 2:
+        return "repeating the run takes too long"
+    return None
 
 
 def _draws_alike(run: FinishedRun) -> bool:

@@ -7,6 +7,7 @@ the clients want, rows are repeated, in one client no sooner than in all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from securecluster.data.datasets import IMAGE_SETS, MEANS, SOURCES, source
 from securecluster.data.federation import Federation
 from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import Scenario
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError, quoted, unknown
 from securecluster.models.objectives import CLASSIFICATION
 
 MOST_ROWS = 20_000  # of a sample; more tell a simulation nothing
@@ -261,19 +262,25 @@ def public_sample(public: Any = "digits", label_column: str | None = None) -> Pu
     Raises:
         UsageError: none of these, or nothing to learn.
     """
+    is_path = isinstance(public, str | Path) and str(public) not in SOURCES
+    if label_column is not None and not is_path:
+        raise UsageError(
+            "label_column is a column of a CSV file, and public is none: name the file "
+            "(--public FILE), or leave --label-column out"
+        )
     if isinstance(public, Federation):
         return _of_federation(public)
     if isinstance(public, tuple | list) and len(public) == 2:
         return _noted(lambda: Federation.from_arrays({"public": tuple(public)}, seed=0))
     if not isinstance(public, str | Path):
         raise UsageError(
-            f"public = {public!r} is no sample: give the name of a data set, a CSV file, or "
+            f"public = {quoted(public)} is no sample: give the name of a data set, a CSV file, or "
             "arrays (x, y)"
         )
     text = str(public)
     if text in SOURCES:
         return _of_source(source(text))
-    if Path(text).suffix != ".csv" and not Path(text).exists():
+    if Path(text).suffix != ".csv" and not os.path.exists(text):  # false for any impossible path
         raise unknown("public sample", text, SOURCES)
     return _of_file(Path(text), label_column)
 
