@@ -139,6 +139,18 @@ class OutputError(SecureClusterError):
     """A terminal, pipe or file to which the output cannot be written."""
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception of somebody else's; empty where it has none.
+
+    Args:
+        error: of any class, whose own code makes the text and may fail.
+    """
+    try:
+        return str(error)
+    except Exception:  # whatever that code raises
+        return ""
+
+
 def quoted(value: object) -> str:
     """Return a value as sentences quote it: as Python writes it, and shortened.
 

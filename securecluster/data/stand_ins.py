@@ -28,6 +28,7 @@ from securecluster.models.objectives import CLASSIFICATION
 
 MOST_ROWS = 20_000  # of a sample; more tell a simulation nothing
 POWER_ROWS = 500  # by which a mean is measured
+MOST_PIXELS = 65_536  # of a side
 ROUNDING = 1e-4  # up to which pixels may lie beyond 0 and 1
 UNKNOWN = "stand-ins"  # name of no known data set
 OWN_SAMPLE = "the public sample"
@@ -138,10 +139,10 @@ class PublicSample:
             raise UsageError(
                 f"{self.name} has no images, so that it has no shape to change: leave shape out"
             )
-        if len(shape) not in (2, 3) or min(shape) < 1:
+        if len(shape) not in (2, 3) or min(shape) < 1 or max(shape) > MOST_PIXELS:
             raise UsageError(
-                "shape is the height and the width of an image, two whole numbers from 1, or its "
-                "channels before them"
+                "shape is the height and the width of an image, two whole numbers from 1 to "
+                f"{MOST_PIXELS:,}, or its channels before them"
             )
         *channels, height, width = (int(size) for size in shape)
         x = self.x

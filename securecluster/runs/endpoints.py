@@ -138,6 +138,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         method.training.validation_share(method),
         noise_streams,
     )
+    cohort.tells_of_zeros = pipeline.private
     with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
         client = deployment.client(cohort, pipeline)
     limits = deployment.limits(pipeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
+from securecluster.core.progress import told_while_running
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.training.config import FULL_GRADIENT, LocalTraining
 from securecluster.training.local_trainer import FloatArray, IntArray, LocalTrainer, MeanRegularizer
@@ -85,6 +87,9 @@ class TrainingCall:
 class ForeignTrainer(LocalTrainer):
     """Trainer of a `ForeignModel`: it differs in training, and in scores that nobody can measure.
 
+    Whoever runs the client is told, here and nowhere else, of a function that takes long, and of
+    values that count as zeros: to the server they may tell of data.
+
     The arguments are those of `LocalTrainer`.
     """
 
@@ -155,11 +160,21 @@ class ForeignTrainer(LocalTrainer):
         x = np.array(self._x[rows].cpu().numpy())
         y = np.array(self._y[rows].cpu().numpy())
         foreign = self._foreign
+        who = f"client {number}" if name == str(number) else f"client {number} ({name!r})"
         try:
-            result = foreign.functions.call("train", foreign.split(theta), x, y, call)
+            with told_while_running(f"{who}: the function train of its ForeignModel"):
+                result = foreign.functions.call("train", foreign.split(theta), x, y, call)
             trained = foreign.joined(result)
         except UsageError as error:
             raise UsageError(f"client {number}: {error}") from error
+        if self.tells_of_zeros and not bool(trained.isfinite().all()):
+            warnings.warn(
+                f"{who}: train returned values that are not finite, which count as zeros in a run "
+                "with noise, so that nothing is learned of its data: lower its learning rate, or "
+                "look for the cause in train",
+                SecureClusterWarning,
+                stacklevel=2,
+            )
         if plan.batch_size == FULL_GRADIENT.batch_size and not call.followed:
             raise UsageError(
                 "this protocol compares gradients, and asks for one step of a rate it chooses over "

@@ -175,6 +175,8 @@ class LocalTrainer:
         self.start = self.model.initial()
         self.classes = federation.classes
         self.secret = secret
+        # whether the run has noise, under which what is not finite leaves as zeros without an error
+        self.tells_of_zeros = False
         self.access = DataAccess()
         self._randomness = randomness
         self._workers: list[_Worker] = []
