@@ -18,6 +18,7 @@ OPTION = re.compile(
 )
 # what some options are called in Python
 IN_PYTHON = {"out": "folder", "force": "force=True"}
+MOST_QUOTED = 80  # characters of a value in a sentence
 _typed = False  # whether sentences are for the command line
 
 
@@ -155,6 +156,33 @@ class OutputError(SecureClusterError):
     """A terminal, pipe or file to which the output cannot be written."""
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception of somebody else's; empty where it has none.
+
+    Args:
+        error: of any class, whose own code makes the text and may fail.
+    """
+    try:
+        return str(error)
+    except Exception:  # whatever that code raises
+        return ""
+
+
+def quoted(value: object) -> str:
+    """Return a value as sentences quote it: as Python writes it, and shortened.
+
+    Args:
+        value: of any type and length, as a user gave it.
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of thousands of digits"
+    if len(text) <= MOST_QUOTED:
+        return text
+    return f"{text[: MOST_QUOTED // 2]}…{text[-MOST_QUOTED // 4 :]}"
+
+
 def unknown(category: str, name: object, choices: Iterable[str]) -> UsageError:
     """Return the error for a name that is not registered, with the closest valid name as a hint.
 
@@ -164,10 +192,11 @@ def unknown(category: str, name: object, choices: Iterable[str]) -> UsageError:
         choices: the valid names.
     """
     names = sorted(choices)
+    given = str(name)[:MOST_QUOTED] if isinstance(name, str) else ""
     # capitals and small letters count as the same
     by_letters = {choice.lower(): choice for choice in names}
-    closest = difflib.get_close_matches(str(name).lower(), by_letters, n=1)
+    closest = difflib.get_close_matches(given.lower(), by_letters, n=1)
     hint = ""
     if closest:
         hint = f"did you mean {by_letters[closest[0]]!r}? "
-    return UsageError(f"unknown {category} {name!r}: {hint}choose one of {', '.join(names)}")
+    return UsageError(f"unknown {category} {quoted(name)}: {hint}choose one of {', '.join(names)}")

@@ -97,7 +97,11 @@ class SumClient(TrainingClient):
         self.catch_up(context, query)
         self.models = self._with_own_rows(context.positions)
         updates = self.cohort.train(
-            self._rows(context.positions), context.positions, self.training_alone, context.step
+            self._rows(context.positions),
+            context.positions,
+            self.training_alone,
+            context.step,
+            apart=True,
         )
         diverged = []
         for i, update in zip(context.ids, updates, strict=True):

@@ -18,6 +18,7 @@ import numpy as np
 from securecluster.data import Federation, Rotation
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
 from securecluster.models.objectives import Trajectory
+from securecluster.privacy.masking.masks import check_known
 from securecluster.protocols.conformance import fresh_process, privacy, runs, worlds
 from securecluster.protocols.conformance.report import (
     NotApplicableError,
@@ -160,11 +161,32 @@ class Subject:
         if refusal is not None and self.refusal(rounds=self.rounds(3)) is None:
             raise NotApplicableError(refusal)
 
+    def require_valid(self) -> None:
+        """Raise UsageError for an unknown mask, and for hyper-parameters that no check can take.
+
+        What is refused after this does not work with the protocol, and is left out.
+        """
+        for mask in self.masks:
+            check_known(mask)
+        try:
+            made = self.make(rounds=self.rounds(3))
+            made.check(len(self.federation))
+            made.config(self.federation, "float32")
+        except UsageError:
+            raise
+        except Exception:  # a fault of the protocol's own, of which its checks tell
+            return
+
     @cached_property
+    def _refusals(self) -> dict[str, str | None]:
+        """Return why the protocol refuses each mask; None where it does not."""
+        rounds = self.rounds(3)
+        return {mask: self.refusal(rounds=rounds, mask=mask) for mask in self.masks}
+
+    @property
     def accepted(self) -> list[str]:
         """Return the masks that the protocol accepts; "none" is the first."""
-        rounds = self.rounds(3)
-        chosen = [mask for mask in self.masks if self.refusal(rounds=rounds, mask=mask) is None]
+        chosen = [mask for mask, refusal in self._refusals.items() if refusal is None]
         return ["none", *(mask for mask in chosen if mask != "none")]
 
     @property
@@ -181,7 +203,9 @@ class Subject:
         made = self.make()
         masks = [mask for mask in self.accepted if mask not in made.other_clusters_under]
         if masks == ["none"]:
-            raise NotApplicableError("no mask is left to compare with")
+            refusals = [refusal for refusal in self._refusals.values() if refusal is not None]
+            reason = f": {refusals[0]}" if refusals else ""
+            raise NotApplicableError(f"no mask is left to compare with{reason}")
         return masks
 
     @cached_property
@@ -377,9 +401,11 @@ def check(
         The results. A check that fails ends no other one.
 
     Raises:
-        UsageError: an unknown check.
+        UsageError: an unknown check or mask, or hyper-parameters that the protocol refuses.
     """
     chosen = _chosen(only)
+    if isinstance(masks, str):
+        raise UsageError(f"masks = {masks!r} is one name: give a list of names")
     if isinstance(make_or_class, type):
         params = {**small_params(make_or_class), **params}
     clients = CLIENTS.get(getattr(make_or_class, "name", ""), small_clients)
@@ -393,6 +419,7 @@ def check(
             tuple(masks),
             Path(folder),
         )
+        subject.require_valid()
         name, files = _identity(make, make_or_class)
         for check_name in chosen:
             description, function = CHECKS[check_name]

@@ -131,22 +131,22 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
 
 
 def initial_models(
-    cohort: LocalTrainer, start: str, ids: Sequence[int] | None = None
+    cohort: LocalTrainer, start: str, positions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return the weights that clients begin with.
 
     Args:
         cohort: the clients.
         start: "common" or "independent".
-        ids: the clients' numbers; None means all of the cohort.
+        positions: of the clients; None means all of the cohort.
 
     Returns:
         (m, d)
     """
-    clients = cohort.ids if ids is None else ids
+    clients = range(len(cohort.ids)) if positions is None else positions
     if start == "common":
         return cohort.start.repeat(len(clients), 1)
-    return torch.stack([cohort.drawn("client", i, "start") for i in clients])
+    return torch.stack([cohort.own_start(k) for k in clients])
 
 
 def check_layer_mask(mask: str) -> None:
@@ -259,7 +259,7 @@ class NSIMClient(LocalFirstClient):
         if noise is None or not noise.noise or noise.unit == "example":
             # a copy, since training alone changes the models in place
             return ClientLayer(Rows(rows.clone()))
-        first_models = initial_models(self.cohort, self._began, context.ids)
+        first_models = initial_models(self.cohort, self._began, context.positions)
         initial = self._layer.rows(first_models)
         moved = self.release_training(context, rows - initial)
         return ClientLayer(Rows(context.postprocess(lambda told: initial + told, moved)))

@@ -22,7 +22,7 @@ from securecluster.clustering.eigenvectors import top
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import SOURCES, source
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError, text_of, unknown
 from securecluster.protocols.oneshot.resnet18 import resnet18
 
 if TYPE_CHECKING:
@@ -537,7 +537,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 def _reason(error: Exception) -> str:
     """Return the first line of an error's text, shortened, or its type."""
-    lines = str(error).splitlines()
+    lines = text_of(error).splitlines()
     if not lines:
         return type(error).__name__
     return textwrap.shorten(lines[0], 200, placeholder=" …") or type(error).__name__

@@ -45,7 +45,7 @@ from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Score, scor
 from securecluster.attacks.source_inference import OwnersFound
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.core.client_names import ClientNames, at
+from securecluster.core.client_names import ClientNames, at, called_by_position
 from securecluster.core.progress import bar
 from securecluster.data import Federation
 from securecluster.errors import (
@@ -61,6 +61,7 @@ from securecluster.runs.derived import opened_verbs
 from securecluster.runs.disclosures import disclosures
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runs.number_format import printable
+from securecluster.runs.serialization import read_kept
 from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
 
@@ -665,7 +666,6 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     Raises:
         OutOfTime: it does not fit into the time that is left.
     """
-    from securecluster.runs import run_folder
 
     run = target.run
     in_folder = column == RUN and _holds_the_view(target)
@@ -674,12 +674,10 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
         restored.result_ = restored.fitted_class.of_folder(restored, run.folder)
         # a frame that is damaged is no failure of each attack that reads it
         restored.result_.transcript_.check()
-        if run_folder.of_server(run.config):
-            target.say("Attacks on masks have no score: clients' keys are with the clients.")
-            return restored, []
         # only some attacks are compared with replies before protection
-        if run.result["seconds"] > clock.left / 2:
-            target.say("Attacks on masks have no score: repeating the run takes too long.")
+        obstacle = _obstacle(run, clock)
+        if obstacle is not None:
+            target.say(f"Attacks on masks have no score: {obstacle}.")
             return restored, []
     if run.result["seconds"] > clock.left:
         raise OutOfTime
@@ -697,6 +695,35 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     else:
         _say_repeated(target, repeated)
     return repeated, taps
+
+
+def _obstacle(run: FinishedRun, clock: Clock) -> str | None:
+    """Return why a run whose contents are in its folder is not repeated; None where it is.
+
+    Args:
+        run: that is attacked.
+        clock: of the audit.
+    """
+    from securecluster.runs import run_folder
+
+    if run_folder.of_server(run.config):
+        return "clients' keys are with the clients"
+    if not _draws_alike(run):
+        return "the clients of this run drew batches by their positions, as in earlier versions"
+    if run.result["seconds"] > clock.left / 2:
+        return "repeating the run takes too long"
+    return None
+
+
+def _draws_alike(run: FinishedRun) -> bool:
+    """Return whether clients draw the batches of a run when it is repeated.
+
+    Args:
+        run: of this version, or of an earlier one, in which clients drew by their positions.
+    """
+    if called_by_position(run.config["clients"]):
+        return True
+    return read_kept(run.folder).learned.named_draws
 
 
 def _repeating(settings: Settings) -> Settings:
@@ -723,6 +750,8 @@ def _say_repeated(target: _Target, repeated: ClusteringProtocol) -> None:
     if AUTHORITY in target.adversary.parties:
         why = "No message has what the key authority decrypted"
     target.say(f"{why}: the run was repeated from config.json.")
+    if not _draws_alike(target.run):
+        target.say("Its clients drew batches by their positions then, and by their names now.")
     if [int(label) for label in repeated.labels_] != target.run.result["labels"]:
         target.say("The repeated run found other clusters than the run did.")
 

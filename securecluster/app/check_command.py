@@ -14,7 +14,7 @@ from securecluster.app.options import as_typed, protocol_first, section_of
 from securecluster.app.registry import protocol_class
 from securecluster.app.stops import output
 from securecluster.core import atomic_files
-from securecluster.errors import SecureClusterError, UsageError
+from securecluster.errors import SecureClusterError, UsageError, text_of
 from securecluster.runs.number_format import printable
 
 ABOUT = "Run every check that a protocol must pass, also one of your own (module:Class)."
@@ -91,7 +91,7 @@ def class_of(name: str | None) -> Any:
     except SecureClusterError:  # a mistake in the class, which the error names
         raise
     except Exception as error:  # anything that a module of somebody else's raises
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {text_of(error)}"
         raise UsageError(
             f"{name} cannot be imported ({reason}): correct the module, or its name"
         ) from None

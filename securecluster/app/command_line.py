@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import re
 import shutil
 import textwrap
@@ -21,7 +22,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_ty
 from securecluster.app.stops import output
 from securecluster.core.field_docs import field_descriptions
 from securecluster.data.simulation import option_name
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError, quoted, unknown
 from securecluster.runs.number_format import printable
 
 HELP = ("-h", "--help")
@@ -33,6 +34,7 @@ WORDS: Mapping[Any, tuple[str, str]] = {
     Path: ("PATH", "a path"),
     str: ("NAME", "a name"),
 }
+INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 WIDEST = 100  # columns of a help text
 COLUMN = 26  # in which descriptions begin
 LINES = 60  # of a text of --help; a longer one is shortened
@@ -103,10 +105,15 @@ class _Option:
             return None
         for kind in self.kinds:
             try:
-                return kind(text)
+                value = kind(text)
             except ValueError:
                 continue
-        raise UsageError(f"{self.flag} takes {self.takes}, not {text!r}")
+            # beyond the range of floats, numbers would become infinite, which means another thing
+            if value in (math.inf, -math.inf) and not INFINITE.fullmatch(text.strip()):
+                raise UsageError(f"{self.flag} {quoted(text)} is too large: give a smaller number")
+            if kind is not Path or text:  # an empty path is the current folder
+                return value
+        raise UsageError(f"{self.flag} takes {self.takes}, not {quoted(text)}")
 
 
 class _Parser(argparse.ArgumentParser):

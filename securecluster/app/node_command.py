@@ -14,7 +14,7 @@ from typing import Any
 from securecluster.app import command_line, terminal
 from securecluster.app.stops import output
 from securecluster.core import atomic_files
-from securecluster.errors import SecureClusterError, UsageError, unknown
+from securecluster.errors import SecureClusterError, UsageError, text_of, unknown
 from securecluster.runs.number_format import printable
 
 IDENTITY, ROSTER, POLICY, SOCKET = "identity.key", "roster.txt", "policy.toml", "socket"
@@ -239,8 +239,8 @@ def _project(name: str, number: int | None, clients: int) -> tuple[Any, Any]:
         raise
     except Exception as error:  # anything that a module of somebody else's raises
         raise UsageError(
-            f"{name} gives no protocol and no data ({type(error).__name__}: {error}): it needs "
-            "protocol, and load(), which returns a Federation of this client alone"
+            f"{name} gives no protocol and no data ({type(error).__name__}: {text_of(error)}): it "
+            "needs protocol, and load(), which returns a Federation of this client alone"
         ) from None
     no_data = number is not None and not isinstance(data, Federation)
     if not isinstance(method, ClusteringProtocol) or no_data:

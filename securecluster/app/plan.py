@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,11 +36,11 @@ from securecluster.app.sweep_runner import DONE, REFUSED
 from securecluster.clustering.metrics import agreement
 from securecluster.core.optional_packages import need
 from securecluster.core.progress import bar
-from securecluster.core.validation import check_whole_value
+from securecluster.core.validation import MOST, check_whole_value
 from securecluster.data.scenarios import scenario as scenario_named
 from securecluster.data.simulation import Simulation
 from securecluster.data.stand_ins import PublicSample, public_sample
-from securecluster.errors import SecureClusterWarning, UsageError, unknown
+from securecluster.errors import SecureClusterWarning, UsageError, quoted, unknown
 from securecluster.runs.number_format import fixed, printable
 from securecluster.runs.power_check import CLUSTERS, DROWNED
 from securecluster.runtime.settings import Settings
@@ -69,6 +70,7 @@ FOUND_BY = ("epsilon", "clients", "samples")
 # what a search tries, from the least on; each is about 1.4 times the one before
 EPSILON_GRID = tuple(2.0 ** (j / 2) for j in range(-4, 21))
 SIZES = tuple(size << j for j in range(2, 9) for size in (2, 3))
+MOST_ROWS = 100_000_000  # of all clients' stand-ins
 MOST_CLIENTS = 384
 MOST_SAMPLES = 1536
 FIRST_SEED = 0
@@ -357,11 +359,18 @@ def _pairs(variants: Sequence[Variant], levels: Sequence[float]) -> Iterator[tup
 
 
 def _check_sizes(**sizes: int) -> None:
-    """Raise UsageError for a number of clients or samples that no plan is made for."""
+    """Raise UsageError for numbers of clients and samples that no plan is made for."""
     for name, value in sizes.items():
         check_whole_value(name, value)
-        if value < 2:
-            raise UsageError(f"{name} = {value} is not possible: it is a whole number from 2")
+        if not 2 <= value <= MOST:
+            raise UsageError(
+                f"{name} = {quoted(value)} is not possible: it is a whole number from 2 to {MOST:,}"
+            )
+    if math.prod(sizes.values()) > MOST_ROWS:
+        raise UsageError(
+            f"{' x '.join(f'{value:,} {name}' for name, value in sizes.items())} are more than "
+            f"the {MOST_ROWS:,} rows that a simulation is made of: give fewer of either"
+        )
 
 
 def _check_search(find: str | None, levels: Sequence[float], ari: float) -> None:
@@ -372,12 +381,15 @@ def _check_search(find: str | None, levels: Sequence[float], ari: float) -> None
         levels: of ε.
         ari: that is to be reached.
     """
-    if find is None:
-        return
-    if find not in FOUND_BY:
+    if find is not None and find not in FOUND_BY:
         raise unknown("quantity to find", find, FOUND_BY)
-    if not 0 < ari <= 1:
-        raise UsageError(f"ari = {ari:g} is not possible: it is above 0, and at most 1")
+    if not isinstance(ari, Real) or isinstance(ari, bool) or not 0 < ari <= 1:
+        shown = f"{ari:g}" if isinstance(ari, float) else quoted(ari)
+        raise UsageError(f"ari = {shown} is not possible: it is above 0, and at most 1")
+    if find is None:
+        if ari != REACHED:
+            raise UsageError("ari is what a search is to reach: give find, or leave ari out")
+        return
     if find != "epsilon" and len(levels) != 1:
         raise UsageError(f"a search for {find} takes a single ε: --epsilon 4")
 

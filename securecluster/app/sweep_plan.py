@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from securecluster.app import command_line, sweep_costs, sweep_runner
@@ -25,7 +26,7 @@ from securecluster.core.option_groups import option_groups
 from securecluster.core.serialization import typed
 from securecluster.core.validation import check_whole_value
 from securecluster.data.simulation import Simulation
-from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, unknown
+from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError, quoted, unknown
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.signature_options import by_gradients
 from securecluster.runtime.settings import Settings
@@ -378,7 +379,7 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
         levels = epsilon
     for level in levels:
         if not isinstance(level, Real) or isinstance(level, bool):
-            raise UsageError(f"{by} = {level!r} is not possible: it is a number")
+            raise UsageError(f"{by} = {quoted(level)} is not possible: it is a number")
         _check_level(by, level)
         if list(levels).count(level) > 1:
             raise UsageError(f"{by} = {level:g} is given twice: give each level once")
@@ -392,6 +393,8 @@ def _check_level(by: str, level: float) -> None:
         by: "noise" or "epsilon".
         level: of either.
     """
+    if isinstance(level, Integral) and level > sys.float_info.max:
+        raise UsageError(f"{by} = {quoted(level)} is too large: give a smaller number")
     if by == EPSILON and not level > 0:
         raise UsageError(f"epsilon = {level:g} is not possible: a target is above 0")
     if by == NOISE and not 0 <= level < math.inf:
@@ -411,7 +414,9 @@ def seeds_of(first: int, count: int) -> tuple[int, ...]:
     check_whole_value("seeds", count)
     check_whole_value("seed", first)
     if not 1 <= count <= MOST_SEEDS:
-        raise UsageError(f"seeds = {count} is not possible: it is a number from 1 to {MOST_SEEDS}")
+        raise UsageError(
+            f"seeds = {quoted(count)} is not possible: it is a number from 1 to {MOST_SEEDS}"
+        )
     return tuple(range(first, first + count))
 
 

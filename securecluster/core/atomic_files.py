@@ -70,6 +70,7 @@ def as_run_folder_error(path: Path, action: str) -> Iterator[None]:
         action: the verb of the message, such as "write".
     """
     try:
+        _check_name(path)
         yield
     except OSError as error:
         # a full disk, or a user's quota used up
@@ -83,6 +84,16 @@ def as_run_folder_error(path: Path, action: str) -> Iterator[None]:
             remedy = "check the path and its permissions"
         reason = os.strerror(error.errno or 0)
         raise RunFolderError(f"cannot {action} {path} ({reason}): {remedy}") from error
+
+
+def _check_name(path: Path) -> None:
+    """Raise OSError for a path that no file can have: with a null character, or in no encoding."""
+    try:
+        possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
 def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = False) -> None:
@@ -138,6 +149,8 @@ def staged(
     try:
         for name, data in contents.items():
             with as_run_folder_error(folder / name, "write"):
+                if not name:  # of a path such as "."
+                    raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
                 temporary = temporary_path(folder / name)
                 # O_EXCL: fail rather than open a file that exists
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK

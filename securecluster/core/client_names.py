@@ -96,6 +96,29 @@ def names_of(keys: Iterable[Any]) -> tuple[str, ...]:
     return tuple(keys_by_name)
 
 
+def stream_of(name: str) -> str | int:
+    """Return what stands for a client in the paths of its public random streams: its name alone.
+
+    A whole number stands for a name that is one, so that a client called 3 draws what the client at
+    position 3 draws where clients have no names. No two names stand for the same streams: "007" is
+    a text, and 7 a number.
+
+    Args:
+        name: of the client, as `name_of` returns it.
+    """
+    number = _whole_number(name)
+    return name if number is None else number
+
+
+def called_by_position(names: Sequence[str]) -> bool:
+    """Return whether clients are called 0, 1, …, in this order, as those of a list are.
+
+    Args:
+        names: of the clients in order.
+    """
+    return all(name == str(position) for position, name in enumerate(names))
+
+
 @contextmanager
 def named_in_errors(names: Sequence[str]) -> Iterator[None]:
     """Add clients' names to errors of runs, in which clients go by position.

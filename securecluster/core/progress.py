@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 # its records of level INFO are lines for the user
 logger = logging.getLogger("securecluster.progress")
 EVERY_S = 3.0  # seconds from one line to the next
+LONG_S = 30.0  # seconds after which work that nobody can look into is told of
 _inside: ContextVar[bool] = ContextVar("_inside", default=False)  # of the context of a bar
 
 
@@ -42,6 +44,35 @@ def told_while_slow(work: str) -> Callable[[int, int], None]:
         logger.info("%s %d of %d", work, done, total)
 
     return watch
+
+
+@contextmanager
+def told_while_running(work: str) -> Iterator[None]:
+    """Warn that work still goes on, after `LONG_S` seconds and then whenever they have doubled.
+
+    Work that ends before says nothing, and none is stopped. It is a warning of `logger`, which
+    Python prints where nobody has attached a printer.
+
+    Args:
+        work: what is done, the beginning of the sentence.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        begun = time.monotonic()
+        wait = LONG_S
+        while not ended.wait(wait):
+            passed = time.monotonic() - begun
+            logger.warning("%s has not returned for %s", work, duration(passed))
+            wait = passed  # as long again
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def duration(seconds: float) -> str:

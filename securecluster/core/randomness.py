@@ -42,26 +42,27 @@ class Randomness:
         return np.random.Generator(_philox(_words(self.key(*path))))
 
     def generators(
-        self, before: Sequence[Part], numbers: Iterable[int], after: Sequence[Part]
+        self, before: Sequence[Part], parts: Iterable[Part], after: Sequence[Part]
     ) -> Iterator[np.random.Generator]:
-        """Yield what `generator` returns for each path (*before, number, *after), in order.
+        """Yield what `generator` returns for each path (*before, part, *after), in order.
 
         It is one object, which is set to each stream in turn: draw from it before the next one is
         taken. For thousands of clients this takes a quarter of the time.
 
         Args:
             before: beginning of each path.
-            numbers: the next part of each.
+            parts: the next part of each.
             after: rest of each path.
         """
-        # the text of a path but for its number, which JSON writes as Python does
+        # the text of a path but for this part, which JSON writes as Python does if it is a number
         start = self._text(before)[:-1] + ","
         end = "".join("," + json.dumps(part) for part in after) + "]"
         philox = _philox(np.zeros(2, np.uint64))
         generator = np.random.Generator(philox)
         state: Any = philox.state  # of a stream of which nothing was drawn
-        for number in numbers:
-            words = _words(_hashed(f"{start}{number}{end}"))
+        for part in parts:
+            text = part if isinstance(part, int) else json.dumps(part)
+            words = _words(_hashed(f"{start}{text}{end}"))
             philox.state = state | {"state": state["state"] | {"key": words}}
             yield generator
 

@@ -14,12 +14,14 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
 
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError, quoted, unknown
 
 # Bounds of noise multipliers: beyond them, squares of the values that they multiply leave the
 # range of single precision.
 SMALLEST = 1e-9
 GREATEST = 1e6
+# rounds, clients and whatever else is counted: more of them come to no end
+MOST = 10**9
 
 
 class Range(Protocol):
@@ -165,9 +167,11 @@ def check_whole(options: Any, /, **minimums: int) -> None:
     """
     for name, minimum in minimums.items():
         value = getattr(options, name)
-        if not (_is_whole(value) and value >= minimum):
+        if not (_is_whole(value) and minimum <= value <= MOST):
+            upper_end = f" to {MOST:,}" if _is_whole(value) and value > MOST else ""
             raise UsageError(
-                f"{name} = {value!r} is not possible: it is a whole number from {minimum}"
+                f"{name} = {quoted(value)} is not possible: it is a whole number from "
+                f"{minimum}{upper_end}"
             )
 
 
@@ -178,7 +182,7 @@ def check_seed(seed: object) -> None:
         seed: of a run's public draws.
     """
     if not (_is_whole(seed) and seed >= 0):
-        raise UsageError(f"seed = {seed!r} is not possible: it is a whole number from 0")
+        raise UsageError(f"seed = {quoted(seed)} is not possible: it is a whole number from 0")
 
 
 def check_noise(options: Any, name: str) -> None:
@@ -196,8 +200,8 @@ def check_noise(options: Any, name: str) -> None:
     if multiplier == 0 or SMALLEST <= multiplier <= GREATEST:
         return
     raise UsageError(
-        f"{name} = {value!r} is not possible: it is 0, for none, or a number from {SMALLEST:g} "
-        f"to {GREATEST:g}"
+        f"{name} = {quoted(value)} is not possible: it is 0, for none, or a number from "
+        f"{SMALLEST:g} to {GREATEST:g}"
     )
 
 
@@ -234,7 +238,9 @@ def check_number(
         upper_end = f"at most {high:g}"
     else:
         upper_end = f"below {high:g}"
-    raise UsageError(f"{name} = {value!r} is not possible: it is a number {lower_end}, {upper_end}")
+    raise UsageError(
+        f"{name} = {quoted(value)} is not possible: it is a number {lower_end}, {upper_end}"
+    )
 
 
 def _float(value: object) -> float:
@@ -255,7 +261,7 @@ def check_whole_value(name: str, value: object) -> None:
         value: of the option.
     """
     if not _is_whole(value):
-        raise UsageError(f"{name} = {value!r} is not possible: it is a whole number")
+        raise UsageError(f"{name} = {quoted(value)} is not possible: it is a whole number")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:

@@ -7,6 +7,7 @@ the clients want, rows are repeated, in one client no sooner than in all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +23,12 @@ from securecluster.data.datasets import IMAGE_SETS, MEANS, SOURCES, source
 from securecluster.data.federation import Federation
 from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import Scenario
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError, quoted, unknown
 from securecluster.models.objectives import CLASSIFICATION
 
 MOST_ROWS = 20_000  # of a sample; more tell a simulation nothing
 POWER_ROWS = 500  # by which a mean is measured
+MOST_PIXELS = 65_536  # of a side
 ROUNDING = 1e-4  # up to which pixels may lie beyond 0 and 1
 UNKNOWN = "stand-ins"  # name of no known data set
 OWN_SAMPLE = "the public sample"
@@ -137,10 +139,10 @@ class PublicSample:
             raise UsageError(
                 f"{self.name} has no images, so that it has no shape to change: leave shape out"
             )
-        if len(shape) not in (2, 3) or min(shape) < 1:
+        if len(shape) not in (2, 3) or min(shape) < 1 or max(shape) > MOST_PIXELS:
             raise UsageError(
-                "shape is the height and the width of an image, two whole numbers from 1, or its "
-                "channels before them"
+                "shape is the height and the width of an image, two whole numbers from 1 to "
+                f"{MOST_PIXELS:,}, or its channels before them"
             )
         *channels, height, width = (int(size) for size in shape)
         x = self.x
@@ -261,19 +263,25 @@ def public_sample(public: Any = "digits", label_column: str | None = None) -> Pu
     Raises:
         UsageError: none of these, or nothing to learn.
     """
+    is_path = isinstance(public, str | Path) and str(public) not in SOURCES
+    if label_column is not None and not is_path:
+        raise UsageError(
+            "label_column is a column of a CSV file, and public is none: name the file "
+            "(--public FILE), or leave --label-column out"
+        )
     if isinstance(public, Federation):
         return _of_federation(public)
     if isinstance(public, tuple | list) and len(public) == 2:
         return _noted(lambda: Federation.from_arrays({"public": tuple(public)}, seed=0))
     if not isinstance(public, str | Path):
         raise UsageError(
-            f"public = {public!r} is no sample: give the name of a data set, a CSV file, or "
+            f"public = {quoted(public)} is no sample: give the name of a data set, a CSV file, or "
             "arrays (x, y)"
         )
     text = str(public)
     if text in SOURCES:
         return _of_source(source(text))
-    if Path(text).suffix != ".csv" and not Path(text).exists():
+    if Path(text).suffix != ".csv" and not os.path.exists(text):  # false for any impossible path
         raise unknown("public sample", text, SOURCES)
     return _of_file(Path(text), label_column)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from securecluster.core.devices import global_generator
 from securecluster.core.randomness import Part, Randomness
-from securecluster.errors import UsageError
+from securecluster.errors import UsageError, text_of
 from securecluster.models.dropout import SeededDropout, seeded
 from securecluster.models.fused_layers import Stack, compile_stack
 from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
@@ -338,12 +338,12 @@ def _reset(name: str, layer: nn.Module) -> None:
         ) from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return what a user's own code raised, in one line.
 
     Args:
         error: the exception.
     """
-    lines = str(error).splitlines() or [""]
+    lines = text_of(error).splitlines() or [""]
     shortened = textwrap.shorten(lines[0], 200, placeholder=" …")
     return shortened or type(error).__name__

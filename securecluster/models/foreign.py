@@ -57,7 +57,8 @@ class Functions:
             return getattr(self, name)(*arguments)
         except SecureClusterError:
             raise
-        except Exception as error:  # a user's own code may raise anything
+        # a user's own code may raise anything, and may end a process that is not its own
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise UsageError(
                 f"the function {name} of a ForeignModel raised {type(error).__name__}: "
                 f"{reason(error)}"

@@ -1,7 +1,7 @@
 """A block of a run's clients, as one process of several holds it.
 
-A block is an endpoint of some clients, which draw what they would draw among all: keys, noise and
-batches depend on a client's number and not on its position.
+A block is an endpoint of some clients, which draw what they would draw among all: keys and noise
+depend on a client's number in the run, and batches on its name.
 """
 
 from __future__ import annotations
@@ -305,6 +305,7 @@ class Block:
                 key_source=KeySource(secrets=plan.secrets),
                 agreed=plan.config,
                 numbers=plan.numbers,
+                names=plan.federation.names,
             )
         return self._endpoint
 

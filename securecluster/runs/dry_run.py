@@ -137,7 +137,7 @@ class _NoiseOfZeros(ReleaseAccounting):
 class StandInTrainer(LocalTrainer):
     """Trainer whose updates are made up: those of a cluster of clients are alike."""
 
-    def train(
+    def train(  # noqa: PLR0913 (that of `LocalTrainer`)
         self,
         start: Rows,
         clients: Sequence[int],
@@ -146,6 +146,7 @@ class StandInTrainer(LocalTrainer):
         row_width: int = 0,
         scale: Sequence[float] | None = None,
         regularizer: MeanRegularizer | None = None,
+        apart: bool = False,
     ) -> torch.Tensor:
         """Return the clients' updates, after the checks of a training."""
         d = self.model.dimension

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from securecluster.core.client_names import called_by_position
 from securecluster.core.devices import choose_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -72,8 +73,11 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     streams: type[NoiseStreams] = NoiseStreams,
     deployment_class: type[Deployment] = Deployment,
     least: int = 0,
+    names: Sequence[str] | None = None,
 ) -> Endpoint[Any]:
     """Return the endpoint of some clients, with their data, models, keys and release policy.
+
+    What clients draw in public follows from the run's seed and their names.
 
     Args:
         method: with its hyper-parameters.
@@ -93,6 +97,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         streams: class of their streams of noise.
         deployment_class: makes their half of the run.
         least: fewest members and survivors of a sum that the clients' owner asks for.
+        names: by which the federation's clients draw; None is their names in it, or, where it does
+            not have all clients of the run and calls these 0, 1, …, their numbers.
 
     Raises:
         UsageError: a roster without an identity, or one that lacks clients of the run or has
@@ -107,12 +113,11 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     else:
         config = given
         method = as_agreed(method, config)
-        # Newcomers draw from the run's streams, under numbers of their own.
-        federation = replace(federation, seed=config["seed"], classes=config["classes"])
         flat = Deployment(method, config).initial_model()
         if numbers is None:
             first = int(config["clients"])
             numbers = range(first, first + len(federation))
+        federation = _as_in_run(federation, config, numbers, names)
     deployment = deployment_class(method, config)
     pipeline = deployment.pipeline()
     keys = _keys(config, pipeline, key_source)
@@ -135,6 +140,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         method.training.validation_share(method),
         noise_streams,
     )
+    cohort.tells_of_zeros = pipeline.private
     with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
         client = deployment.client(cohort, pipeline)
     limits = deployment.limits(pipeline)
@@ -157,6 +163,30 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     if budget is not None:
         endpoint.reservations.append(_release_budget(method, config, endpoint, budget))
     return endpoint
+
+
+def _as_in_run(
+    federation: Federation,
+    config: Mapping[str, Any],
+    numbers: Sequence[int],
+    names: Sequence[str] | None,
+) -> Federation:
+    """Return a federation that does not have all clients of a run, with the seed of the run.
+
+    Positions are no names that tell its clients from others: the data of every machine begin with a
+    client 0 if they came as a list. Such clients are called by their numbers in the run.
+
+    Args:
+        federation: of some clients.
+        config: of the run.
+        numbers: of the clients in the run.
+        names: by which they draw; None for the rule above.
+    """
+    if names is None:
+        names = federation.names
+        if called_by_position(names):
+            names = list(map(str, numbers))
+    return replace(federation, seed=config["seed"], classes=config["classes"], names=tuple(names))
 
 
 def _release_guard(method: Method, config: Mapping[str, Any], client: Any) -> ReleaseGuard:

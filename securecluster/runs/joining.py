@@ -88,9 +88,15 @@ def join(
     planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))
     numbers = _newcomer_numbers(protocol, planned, first, newcomers.names, sizes)
     secrets = kept.secrets()
-    keys = KeySource(secrets=secrets)
     guests = build_client(
-        protocol, newcomers, settings, key_source=keys, joins=config, numbers=numbers
+        protocol,
+        newcomers,
+        settings,
+        key_source=KeySource(secrets=secrets),
+        joins=config,
+        numbers=numbers,
+        # a request that is repeated in a later version has the same bits
+        names=None if learned.named_draws else list(map(str, numbers)),
     )
     hosts = _hosts(config, kept.clients.secrets, guests.limits, secrets)
 

@@ -32,6 +32,7 @@ from securecluster.runs.newcomers import check_sizes, samples_batches
 from securecluster.runs.party import STATE, Party, number_of, stamp_of
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal, accepted
+from securecluster.runtime import run_number
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_target import ReleaseTarget
@@ -259,6 +260,8 @@ class Node(Party):
         signed = self._roster is not None
         keys = KeySource(False, self._identity if signed else None, self._roster)
         joins = self.number >= int(config["clients"])
+        # a run of an earlier version, which had no number, goes on with the draws that it has made
+        by_number = run_number.of(config) is None
         return build_client(
             self.method,
             self._data,
@@ -269,6 +272,7 @@ class Node(Party):
             numbers=[self.number],
             budget=self._budget(str(config["dp_unit"])),
             least=math.ceil(self.policy.least_clients),
+            names=[str(self.number)] if by_number else None,
         )
 
     def _resume(self, endpoint: Endpoint[Any]) -> None:

@@ -75,6 +75,7 @@ class FittedSummary:
     device: str
     program: str = UNKNOWN  # digest of the protocol's source as the run began; empty where unknown
     power: dict[str, Any] | None = None  # of a private run's noise, as `PowerCheck.as_json` has it
+    named_draws: bool = False  # clients drew by their names; by their positions in versions before
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.core import atomic_files
+from securecluster.core.client_names import called_by_position
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack
 from securecluster.data import Federation
@@ -37,10 +38,17 @@ from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance
 
 @dataclass
 class Origin:
-    """Configuration hash stored in a checkpoint, and the digest of the program that began it."""
+    """What began the run of a checkpoint.
+
+    Attributes:
+        config: hash of its configuration.
+        program: digest of the program.
+        named_draws: whether clients draw by their names; by their positions in versions before.
+    """
 
     config: str
     program: str = ""
+    named_draws: bool = False
 
 
 class SimulatedRun:
@@ -72,7 +80,7 @@ class SimulatedRun:
             self.clients = BlockedClients(method, federation, settings, secrets)
         else:
             self.clients = ClientsHalf.of(method, federation, settings, secrets)
-        dropouts = random_dropouts(settings.dropout, public)
+        dropouts = random_dropouts(settings.dropout, public, federation.names)
         transport: Transport = self.clients.transport(dropouts)
         self._authority = self._authority_of(secrets)
         if self._authority is not None:
@@ -143,13 +151,19 @@ class SimulatedRun:
         self.server.admit = target.admit
 
     def _origin(self) -> Origin:
-        return Origin(config_hash(self._config), self._program)
+        return Origin(config_hash(self._config), self._program, named_draws=True)
 
     def _check_origin(self, origin: Origin) -> None:
         if origin.config != config_hash(self._config):
             raise RunFolderError(
                 f"{self._folder} holds a run of another configuration: resume with the same one, "
                 "or give another folder"
+            )
+        if not origin.named_draws and not called_by_position(self._federation.names):
+            raise RunFolderError(
+                f"{self._folder} holds a run of an earlier version, whose clients drew batches by "
+                "their positions and not by their names: resume it with that version, or give "
+                "another folder"
             )
         # A run that two programs made is none of the second alone.
         self._program = origin.program
@@ -187,6 +201,7 @@ class SimulatedRun:
             device=clients.device.type,
             program=self._program,
             power=power_entry(method, self._federation.facts, self._config),
+            named_draws=True,
         )
         final = clients.final(models, labels)
         final.extra |= kept_scales(self._federation)

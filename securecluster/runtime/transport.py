@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
+from securecluster.core.client_names import stream_of
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import (
     FrameError,
@@ -161,7 +162,9 @@ class InProcess(Transport):
         """Do nothing, since all servers are in this process."""
 
 
-def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set[int]]:
+def random_dropouts(
+    rate: float, randomness: Randomness, names: Sequence[str] = ()
+) -> Callable[[Call], set[int]]:
     """Return a function that draws which clients miss a call, for `InProcess`.
 
     Each client misses each call with probability `rate`, drawn from (client, method, step), and
@@ -170,9 +173,11 @@ def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set
     Args:
         rate: probability in [0, 1).
         randomness: the run's random streams.
+        names: of the run's clients; empty where they have none but their numbers.
     """
     if rate <= 0:
         return lambda call: set()
+    streams = [stream_of(name) for name in names]
     # step and number of repetitions of the last request, by client and method
     last_requests: dict[tuple[int, str], tuple[int, int]] = {}
 
@@ -182,7 +187,8 @@ def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set
         if step != call.step:
             repetitions = 0
         last_requests[key] = (call.step, repetitions + 1)
-        path: list[Part] = ["client", client, "dropout", call.method, call.step]
+        stream = streams[client] if streams else client
+        path: list[Part] = ["client", stream, "dropout", call.method, call.step]
         if repetitions:  # a first request has no count, so that its draw depends on the call alone
             path.append(repetitions)
         uniform = randomness.generator(*path).random()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
+from securecluster.core.progress import told_while_running
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.training.config import FULL_GRADIENT, LocalTraining
 from securecluster.training.local_trainer import FloatArray, IntArray, LocalTrainer, MeanRegularizer
@@ -24,31 +26,35 @@ class TrainingCall:
 
     Args:
         client: number of the client.
+        name: of the client.
         plan: hyper-parameters.
         size: number of the client's samples.
         generator: see below.
         batches: returns the rows of each mini-batch in order.
 
     Attributes:
-        client: number of the client.
+        client: number of the client, which depends on the other clients of the run.
+        name: of the client, which does not.
         epochs: passes over the client's samples.
         batch_size: samples of a mini-batch.
         optimizer: "sgd" or "adam".
         momentum: of sgd.
-        generator: random numbers that follow from the run's seed, the client and the call, so that
-            a resumed run repeats them. The seed is public: noise that protects samples must come
-            from a secret of your own.
+        generator: random numbers that follow from the run's seed, the client's name and the call,
+            so that a resumed run repeats them. The seed is public: noise that protects samples must
+            come from a secret of your own.
     """
 
     def __init__(
         self,
         client: int,
+        name: str,
         plan: LocalTraining,
         size: int,
         generator: np.random.Generator,
         batches: Callable[[], Iterator[IntArray]],
     ) -> None:
         self.client = client
+        self.name = name
         self.epochs = plan.epochs
         self.batch_size = min(plan.batch_size, size)
         self.optimizer = plan.optimizer
@@ -81,6 +87,9 @@ class TrainingCall:
 class ForeignTrainer(LocalTrainer):
     """Trainer of a `ForeignModel`: it differs in training, and in scores that nobody can measure.
 
+    Whoever runs the client is told, here and nowhere else, of a function that takes long, and of
+    values that count as zeros: to the server they may tell of data.
+
     The arguments are those of `LocalTrainer`.
     """
 
@@ -95,7 +104,7 @@ class ForeignTrainer(LocalTrainer):
         """Return whether models have outputs, without which nothing is scored."""
         return self._foreign.functions.outputs is not None
 
-    def train(
+    def train(  # noqa: PLR0913 (that of `LocalTrainer`)
         self,
         start: Rows,
         clients: Sequence[int],
@@ -104,6 +113,7 @@ class ForeignTrainer(LocalTrainer):
         row_width: int = 0,
         scale: Sequence[float] | None = None,
         regularizer: MeanRegularizer | None = None,
+        apart: bool = False,
     ) -> torch.Tensor:
         """Return the clients' updates by the user's function, one client after the other.
 
@@ -141,19 +151,30 @@ class ForeignTrainer(LocalTrainer):
             step: number of the call.
         """
         number = self.ids[client]
-        generator = self._randomness.generator("client", number, "foreign", step)
+        generator = self._randomness.generator("client", self._streams[client], "foreign", step)
         batches = partial(self._own_batches, client, plan, step)
-        call = TrainingCall(number, plan, self.sizes[client], generator, batches)
+        name, size = self.names[client], self.sizes[client]
+        call = TrainingCall(number, name, plan, size, generator, batches)
         rows = slice(int(self._offsets[client]), int(self._offsets[client + 1]))
         # copies: a function may work in place
         x = np.array(self._x[rows].cpu().numpy())
         y = np.array(self._y[rows].cpu().numpy())
         foreign = self._foreign
+        who = f"client {number}" if name == str(number) else f"client {number} ({name!r})"
         try:
-            result = foreign.functions.call("train", foreign.split(theta), x, y, call)
+            with told_while_running(f"{who}: the function train of its ForeignModel"):
+                result = foreign.functions.call("train", foreign.split(theta), x, y, call)
             trained = foreign.joined(result)
         except UsageError as error:
             raise UsageError(f"client {number}: {error}") from error
+        if self.tells_of_zeros and not bool(trained.isfinite().all()):
+            warnings.warn(
+                f"{who}: train returned values that are not finite, which count as zeros in a run "
+                "with noise, so that nothing is learned of its data: lower its learning rate, or "
+                "look for the cause in train",
+                SecureClusterWarning,
+                stacklevel=2,
+            )
         if plan.batch_size == FULL_GRADIENT.batch_size and not call.followed:
             raise UsageError(
                 "this protocol compares gradients, and asks for one step of a rate it chooses over "

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.client_names import stream_of
 from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
@@ -144,7 +145,8 @@ class LocalTrainer:
         dtype: type of real numbers; float32 by default.
         clients: indices in the federation of the clients that are here; all by default. A deployed
             node has one.
-        numbers: ids of all clients of the federation; by default they count from 0.
+        numbers: ids of all clients of the federation; by default they count from 0. Public draws
+            follow from the clients' names, and secret ones from these numbers.
         validation_share: share of each client's training samples that are kept out of training for
             the evaluation of models, in [0, 1).
         secret: source of the clients' secret draws; needed for training with noise.
@@ -173,6 +175,8 @@ class LocalTrainer:
         self.start = self.model.initial()
         self.classes = federation.classes
         self.secret = secret
+        # whether the run has noise, under which what is not finite leaves as zeros without an error
+        self.tells_of_zeros = False
         self.access = DataAccess()
         self._randomness = randomness
         self._workers: list[_Worker] = []
@@ -181,9 +185,12 @@ class LocalTrainer:
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
         validated: list[tuple[Any, Any]] = []
-        for client, shard in zip(self.ids, shards, strict=True):
+        self.names = tuple(federation.names[k] for k in clients)
+        # what a client draws depends on its name alone, and not on the clients beside it
+        self._streams = [stream_of(name) for name in self.names]
+        for stream, shard in zip(self._streams, shards, strict=True):
             size = len(shard.y)
-            in_training = self._training_mask(client, size, validation_share)
+            in_training = self._training_mask(stream, size, validation_share)
             held_out = ~in_training
             validated.append((shard.x[held_out], shard.y[held_out]))
             x = shard.x
@@ -203,11 +210,11 @@ class LocalTrainer:
         self._y = self._train_on.y
         self._offsets = self._train_on.offsets
 
-    def _training_mask(self, client: int, size: int, validation_share: float) -> BoolArray:
+    def _training_mask(self, stream: Part, size: int, validation_share: float) -> BoolArray:
         """Return which of a client's samples are trained on, (size,).
 
         Args:
-            client: number of the client.
+            stream: stands for the client in the paths of its draws.
             size: number of its samples.
             validation_share: share of the samples that are kept out of training; of a single sample
                 none is.
@@ -215,7 +222,7 @@ class LocalTrainer:
         held_out = math.floor(validation_share * size)
         if not held_out:
             return np.ones(size, dtype=bool)
-        generator = self._randomness.generator("client", client, "aside")
+        generator = self._randomness.generator("client", stream, "aside")
         return generator.permutation(size) >= held_out
 
     def _samples(self, arrays: Sequence[tuple[Any, Any]]) -> Samples:
@@ -224,7 +231,7 @@ class LocalTrainer:
         targets = [y for _, y in arrays]
         return Samples.of(inputs, targets, self.device, self.dtype)
 
-    def train(
+    def train(  # noqa: PLR0913 (a call, and what few callers need by name)
         self,
         start: Rows,
         clients: Sequence[int],
@@ -233,6 +240,7 @@ class LocalTrainer:
         row_width: int = 0,
         scale: Sequence[float] | None = None,
         regularizer: MeanRegularizer | None = None,
+        apart: bool = False,
     ) -> torch.Tensor:
         """Return the updates SGD_n(θ_i, D_i) − θ_i of some clients (Sattler et al. 2019, eq. 1).
 
@@ -250,6 +258,9 @@ class LocalTrainer:
             scale: factor of each update; 1 by default. Clients weight what they send to a sum.
             regularizer: a term that is added to each client's loss. DP-SGD adds its gradient after
                 clipping and noise, since it does not depend on samples.
+            apart: train each client by itself, so that its update does not depend on the others in
+                the last bit either: batched products round by their size. On a GPU, and in a run
+                that trains together with others, updates are equal up to rounding.
 
         Returns:
             Updates, (len(clients), max(row_width, d)).
@@ -260,7 +271,10 @@ class LocalTrainer:
         """
         with self.permitted(plan, clients, step):
             threads = self._threads()
-            chunks = self._chunks(start, clients, plan, threads, regularizer)
+            if apart and self.device.type == "cpu" and self._joint is None:
+                chunks = _split(self._by_steps(clients, plan), 1, threads)
+            else:
+                chunks = self._chunks(start, clients, plan, threads, regularizer)
             d = self.model.dimension
             # one (m, width) matrix for training and masks, since a copy may not fit into memory
             width = max(row_width, d)
@@ -641,9 +655,8 @@ class LocalTrainer:
         orders: list[list[IntArray]] = [[] for _ in clients]
         epoch = 0
         while training := np.flatnonzero(drawn > epoch * samples).tolist():
-            # a client's draws do not depend on its position here
-            numbers = [self.ids[clients[k]] for k in training]
-            streams = self._randomness.generators(("client",), numbers, ("batches", step, epoch))
+            names = [self._streams[clients[k]] for k in training]
+            streams = self._randomness.generators(("client",), names, ("batches", step, epoch))
             for k, generator in zip(training, streams, strict=True):
                 orders[k].append(self._order(clients[k], plan, generator))
             epoch += 1
@@ -695,8 +708,8 @@ class LocalTrainer:
 
         They are drawn from (client, call), so a client's masks do not depend on the other clients.
         """
-        numbers = [self.ids[client] for client in clients]
-        streams = self._randomness.generators(("client",), numbers, ("dropout", step))
+        names = [self._streams[client] for client in clients]
+        streams = self._randomness.generators(("client",), names, ("dropout", step))
         table = np.stack([generator.integers(KEY_RANGE, size=steps) for generator in streams], 1)
         return to_device(table, self.device)
 
@@ -741,6 +754,14 @@ class LocalTrainer:
             *path: names the draw; every client of a run draws the same weights for it.
         """
         return self.model.redrawn(self._randomness, *path)
+
+    def own_start(self, k: int) -> torch.Tensor:
+        """Return initial weights of a client's own, (d,).
+
+        Args:
+            k: position of the client.
+        """
+        return self.drawn("client", self._streams[k], "start")
 
     def first_row(self, k: int) -> int:
         """Return the row of a client's first training sample.

@@ -42,6 +42,31 @@ def test_a_line_for_each_check_and_a_closing_line(
     assert lines[2] == "FedAvg: 1 of 2 checks passed, 0 failed, 1 not applicable"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--masks", "nope"], "unknown --mask 'nope'"),
+        (["--masks", "none", "rotaton", "rotation"], "did you mean 'rotation'?"),
+        (["--masks", ""], "unknown --mask ''"),
+        (["--aggregation", "nope"], "unknown --aggregation 'nope'"),
+        (["--relevance", "nope"], "unknown --relevance 'nope'"),
+        (["--optimizer", "nope"], "unknown --optimizer 'nope'"),
+        (["--model", "nope"], "unknown --model 'nope'"),
+        (["--participation", "2"], "--participation = 2.0 is not possible"),
+        (["--batch-size", "0"], "--batch-size = 0 cannot train"),
+        (["--delta", "2"], "--delta = 2.0 is not possible"),
+    ],
+)
+@pytest.mark.parametrize("only", [["--only", "masks"], []])
+def test_what_is_refused_for_another_reason_is_no_check_that_passed(
+    arguments: list[str], sentence: str, only: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "fedavg", *only, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err and printed.err.count("\n") == 1
+    assert not printed.out
+
+
 def test_a_failure_is_exit_code_1(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check", "rdpcfl", "--only", "masks", "--masks", "none", "permutation"]
     assert main(command) == 0

@@ -342,6 +342,24 @@ def test_the_command_prints_the_table_and_leaves_files(
         (["cfl", "--k", "3"], "--k is an option of"),
         (["cfl", "--picture", "x.txt"], "its name ends in .png, .pdf or .svg"),
         (["cfl", "--clients", "1"], "--clients = 1 is not possible"),
+        (["cfl", "--clients", "9" * 23], "is not possible: it is a whole number from 2 to"),
+        (["cfl", "--samples", "9" * 5000], "--samples takes a whole number, not '999"),
+        (["cfl", "--samples", "9" * 23], "is not possible: it is a whole number from 2 to"),
+        (["cfl", "--clients", "100000", "--samples", "100000"], "give fewer of either"),
+        (["cfl", "--rounds", "9" * 23], "is not possible: it is a whole number from 1 to"),
+        (["cfl", "--shape", "9" * 23, "5"], "two whole numbers from 1 to 65,536"),
+        (["cfl", "--epsilon", "1e400"], "--epsilon '1e400' is too large: give a smaller number"),
+        (["cfl", "--epsilon", "4", "-1e400"], "--epsilon '-1e400' is too large"),
+        (["cfl", "--lr", "9" * 400], "is too large: give a smaller number"),
+        (["cfl", "--ari", "0.5"], "ari is what a search is to reach: give find"),
+        (["cfl", "--ari", "nan"], "ari = nan is not possible"),
+        (["cfl", "--label-column", "y"], "is a column of a CSV file, and public is none"),
+        (["cfl", "--public", "mnist", "--label-column", "y"], "is a column of a CSV file"),
+        (["cfl", "--public", "x" * 300], "unknown public sample 'xxx"),
+        (["cfl", "--public", "é" * 200 + "/a"], "unknown public sample 'éé"),
+        (["cfl", "--public", "x" * 300 + ".csv", "--label-column", "y"], "cannot be read as a CSV"),
+        (["cfl", "--json", ""], "--json takes a path, not ''"),
+        (["cfl", "--picture", ""], "--picture takes a path, not ''"),
         (["cfl", "--seeds", "0"], "seeds = 0 is not possible"),
         (["cfl", "--scenario", "nope"], "unknown --scenario 'nope'"),
         (["nope"], "unknown protocol 'nope'"),
@@ -354,9 +372,13 @@ def test_a_mistake_is_one_sentence(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert sentence in error
+    assert len(error) < 1000
 
 
 def test_mistakes_from_python_are_sentences() -> None:
+    for absurd in ({"clients": 10**5000}, {"samples": 10**40}, {"epsilon": [10**400]}):
+        with pytest.raises(UsageError, match=r"is not possible|is too large"):
+            plan(["cfl"], **absurd)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="epsilon is a list of numbers"):
         plan(["cfl"], epsilon=4)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="plan takes a list of protocols"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from securecluster import (
     audit,
 )
 from securecluster.app.registry import FOREIGN, PROTOCOLS, protocol_class
-from securecluster.errors import RunFolderError, UpdateError, UsageError
+from securecluster.core import progress
+from securecluster.errors import RunFolderError, SecureClusterWarning, UpdateError, UsageError
 from securecluster.protocols.conformance import (
     check_frames,
     check_nodes,
@@ -339,6 +341,72 @@ def test_numbers_that_are_none_are_refused(federation: Federation) -> None:
     protocol = FedAvg(model=ForeignModel(draw, diverge), rounds=1)
     with pytest.raises(UpdateError, match="not finite"):
         protocol.fit(federation, SETTINGS)
+
+
+@pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
+@pytest.mark.parametrize("kind", [FedAvg, CFL])
+def test_under_noise_the_client_is_told_of_what_counts_as_zeros(
+    kind: Any, federation: Federation
+) -> None:
+    def diverge(arrays: Arrays, x: NDArray[Any], y: NDArray[Any], call: TrainingCall) -> Arrays:
+        wrong = np.nan if call.name == "1" else np.inf if call.name == "2" else 1.0
+        return [array + wrong for array in arrays]
+
+    protocol = kind(model=ForeignModel(draw, diverge), rounds=1, clip=1.0, noise=0.1)
+    with pytest.warns(SecureClusterWarning, match="count as zeros") as told:
+        protocol.fit(federation, SETTINGS)
+    sentences = {str(one.message) for one in told if "count as zeros" in str(one.message)}
+    assert sorted(sentence.split(":")[0] for sentence in sentences) == ["client 1", "client 2"]
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NotATextError(Exception):
+    def __str__(self) -> Any:  # type: ignore[override]
+        return None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoTextError(), NotATextError(), ValueError(), SystemExit(3), GeneratorExit(), StopIteration()],
+)
+def test_whatever_a_function_raises_names_its_client(
+    error: BaseException, federation: Federation
+) -> None:
+    def fail(arrays: Arrays, x: NDArray[Any], y: NDArray[Any], call: TrainingCall) -> Arrays:
+        if call.client == 1:
+            raise error
+        return arrays
+
+    protocol = FedAvg(model=ForeignModel(draw, fail), rounds=1)
+    with pytest.raises(UsageError, match=f"client '?1'?.* raised {type(error).__name__}"):
+        protocol.fit(federation, SETTINGS)
+
+
+def test_a_function_that_takes_long_is_told_of_with_its_client(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "LONG_S", 0.01)
+
+    def slow(arrays: Arrays, x: NDArray[Any], y: NDArray[Any], call: TrainingCall) -> Arrays:
+        limit = time.monotonic() + 60
+        # as long as nobody is told
+        while call.name == "2" and not told_of("client 2") and time.monotonic() < limit:
+            time.sleep(0.01)
+        return arrays
+
+    def told_of(who: str) -> bool:
+        return any(who in record.getMessage() for record in caplog.records)
+
+    FedAvg(model=ForeignModel(draw, slow), rounds=1).fit(federation, SETTINGS)
+    assert told_of("client 2: the function train of its ForeignModel has not returned for")
+    caplog.clear()
+    monkeypatch.setattr(progress, "LONG_S", 60.0)
+    FedAvg(model=ForeignModel(draw, train), rounds=1).fit(federation, SETTINGS)
+    assert not caplog.records
 
 
 STARTS: dict[str, tuple[Any, Any, Any]] = {
