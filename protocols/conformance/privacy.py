@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
 from securecluster.data import Federation
 from securecluster.messaging.messages import RELAY, Rows, Shared
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Ledger
+from securecluster.protocols.conformance.neighbours import other_data
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL, SEEDED
@@ -45,29 +43,6 @@ def private(unit: str, placement: str = "local") -> dict[str, Any]:
         "dp_unit": unit,
         "placement": placement,
     }
-
-
-def other_data(federation: Federation, seed: int = 1) -> Federation:
-    """Return the same clients with random samples, and with labels in other proportions.
-
-    Args:
-        federation: the clients and their data.
-        seed: of the samples.
-    """
-    draw = np.random.default_rng(seed)
-    shards = []
-    for shard in federation.shards:
-        x = draw.random(shard.x.shape).astype(np.float32)
-        shards.append(replace(shard, x=x, y=_other_labels(shard.y, federation.classes, draw)))
-    return replace(federation, shards=tuple(shards))
-
-
-def _other_labels(y: NDArray[Any], classes: int, draw: np.random.Generator) -> NDArray[Any]:
-    """Return labels or tokens of which some are frequent and others are not; targets permuted."""
-    if y.dtype.kind == "f":
-        return draw.permutation(y)
-    shares = draw.dirichlet(np.full(classes, 0.5))
-    return draw.choice(classes, size=y.shape, p=shares).astype(y.dtype)
 
 
 def is_same(one: Any, other: Any) -> bool:
