@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -22,16 +23,20 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.messages import Call, Picks, Rows, Shared
+from securecluster.privacy.dp.gaussian_mechanism import REPLACE
 from securecluster.privacy.dp.noise_streams import digest
-from securecluster.protocols.conformance.held_values import held_values, printed
+from securecluster.protocols.common.client_tensors import ClientRows
+from securecluster.protocols.conformance.held_values import held_values, numbers_in, printed
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.endpoint import Endpoint, release_of
 from securecluster.training.config import LocalTraining
 from securecluster.training.local_trainer import MeanRegularizer
 
 PASSES = 3
 SMALLEST, LARGEST = 0.5, 1.5  # magnitudes, before they are scaled
-TRAINING = "dp-sgd"  # purposes of draws that belong to local training
+NOISE = "noise"  # a kind of deed; others are "training" with a part of it
+# who may use released numbers alone: a function in `postprocess`, a call that trains with noise
+FUNCTION, STATE = "function", "state"
 
 
 @dataclass(frozen=True)
@@ -115,11 +120,14 @@ class Answer:
         fields: digest of each field of the reply; None if the call was refused.
         deeds: of each client, in order.
         draws: of each client, in order.
+        used: by client and name, digests of what a function of released numbers, or a training with
+            noise, had at hand.
     """
 
     fields: Mapping[str, str] | None = None
     deeds: dict[int, list[Deed]] = field(default_factory=dict)
     draws: dict[int, list[Draw]] = field(default_factory=dict)
+    used: dict[tuple[int, str, str], list[str]] = field(default_factory=dict)
 
     def note(self, client: int, kind: str, value: Any) -> None:
         """Add what a client did.
@@ -130,6 +138,18 @@ class Answer:
             value: what is equal whatever the data are.
         """
         self.deeds.setdefault(client, []).append(Deed(kind, str(value)))
+
+    def use(self, clients: Sequence[int], user: str, name: str, value: str) -> None:
+        """Add what was at hand where only released numbers may be used.
+
+        Args:
+            clients: that it is of.
+            user: `FUNCTION` or `STATE`.
+            name: of the variable or the attribute.
+            value: its digest.
+        """
+        for client in clients:
+            self.used.setdefault((client, user, name), []).append(value)
 
 
 @dataclass(frozen=True)
@@ -142,12 +162,19 @@ class PublicContext(CallContext):
 
     world: Any = field(default=None, compare=False, repr=False)
 
-    def release(self, rows: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    def release(  # noqa: PLR0913 (as it is)
+        self,
+        rows: torch.Tensor,
+        norm: float | None = None,
+        sensitivity: float | Sequence[float] | None = None,
+        noise: float | None = None,
+        replace: float = REPLACE,
+        once: str = "",
+    ) -> torch.Tensor:
         """Return public numbers in place of the rows and their noise."""
-        replaced = options.get("replace")
         for client in self.ids:
-            self.world.now.note(client, "release", (replaced, options.get("once")))
-        return super().release(rows, *args, **options)
+            self.world.now.note(client, NOISE, ("release", replace, once))
+        return super().release(rows, norm, sensitivity, noise, replace, once)
 
     def release_choice(self, counts: Any, noise: float | None = None) -> torch.Tensor:
         """Return a public option for each client."""
@@ -158,16 +185,16 @@ class PublicContext(CallContext):
         chosen = []
         for client in self.ids:
             purpose = self.releases.purpose(client)
-            self.world.now.note(client, "noise", (purpose, options, multiplier))
+            self.world.now.note(client, NOISE, (purpose, options, multiplier))
             chosen.append(self.world.numbers.option(options, client, purpose, self.step))
         return torch.as_tensor(chosen)
 
     def postprocess(self, function: Any, *released: Any) -> torch.Tensor:
-        """Return what a function computes of public numbers, and note what it holds."""
+        """Return what a function computes of public numbers, and note what it holds and reads."""
         for name, value in held_values(function):
-            for client in self.ids:
-                self.world.now.note(client, f"function {name}", value)
-        return super().postprocess(function, *released)
+            self.world.now.use(self.ids, FUNCTION, name, value)
+        with self.world.watching(FUNCTION):
+            return super().postprocess(function, *released)
 
 
 class World:
@@ -176,14 +203,19 @@ class World:
     Args:
         endpoint: of the clients, whose streams and training are replaced.
         numbers: that they release.
+        unit: of privacy.
     """
 
-    def __init__(self, endpoint: Endpoint[Any], numbers: PublicNumbers) -> None:
+    def __init__(self, endpoint: Endpoint[Any], numbers: PublicNumbers, unit: str) -> None:
         self.numbers = numbers
         self.now = Answer()
         self._endpoint = endpoint
+        self._unit = unit
+        self._watched = ""  # who reads the client's attributes
+        self._called: CallContext | None = None
         self._trained = endpoint.client.cohort.train
         self._context = endpoint.context
+        _watch(endpoint.client, self._read)
         # what is released here leaves nobody, and has no receipts
         endpoint.guard = None
         endpoint.reservations.clear()
@@ -200,17 +232,47 @@ class World:
             call: to clients of the endpoint.
         """
         self.now = Answer()
+        method = getattr(self._endpoint.client, call.method, None)
+        trains = method is not None and self._unit == "example" and bool(release_of(method).trains)
         try:
-            reply = self._endpoint.answer(call).reply
+            with self.watching(STATE if trains else ""):
+                reply = self._endpoint.answer(call).reply
         except (PolicyError, UpdateError):
             return self.now
         self.now.fields = {one.name: _digest(getattr(reply, one.name)) for one in fields(reply)}
         return self.now
 
+    @contextmanager
+    def watching(self, user: str) -> Iterator[None]:
+        """Note which attributes of the client are read until the end of the context.
+
+        Args:
+            user: who reads them; empty to note nothing.
+        """
+        before, self._watched = self._watched, user
+        try:
+            yield
+        finally:
+            self._watched = before
+
+    def _read(self, name: str, value: Any) -> None:
+        """Note the value of a client's attribute, where somebody watches."""
+        user, self._watched = self._watched, ""  # what follows reads attributes, too
+        context = self._called
+        if user and context is not None and not name.startswith("__"):
+            if isinstance(value, ClientRows):
+                for client, k in zip(context.ids, context.positions, strict=True):
+                    self.now.use([client], user, name, printed(value.values[k]))
+            else:
+                for number in numbers_in(value):
+                    self.now.use(context.ids, user, name, printed(number))
+        self._watched = user
+
     def _public_context(self, *args: Any, **options: Any) -> CallContext:
         known = self._context(*args, **options)
         given = {one.name: getattr(known, one.name) for one in fields(known)}
-        return PublicContext(**given, world=self)
+        self._called = PublicContext(**given, world=self)
+        return self._called
 
     def _noised(
         self,
@@ -225,7 +287,7 @@ class World:
         draw = Draw(purpose, exact, float(multiplier), float(sensitivity))
         self.now.draws.setdefault(client, []).append(draw)
         level = (purpose, tuple(row.shape), draw.multiplier, draw.sensitivity)
-        self.now.note(client, "noise", level)
+        self.now.note(client, NOISE, level)
         return self.numbers.like(row, sensitivity, multiplier, client, purpose, step)
 
     def _noised_together(
@@ -270,6 +332,19 @@ class World:
             row = updates[entry, :d]
             row.copy_(self.numbers.like(row, plan.clip, plan.noise, client, step, *parts.values()))
         return updates
+
+
+def _watch(client: Any, read: Callable[[str, Any], None]) -> None:
+    """Call a function with the name and the value of each attribute of a client that is read."""
+    kind = type(client)
+
+    def attribute(self: Any, name: str) -> Any:
+        value = kind.__getattribute__(self, name)
+        read(name, value)
+        return value
+
+    names = {"__getattribute__": attribute, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    client.__class__ = type(kind.__name__, (kind,), names)
 
 
 def _digest(value: Any) -> str:

@@ -29,6 +29,8 @@ from securecluster.privacy.dp.ledger import Event
 from securecluster.protections.registry import service_methods
 from securecluster.protocols.conformance.neighbours import blank, changed_examples, other_clients
 from securecluster.protocols.conformance.public_numbers import (
+    FUNCTION,
+    NOISE,
     PASSES,
     Answer,
     Deed,
@@ -108,11 +110,12 @@ def compare(
         if event.mechanism in PRICED:
             priced.setdefault(event.step, []).append(event)
 
+    unit = fitted.dp_unit
+
     def answers(known: Federation, number: int) -> Answers:
-        world = World(_endpoint(fitted, known, numbers), PublicNumbers(number))
+        world = World(_endpoint(fitted, known, numbers), PublicNumbers(number), unit)
         return [world.answer(call) for call in calls]
 
-    unit = fitted.dp_unit
     others = other_clients(federation, unit)
     for number in range(PASSES):
         own = answers(federation, number)
@@ -186,6 +189,7 @@ def _judge_calls(
             continue
         for client in call.to:
             _judge_deeds(call.method, one.deeds.get(client, []), another.deeds.get(client, []))
+        _judge_used(call.method, one, another)
         for event in events:
             for name in event.fields:
                 require(
@@ -222,18 +226,29 @@ def _told_by(method: str, one: Deed, another: Deed) -> str:
             f"{method} trains with noise, and the {part} of this training depends on data: let it "
             "follow from public or released numbers alone"
         )
-    if what == "function":
-        return (
-            f"{method} gives context.postprocess a function that holds {part}, which depends on "
-            "data: let it use the released numbers alone, or release this as well"
-        )
     return (
-        f"{method} scales its noise by data: it draws {one.value} (name, shape, z, sensitivity) "
-        f"with some, and {another.value} with others: let these follow from public numbers alone"
-        if what == "noise"
-        else f"{method} gives context.release other options with other data: {one.value} and "
-        f"{another.value}: let these follow from public numbers alone"
+        f"{method} asks for other noise with other data, {one.value} and {another.value} (name, "
+        "shape, z, sensitivity): let these follow from public numbers alone"
     )
+
+
+def _judge_used(method: str, one: Answer, another: Answer) -> None:
+    """Raise `ConformanceError` where data are at hand in the place of released numbers alone."""
+    releases = any(deed.kind == NOISE for deeds in one.deeds.values() for deed in deeds)
+    for (client, user, name), values in one.used.items():
+        others = another.used.get((client, user, name), [])
+        equal = all(a == b for a, b in zip(values, others, strict=False))
+        require(
+            equal or user != FUNCTION,
+            f"{method} gives context.postprocess a function that uses {name}, which depends on "
+            "data: let it use the released numbers alone, or release this as well",
+        )
+        # beside a training, what a client kept may be released with noise of its own
+        require(
+            equal or releases,
+            f"{method} trains with noise and reads {name}, which clients keep of their data: no "
+            "noise covers how that steers or scales the training; release it in a call of its own",
+        )
 
 
 def _judge_rows(
