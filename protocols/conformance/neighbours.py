@@ -51,12 +51,7 @@ def other_clients(federation: Federation, unit: str) -> list[Federation]:
         federation: the clients and their data.
         unit: "client" or "example".
     """
-    worlds = [
-        other_data(federation),
-        alike(federation),
-        opposite(federation),
-        balanced(federation),
-    ]
+    worlds = [other_data(federation), alike(federation), opposite(federation), balanced(federation)]
     if unit == "client":
         few = resized(other_data(federation, seed=2), lambda n, k: max(FEWEST, n // 4 + k % 3))
         many = resized(other_data(federation, seed=3), lambda n, k: 2 * n + 1 + k % 3)

@@ -189,7 +189,6 @@ def _judge_calls(
             continue
         for client in call.to:
             _judge_deeds(call.method, one.deeds.get(client, []), another.deeds.get(client, []))
-        _judge_used(call.method, one, another)
         for event in events:
             for name in event.fields:
                 require(
@@ -198,6 +197,7 @@ def _judge_calls(
                     "of all that is released or trained with noise: send what context.release "
                     "returned, and use nothing else for it, nor what a client kept of its data",
                 )
+        _judge_used(call.method, one, another)
 
 
 def _judge_deeds(method: str, own: Sequence[Deed], other: Sequence[Deed]) -> None:

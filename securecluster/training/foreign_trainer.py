@@ -143,7 +143,7 @@ class ForeignTrainer(LocalTrainer):
         number = self.ids[client]
         generator = self._randomness.generator("client", number, "foreign", step)
         batches = partial(self._own_batches, client, plan, step)
-        call = TrainingCall(number, plan, self.sizes[client], generator, batches)
+        call = TrainingCall(number, plan, self._sizes[client], generator, batches)
         rows = slice(int(self._offsets[client]), int(self._offsets[client + 1]))
         # copies: a function may work in place
         x = np.array(self._x[rows].cpu().numpy())
