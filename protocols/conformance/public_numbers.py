@@ -162,7 +162,7 @@ class PublicContext(CallContext):
 
     world: Any = field(default=None, compare=False, repr=False)
 
-    def release(  # noqa: PLR0913 (as it is)
+    def release(
         self,
         rows: torch.Tensor,
         norm: float | None = None,

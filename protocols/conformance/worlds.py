@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -116,24 +117,36 @@ def compare(
         world = World(_endpoint(fitted, known, numbers), PublicNumbers(number), unit)
         return [world.answer(call) for call in calls]
 
-    others = other_clients(federation, unit)
     for number in range(PASSES):
-        own = answers(federation, number)
-        # each pass begins elsewhere, so that all of them meet the run's own world
-        turn = [others[(number * OTHERS + k) % len(others)] for k in range(OTHERS)]
-        found = [answers(known, number) for known in turn]
-        near: list[Answers] = []
-        if unit == "client":
-            near = found
-        elif number == 0:
-            near = [answers(known, number) for known in changed_examples(federation).values()]
-        for world in (*found, *near):
-            _judge_calls(calls, own, world, priced)
-        _judge_rows(calls, [own, *near], priced, unit)
-        if unit == "example" and number == 0:
-            zeros = answers(blank(federation), number)
-            _judge_blanks(calls, own, near[0], zeros, priced)
+        _compare_once(calls, partial(answers, number=number), federation, priced, unit, number)
     return sum(len(event.fields) for known in priced.values() for event in known)
+
+
+def _compare_once(
+    calls: Sequence[Call],
+    answers: Callable[[Federation], Answers],
+    federation: Federation,
+    priced: Mapping[int, Sequence[Event]],
+    unit: str,
+    number: int,
+) -> None:
+    """Raise `ConformanceError` where a price is lower than what the worlds of one pass show.
+
+    Single examples are changed in the first pass alone.
+    """
+    others = other_clients(federation, unit)
+    # each pass begins elsewhere, so that all of them meet the run's own world
+    turn = [others[(number * OTHERS + k) % len(others)] for k in range(OTHERS)]
+    own = answers(federation)
+    found = [answers(known) for known in turn]
+    near: list[Answers] = found if unit == "client" else []
+    if unit == "example" and number == 0:
+        near = [answers(known) for known in changed_examples(federation).values()]
+        zeros = answers(blank(federation))
+        _judge_blanks(calls, own, near[0], zeros, priced)
+    for world in (*found, *near):
+        _judge_calls(calls, own, world, priced)
+    _judge_rows(calls, [own, *near], priced, unit)
 
 
 def _calls(transcript: Transcript, numbers: Sequence[int]) -> list[Call]:

@@ -44,7 +44,7 @@ class _Draw:
 
 @dataclass(frozen=True)
 class _Released:
-    """A tensor, a digest of what it held when it was released, and the draws that it follows from."""
+    """A tensor, a digest of its bytes when it was released, and the draws that it follows from."""
 
     tensor: torch.Tensor
     digest: bytes
