@@ -92,8 +92,8 @@ MISTAKES = (
         releases.LabelCounts, "worlds-example", r"replacing one example moves its row by 1\.41"
     ),
     Mistake(releases.Blanked, "worlds-example", r"blanking one example moves its row by 1, where"),
-    Mistake(releases.Range, "worlds-example", r"replacing one example moves its row by"),
-    Mistake(releases.Median, "worlds-example", r"replacing one example moves its row by"),
+    Mistake(releases.Range, "worlds-example", r"one example moves its row by"),
+    Mistake(releases.Median, "worlds-example", r"one example moves its row by"),
     Mistake(releases.ClassMean, "worlds-example", r"asks for other noise with other data"),
     Mistake(releases.Start, "worlds-example", r"the start of this training depends on data"),
     Mistake(releases.Plan, "worlds-example", r"the plan of this training depends on data"),
