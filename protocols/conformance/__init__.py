@@ -6,6 +6,7 @@ Single checks are functions that take a way to make a protocol, for tests of one
 
 from securecluster.protocols.conformance.checks import CHECKS, check, small_clients, small_params
 from securecluster.protocols.conformance.fresh_process import check_in_new_process
+from securecluster.protocols.conformance.neighbours import other_data
 from securecluster.protocols.conformance.privacy import (
     SPREAD,
     check_events,
@@ -16,7 +17,6 @@ from securecluster.protocols.conformance.privacy import (
     events_owed,
     events_written,
     is_same,
-    other_data,
 )
 from securecluster.protocols.conformance.report import (
     ConformanceError,

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
 from securecluster.data import Federation
 from securecluster.messaging.messages import RELAY, Rows, Shared
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Ledger
+from securecluster.protocols.conformance.neighbours import other_clients
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL, SEEDED
@@ -28,6 +26,7 @@ Make = Callable[..., Any]
 SPREAD = {"rounds": 4, "participation": 0.6}
 TARGET = 8.0  # ε that runs with noise are asked for
 CLIP = 1.0
+OTHERS = 3  # kinds of other data that free replies are compared with
 ABOVE = 1 + 1e-6  # a search for noise ends a little below its target
 
 
@@ -45,29 +44,6 @@ def private(unit: str, placement: str = "local") -> dict[str, Any]:
         "dp_unit": unit,
         "placement": placement,
     }
-
-
-def other_data(federation: Federation, seed: int = 1) -> Federation:
-    """Return the same clients with random samples, and with labels in other proportions.
-
-    Args:
-        federation: the clients and their data.
-        seed: of the samples.
-    """
-    draw = np.random.default_rng(seed)
-    shards = []
-    for shard in federation.shards:
-        x = draw.random(shard.x.shape).astype(np.float32)
-        shards.append(replace(shard, x=x, y=_other_labels(shard.y, federation.classes, draw)))
-    return replace(federation, shards=tuple(shards))
-
-
-def _other_labels(y: NDArray[Any], classes: int, draw: np.random.Generator) -> NDArray[Any]:
-    """Return labels or tokens of which some are frequent and others are not; targets permuted."""
-    if y.dtype.kind == "f":
-        return draw.permutation(y)
-    shares = draw.dirichlet(np.full(classes, 0.5))
-    return draw.choice(classes, size=y.shape, p=shares).astype(y.dtype)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -124,10 +100,9 @@ def check_free_replies(make: Make, federation: Federation, **params: Any) -> int
     """
     made, compared = make(**{**SPREAD, **params}), 0
     fitted = made.fit(federation, FULL)
-    own, apart, swapped = (
-        build_client(made, known, SEEDED)
-        for known in (federation, other_data(federation), other_data(federation))
-    )  # fmt: skip
+    others = other_clients(federation, "example")[:OTHERS]
+    own = build_client(made, federation, SEEDED)
+    apart, swapped = ([build_client(made, known, SEEDED) for known in others] for _ in range(2))
     for position in range(len(fitted.transcript_.entries)):
         call, told = fitted.transcript_.content(position)
         if told.reply is None or call.verb == RELAY:
@@ -135,22 +110,23 @@ def check_free_replies(make: Make, federation: Federation, **params: Any) -> int
         call = call.select([call.to.index(i) for i in told.ids])
         if call.method not in KEY_METHODS and fields(told.reply):
             release = release_of(getattr(made.client, call.method))
-            if release.derived:
-                transplant(own, swapped)
+            for other in swapped if release.derived else ():
+                transplant(own, other)
                 require(
-                    is_same(swapped.answer(call).reply, told.reply),
+                    is_same(other.answer(call).reply, told.reply),
                     f"{call.method} depends on data: it is not derived; leave derived=True out",
                 )
-            again = apart.answer(call).reply
+            again = [other.answer(call).reply for other in apart]
             if not release.private or (release.derived and release.through):
                 require(
-                    is_same(again, told.reply),
+                    all(is_same(reply, told.reply) for reply in again),
                     f"{call.method} depends on data: it is private, and not free; leave "
                     "private=False, or derived=True, out",
                 )
                 compared += len(call.to)
         else:
-            apart.answer(call)
+            for other in apart:
+                other.answer(call)
         own.answer(call)
     return compared
 

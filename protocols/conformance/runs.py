@@ -182,6 +182,8 @@ def check_nodes(make: Make, federation: Federation, rounds: int = 3, **params: A
     """Check that nodes with one client each, behind real frames, end with the models of all clients
     in one batch.
 
+    A node is made anew for every call, as a process that is started for it: it has its state alone.
+
     Args:
         make: makes the protocol from hyper-parameters.
         federation: the clients and their data.
@@ -196,7 +198,8 @@ def check_nodes(make: Make, federation: Federation, rounds: int = 3, **params: A
     require(
         apart.shape == together.shape and distance <= NODE_TOLERANCE,
         f"nodes with one client each end {distance:.2g} away from the same clients in one batch: "
-        "let a client method use the rows of context.positions alone, and context.ids for names",
+        "let a client method use the rows of context.positions alone, and context.ids for names; "
+        "and keep what it needs in a later call in a ClientTensor, or in memory() and recall()",
     )
 
 

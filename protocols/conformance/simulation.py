@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from securecluster.core.serialization import pack, unpack
 from securecluster.data import Federation
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
+from securecluster.runs.client_state import ClientState
 from securecluster.runs.deployment import Deployment, build_network
 from securecluster.runs.derived import call_types
 from securecluster.runs.endpoints import build_client
@@ -99,7 +102,45 @@ def node_each(made: Any, federation: Federation, settings: Settings) -> list[End
     return [build_client(made, federation, settings, [i]) for i in range(len(federation))]
 
 
-def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
+class NewProcess:
+    """A node that is a new process for every frame, and keeps its packed state alone.
+
+    Args:
+        made: the protocol.
+        data: of its client alone.
+        settings: device and precision.
+        config: what clients and server agreed on.
+        number: of the client.
+    """
+
+    def __init__(
+        self, made: Any, data: Federation, settings: Settings, config: dict[str, Any], number: int
+    ) -> None:
+        self._build = partial(build_client, made, data, settings, agreed=config, numbers=[number])
+        self._state: bytes | None = None  # on its disk
+
+    def endpoint(self) -> Endpoint[Any]:
+        """Return the node's endpoint, made anew from its state."""
+        endpoint = self._build()
+        if self._state is not None:
+            state = unpack(self._state, ClientState)
+            endpoint.client.restore(state)
+            endpoint.keys.restore(state.secrets)
+        return endpoint
+
+    def answer_frame(self, data: bytes) -> bytes:
+        """Return the reply to a frame.
+
+        Args:
+            data: bytes of the request.
+        """
+        endpoint = self.endpoint()
+        reply = endpoint.answer_frame(data)
+        self._state = pack(endpoint.client.state(endpoint.keys.secrets))
+        return reply
+
+
+def framed(made: Any, nodes: Sequence[Endpoint[Any] | NewProcess]) -> Transport:
     """Return a transport that encodes every message between a server and its nodes.
 
     Args:
@@ -113,17 +154,23 @@ def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
 def serve_nodes(
     made: Any, federation: Federation, settings: Settings = DOUBLE
 ) -> tuple[Any, list[Endpoint[Any]]]:
-    """Run a protocol over nodes with one client each; return the final state and the nodes.
+    """Run a protocol over nodes with one client each, made anew from their state for every call.
 
     Args:
         made: the protocol.
         federation: the clients and their data.
         settings: device and precision.
+
+    Returns:
+        The server's final state, and the nodes' endpoints.
     """
-    nodes = node_each(made, federation, settings)
     config = made.config(federation, settings.dtype)
+    nodes = [
+        NewProcess(made, federation.select([i]), settings, config, i)
+        for i in range(len(federation))
+    ]
     net = build_network(made, with_authority(made, config, framed(made, nodes)), config)
-    return run_server(made, net), nodes
+    return run_server(made, net), [node.endpoint() for node in nodes]
 
 
 def interrupt_after(number: int) -> Callable[[dict[str, object]], None]:

@@ -1,218 +1,64 @@
-"""Literal neighbouring worlds: the same calls to clients whose data differ in one unit.
+"""Literal worlds: the calls of a run, answered by the same clients with other data.
 
-The calls of a run with noise are answered again, without its noise, by two sets of clients: its
-own, and the same with one unit of each client's data replaced. A row that is released may move no
-further than its noise is scaled to.
+In each world clients release public numbers (`public_numbers`) in place of all that has noise. What
+still differs between worlds is told by something else, whatever the ledger says it follows from:
+a field of a reply, a refusal, or what a client did beside its numbers, such as the noise it drew
+and the plan that it trained by.
 
-Two further sets, with the run's data and with other data, answer the calls with zeros in place of
-all that is released or trained with noise: under noise without end. What still differs between them
-is told by something else, whatever the ledger says it follows from.
+Beside its public number, each draw notes the row that it would have protected. Between neighbours,
+worlds that differ in one unit of privacy, a row may move no further than its noise is scaled to.
 
-A client answers by its own data and the query alone, so that one pass compares as many pairs of
-worlds as there are clients: in the pair of client i, the data of client i alone differ.
+A client answers by its own data and the query alone, so that one world differs for all clients:
+each of them is a pair of worlds. A world answers all calls before the next one begins, so that
+what a client keeps outside its state is of this world, too.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
 from typing import Any
-
-import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
-from securecluster.errors import PolicyError, SecureClusterWarning, UpdateError
-from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows
+from securecluster.errors import SecureClusterWarning
+from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protections.registry import service_methods
-from securecluster.protocols.conformance.privacy import is_equal, other_data
-from securecluster.protocols.conformance.report import NotApplicableError
+from securecluster.protocols.conformance.neighbours import blank, changed_examples, other_clients
+from securecluster.protocols.conformance.public_numbers import (
+    FUNCTION,
+    NOISE,
+    PASSES,
+    Answer,
+    Deed,
+    Draw,
+    PublicNumbers,
+    World,
+)
+from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
 from securecluster.runs.endpoints import KeySource, build_client
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import Endpoint, release_of
+from securecluster.runtime.endpoint import Endpoint
 
 Make = Callable[..., Any]
+Build = Callable[[Federation], Endpoint[Any]]
+Answers = Sequence[Answer]  # of one world to each call
 NARROW = 0.01  # clip norm that every row exceeds before it is clipped
 ROUNDING = 1 + 1e-4  # of a norm in single precision
-TRAINING = "dp-sgd"  # purposes of draws that belong to local training
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One draw of a client's noise: the row before it, and what the noise is scaled to.
-
-    Args:
-        purpose: name of the draw.
-        row: the row (d,) in double precision; None for a random choice, which has no row.
-        multiplier: z.
-        sensitivity: the largest L2 norm of what the unit of privacy contributes.
-    """
-
-    purpose: str
-    row: torch.Tensor | None = None
-    multiplier: float = 0.0
-    sensitivity: float = 0.0
-
-
-@dataclass
-class World:
-    """Clients whose noise is left out and noted."""
-
-    endpoint: Endpoint[Any]
-    draws: dict[int, list[Draw]] = field(default_factory=dict)  # by client, of the last call
-
-    @classmethod
-    def of(cls, endpoint: Endpoint[Any]) -> World:
-        """Return a world whose streams of noise note what they are asked for, and add nothing.
-
-        Args:
-            endpoint: of the clients, whose streams are replaced.
-        """
-        world = cls(endpoint)
-        # what is released here leaves nobody, and has no receipts
-        endpoint.guard = None
-        endpoint.reservations.clear()
-        streams = endpoint.client.cohort.secret
-        drawn = streams.seed
-
-        def noised(
-            client: int,
-            purpose: str,
-            step: int,
-            row: torch.Tensor,
-            multiplier: float,
-            sensitivity: float,
-        ) -> torch.Tensor:
-            exact = row.detach().double().flatten().cpu()
-            world.note(client, Draw(purpose, exact, multiplier, sensitivity))
-            return row.clone()
-
-        def seed(client: int, purpose: str, *rest: Any, **more: Any) -> bytes:
-            if not purpose.startswith(TRAINING):
-                world.note(client, Draw(purpose))
-            found: bytes = drawn(client, purpose, *rest, **more)
-            return found
-
-        # one object is behind every draw of an endpoint's clients
-        vars(streams).update(noised=noised, seed=seed)
-        return world
-
-    def note(self, client: int, draw: Draw) -> None:
-        """Add a draw of a client.
-
-        Args:
-            client: its number.
-            draw: its noise.
-        """
-        self.draws.setdefault(client, []).append(draw)
-
-    def answer(self, call: Call) -> Any:
-        """Return the reply to a call, and note the draws of this call alone.
-
-        Args:
-            call: to clients of the endpoint.
-        """
-        self.draws = {}
-        return self.endpoint.answer(call).reply
-
-
-class SilentContext(CallContext):
-    """Context in which zeros are released."""
-
-    def release(self, rows: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        """Return zeros of the rows' shape."""
-        return torch.zeros_like(rows)
-
-    def release_losses(self, means: Any, *args: Any, **options: Any) -> torch.Tensor:
-        """Return zeros of the losses' shape."""
-        return torch.zeros(means.shape, dtype=torch.float64)
-
-    def release_choice(self, counts: Any, *args: Any, **options: Any) -> torch.Tensor:
-        """Return the first option for each client."""
-        return torch.zeros(len(counts), dtype=torch.int64)
-
-
-def silenced(endpoint: Endpoint[Any]) -> Endpoint[Any]:
-    """Return an endpoint after all noise was replaced by zeros in place of what it is added to.
-
-    Args:
-        endpoint: of clients.
-    """
-    endpoint.guard = None
-    endpoint.reservations.clear()
-    cohort = endpoint.client.cohort
-    context_of, trained = endpoint.context, cohort.train
-
-    def silent_context(*args: Any, **options: Any) -> CallContext:
-        known = context_of(*args, **options)
-        return SilentContext(**{one.name: getattr(known, one.name) for one in fields(known)})
-
-    def silent_noise(*args: Any, **options: Any) -> torch.Tensor:
-        rows: torch.Tensor = options["row"] if "row" in options else args[3]
-        return torch.zeros_like(rows)
-
-    def silent_training(
-        start: Rows, clients: Sequence[int], plan: Any, *rest: Any, **options: Any
-    ) -> torch.Tensor:
-        updates: torch.Tensor = trained(start, clients, plan, *rest, **options)
-        return torch.zeros_like(updates) if plan.noise else updates
-
-    # one object is behind every draw of an endpoint's clients
-    vars(cohort.secret).update(noised=silent_noise)
-    vars(cohort).update(train=silent_training)
-    vars(endpoint).update(context=silent_context)
-    return endpoint
-
-
-@dataclass
-class Comparison:
-    """What a call brought from neighbouring worlds.
-
-    Args:
-        method: that was called.
-        trained: whether DP-SGD is behind the reply.
-        told: fields in which replies under noise without end differ from those of clients with
-            other data.
-        own: by client, its draws in the run's world.
-        other: by client, its draws in the neighbouring world.
-    """
-
-    method: str
-    trained: bool
-    told: frozenset[str]
-    own: Mapping[int, Sequence[Draw]]
-    other: Mapping[int, Sequence[Draw]]
-
-
-def neighbour(federation: Federation, unit: str) -> Federation:
-    """Return clients each of whom differs in one unit of privacy.
-
-    All data of a client become random ones; an example becomes a blank one, whose features are
-    zeros.
-
-    Args:
-        federation: clients with equally many samples.
-        unit: "client" or "example".
-    """
-    if unit == "client":
-        return other_data(federation, seed=2)
-    shards = []
-    for shard in federation.shards:
-        x = np.array(shard.x)
-        x[0] = 0
-        shards.append(replace(shard, x=x))
-    return replace(federation, shards=tuple(shards))
+OTHERS = 3  # worlds that a pass compares with the run's own
+PRICED = ("gaussian", "free", "public")  # mechanisms of fields that have a finite price
+ADVICE = "clip the row to this norm before the noise, or scale the noise to what it can move by"
 
 
 def check_worlds(
     make: Make, federation: Federation, newcomers: Federation, rounds: int = 3, **params: Any
 ) -> None:
-    """Check the price of every release against what neighbouring worlds release.
+    """Check the price of every release against what other worlds release.
 
     Args:
         make: makes the protocol from hyper-parameters.
@@ -227,185 +73,271 @@ def check_worlds(
     made = make(rounds=rounds, **{**params, "clip": NARROW})
     fitted = made.fit(federation, FULL)
     before = len(fitted.ledger_.events)
-    found = compare(
-        fitted,
-        fitted.transcript_,
-        lambda known: build_client(
-            made, known, FULL, key_source=KeySource(secrets=fitted.kept_.secrets())
-        ),
-        federation,
-    )
-    judged = judge(found, fitted.ledger_.events, made.dp_unit)
+    judged = compare(fitted, fitted.transcript_, federation, fitted.ledger_.events)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SecureClusterWarning)  # what newcomers pay is not at issue
         fitted.join(newcomers)
-    found = compare(
-        fitted, fitted.joined_.transcript, lambda known: guests(fitted, known), newcomers
+    first = len(federation)
+    judged += compare(
+        fitted, fitted.joined_.transcript, newcomers, fitted.ledger_.events[before:], first
     )
-    judged += judge(found, fitted.ledger_.events[before:], made.dp_unit)
     if not judged:
         raise NotApplicableError("no client releases anything with noise")
-
-
-def guests(fitted: Any, newcomers: Federation) -> Endpoint[Any]:
-    """Return the endpoint of newcomers to a finished run, as `join` builds it.
-
-    Args:
-        fitted: the run.
-        newcomers: the clients and their data.
-    """
-    learned = fitted.kept_.learned
-    return build_client(
-        fitted.result_.method,
-        newcomers,
-        learned.settings,
-        key_source=KeySource(secrets=fitted.kept_.secrets()),
-        joins=learned.config,
-    )
 
 
 def compare(
     fitted: Any,
     transcript: Transcript,
-    build: Callable[[Federation], Endpoint[Any]],
     federation: Federation,
-) -> dict[int, Comparison]:
-    """Return what neighbouring worlds answer to the calls of a transcript, by the call's step.
+    events: Sequence[Event],
+    first: int = 0,
+) -> int:
+    """Raise `ConformanceError` where a price is lower than what other worlds show.
 
     Args:
         fitted: the run.
-        transcript: a full one.
-        build: returns the endpoint of some clients.
+        transcript: a full one, of the run or of newcomers.
         federation: the clients that were called.
-    """
-    unit = fitted.dp_unit
-    own, other = (World.of(build(known)) for known in (federation, neighbour(federation, unit)))
-    silent = [silenced(build(known)) for known in (federation, other_data(federation))]
-    found = {}
-    for position in range(len(transcript.entries)):
-        call, told = transcript.content(position)
-        reached = set(call.to) <= set(own.endpoint.ids)
-        if told.reply is None or call.verb in (RELAY, AUTHORITY_CALL) or not reached:
-            continue
-        call = call.select([call.to.index(i) for i in told.ids])
-        if call.method in service_methods():
-            for world in (own, other):
-                world.answer(call)
-            for endpoint in silent:
-                endpoint.answer(call)
-            continue
-        own.answer(call)
-        other.answer(call)
-        heard = [_answer_or_refusal(_replies_of(endpoint), call) for endpoint in silent]
-        release = release_of(getattr(fitted.client, call.method))
-        if not release.private:
-            continue
-        found[call.step] = Comparison(
-            call.method,
-            bool(release.trains) and unit == "example",
-            _differing(*heard),
-            own.draws,
-            other.draws,
-        )
-    return found
-
-
-def _answer_or_refusal(answer: Callable[[Call], Any], call: Call) -> Any:
-    """Return the reply to a call; None where clients notice that it is not about their state."""
-    try:
-        return answer(call)
-    except (PolicyError, UpdateError):
-        return None
-
-
-def _replies_of(endpoint: Endpoint[Any]) -> Callable[[Call], Any]:
-    """Return the function from calls to an endpoint's replies."""
-    return lambda call: endpoint.answer(call).reply
-
-
-def _names(reply: Any) -> list[str]:
-    return [one.name for one in fields(reply)]
-
-
-def _differing(one: Any, other: Any) -> frozenset[str]:
-    """Return the fields in which two replies differ, or all of one that only one set refused."""
-    if one is None and other is None:
-        return frozenset()
-    if one is None or other is None:
-        return frozenset(_names(one or other))
-    pairs = {name: (getattr(one, name), getattr(other, name)) for name in _names(one)}
-    return frozenset(name for name, (a, b) in pairs.items() if not is_equal(a, b))
-
-
-def judge(found: dict[int, Comparison], events: Sequence[Event], unit: str) -> int:
-    """Raise `ConformanceError` where a price is lower than what neighbouring worlds show.
-
-    Args:
-        found: comparisons by the call's step.
         events: of the ledger.
-        unit: of privacy.
+        first: number of the first client.
 
     Returns:
         How many fields were compared.
     """
+    numbers = range(first, first + len(federation))
+    calls = _calls(transcript, numbers)
     priced: dict[int, list[Event]] = {}
     for event in events:
-        if event.step in found and event.mechanism in ("gaussian", "free"):
+        if event.mechanism in PRICED:
             priced.setdefault(event.step, []).append(event)
-    for step, known in priced.items():
-        _judge_told(found[step], known)
-        noised = [event for event in known if event.mechanism == "gaussian"]
-        for client in found[step].own:
-            _judge_noise(found[step], client, noised, unit)
+
+    unit = fitted.dp_unit
+
+    def answers(known: Federation, number: int) -> Answers:
+        world = World(_endpoint(fitted, known, numbers), PublicNumbers(number), unit)
+        return [world.answer(call) for call in calls]
+
+    for number in range(PASSES):
+        _compare_once(calls, partial(answers, number=number), federation, priced, unit, number)
     return sum(len(event.fields) for known in priced.values() for event in known)
 
 
-def _judge_told(one: Comparison, events: Sequence[Event]) -> None:
-    """Raise `ConformanceError` where a field depends on data beside what was released of them."""
-    for event in events:
-        for name in event.fields:
-            require(
-                name not in one.told,
-                f"{one.method}.{name} still depends on data where zeros are in place of all that "
-                "is released or trained with noise: send what context.release returned, and use "
-                "nothing else for it, nor what a client kept of its data",
-            )
+def _compare_once(
+    calls: Sequence[Call],
+    answers: Callable[[Federation], Answers],
+    federation: Federation,
+    priced: Mapping[int, Sequence[Event]],
+    unit: str,
+    number: int,
+) -> None:
+    """Raise `ConformanceError` where a price is lower than what the worlds of one pass show.
+
+    Single examples are changed in the first pass alone.
+    """
+    others = other_clients(federation, unit)
+    # each pass begins elsewhere, so that all of them meet the run's own world
+    turn = [others[(number * OTHERS + k) % len(others)] for k in range(OTHERS)]
+    own = answers(federation)
+    found = [answers(known) for known in turn]
+    near: list[Answers] = found if unit == "client" else []
+    if unit == "example" and number == 0:
+        near = [answers(known) for known in changed_examples(federation).values()]
+        zeros = answers(blank(federation))
+        _judge_blanks(calls, own, near[0], zeros, priced)
+    for world in (*found, *near):
+        _judge_calls(calls, own, world, priced)
+    _judge_rows(calls, [own, *near], priced, unit)
 
 
-def _judge_noise(one: Comparison, client: int, noised: Sequence[Event], unit: str) -> None:
-    """Raise `ConformanceError` where a client's noise is less than its price says."""
-    if not noised or one.trained:
-        return
-    lowest = min(event.noise_multiplier or 0.0 for event in noised)
-    reach = max(event.replace for event in noised)
-    other = {draw.purpose: draw for draw in one.other.get(client, ())}
-    for draw in one.own.get(client, ()):
-        if draw.row is None:
-            continue
-        require(
-            draw.multiplier * ROUNDING >= lowest,
-            f"{one.method} drew noise of multiplier {draw.multiplier:.3g}, which the ledger prices "
-            f"as {lowest:.3g}: state the noise that is drawn",
-        )
-        _judge_row(one.method, draw, other.get(draw.purpose), reach, unit)
+def _calls(transcript: Transcript, numbers: Sequence[int]) -> list[Call]:
+    """Return the calls of a transcript that clients answered, to those who did."""
+    calls = []
+    for position in range(len(transcript.entries)):
+        call, told = transcript.content(position)
+        reached = set(call.to) <= set(numbers)
+        if told.reply is not None and call.verb not in (RELAY, AUTHORITY_CALL) and reached:
+            calls.append(call.select([call.to.index(i) for i in told.ids]))
+    return calls
 
 
-def _judge_row(method: str, draw: Draw, other: Draw | None, reach: float, unit: str) -> None:
-    """Raise `ConformanceError` where a row moves by more than its noise is scaled to."""
-    assert draw.row is not None
-    advice = "clip the row to this norm before the noise, or scale the noise to what it can move by"
-    if unit == "client":
-        norm = float(draw.row.norm())
-        require(
-            norm <= draw.sensitivity * ROUNDING,
-            f"{method} scales noise to a sensitivity of {draw.sensitivity:.3g}, and a client's row "
-            f"has norm {norm:.3g}: {advice}",
-        )
-    if other is None or other.row is None or other.row.shape != draw.row.shape:
-        return
-    distance = float((draw.row - other.row).norm())
-    require(
-        distance <= reach * draw.sensitivity * ROUNDING,
-        f"{method} scales noise to a sensitivity of {draw.sensitivity:.3g}, and replacing one "
-        f"{unit} moves its row by {distance:.3g}: {advice}",
+def _endpoint(fitted: Any, known: Federation, numbers: Sequence[int]) -> Endpoint[Any]:
+    """Return the endpoint of clients of a run, or of newcomers, with some data.
+
+    The configuration is that of the run, which does not follow from these data; and they have no
+    target, as newcomers have none.
+    """
+    learned = fitted.kept_.learned
+    return build_client(
+        fitted.result_.method,
+        known,
+        learned.settings,
+        key_source=KeySource(secrets=fitted.kept_.secrets()),
+        joins=learned.config,
+        numbers=numbers,
     )
+
+
+def _compared(
+    calls: Sequence[Call], priced: Mapping[int, Sequence[Event]]
+) -> Iterator[tuple[int, Call, Sequence[Event]]]:
+    """Yield the position of each call whose replies have a price, the call and its events."""
+    for position, call in enumerate(calls):
+        if call.method not in service_methods() and call.step in priced:
+            yield position, call, priced[call.step]
+
+
+def _judge_calls(
+    calls: Sequence[Call], own: Answers, other: Answers, priced: Mapping[int, Sequence[Event]]
+) -> None:
+    """Raise `ConformanceError` where something but released numbers depends on data."""
+    for call, one, another in zip(calls, own, other, strict=True):
+        require(
+            (one.fields is None) == (another.fields is None),
+            f"{call.method} refuses some data and answers others, and who does not reply tells of "
+            "them: reply in any case, with what context.release returned",
+        )
+    for position, call, events in _compared(calls, priced):
+        one, another = own[position], other[position]
+        if one.fields is None or another.fields is None:
+            continue
+        for client in call.to:
+            _judge_deeds(call.method, one.deeds.get(client, []), another.deeds.get(client, []))
+        for event in events:
+            for name in event.fields:
+                require(
+                    one.fields.get(name) == another.fields.get(name),
+                    f"{call.method}.{name} still depends on data where public numbers are in place "
+                    "of all that is released or trained with noise: send what context.release "
+                    "returned, and use nothing else for it, nor what a client kept of its data",
+                )
+        _judge_used(call.method, one, another)
+
+
+def _judge_deeds(method: str, own: Sequence[Deed], other: Sequence[Deed]) -> None:
+    """Raise `ConformanceError` where what a client does beside its numbers depends on data."""
+    for one, another in zip(own, other, strict=False):
+        if one == another:
+            continue
+        require(one.kind == another.kind, _told_by_order(method))
+        raise ConformanceError(_told_by(method, one, another))
+    require(len(own) == len(other), _told_by_order(method))
+
+
+def _told_by_order(method: str) -> str:
+    """Return the sentence on releases or trainings that only some data lead to."""
+    return (
+        f"{method} makes other releases or trainings with other data: let neither their number nor "
+        "their order depend on data"
+    )
+
+
+def _told_by(method: str, one: Deed, another: Deed) -> str:
+    """Return the sentence on something that a client did otherwise with other data."""
+    what, _, part = one.kind.partition(" ")
+    if what == "training":
+        return (
+            f"{method} trains with noise, and the {part} of this training depends on data: let it "
+            "follow from public or released numbers alone"
+        )
+    return (
+        f"{method} asks for other noise with other data, {one.value} and {another.value} (name, "
+        "shape, z, sensitivity): let these follow from public numbers alone"
+    )
+
+
+def _judge_used(method: str, one: Answer, another: Answer) -> None:
+    """Raise `ConformanceError` where data are at hand in the place of released numbers alone."""
+    releases = any(deed.kind == NOISE for deeds in one.deeds.values() for deed in deeds)
+    for (client, user, name), values in one.used.items():
+        others = another.used.get((client, user, name), [])
+        equal = all(a == b for a, b in zip(values, others, strict=False))
+        require(
+            equal or user != FUNCTION,
+            f"{method} gives context.postprocess a function that uses {name}, which depends on "
+            "data: let it use the released numbers alone, or release this as well",
+        )
+        # beside a training, what a client kept may be released with noise of its own
+        require(
+            equal or releases,
+            f"{method} trains with noise and reads {name}, which clients keep of their data: no "
+            "noise covers how that steers or scales the training; release it in a call of its own",
+        )
+
+
+def _judge_rows(
+    calls: Sequence[Call],
+    worlds: Sequence[Answers],
+    priced: Mapping[int, Sequence[Event]],
+    unit: str,
+) -> None:
+    """Raise `ConformanceError` where noise is less than its price says, or than rows move by.
+
+    Args:
+        calls: of a run.
+        worlds: that differ in one unit of privacy for each client.
+        priced: events by step.
+        unit: of privacy.
+    """
+    for position, call, events in _compared(calls, priced):
+        noised = [event for event in events if event.mechanism == "gaussian"]
+        if not noised:
+            continue
+        lowest = min(event.noise_multiplier or 0.0 for event in noised)
+        reach = max(event.replace for event in noised)
+        for client in call.to:
+            rows = [world[position].draws.get(client, []) for world in worlds]
+            for draw in (one for drawn in rows for one in drawn):
+                _judge_level(call.method, draw, lowest, unit)
+            for one, other in combinations(rows, 2):
+                for a, b in zip(one, other, strict=False):
+                    _judge_distance(call.method, a, b, reach, f"replacing one {unit}")
+
+
+def _judge_level(method: str, draw: Draw, lowest: float, unit: str) -> None:
+    """Raise `ConformanceError` where a draw has less noise than is priced, or a longer row."""
+    require(
+        draw.multiplier * ROUNDING >= lowest,
+        f"{method} drew noise of multiplier {draw.multiplier:.3g}, which the ledger prices "
+        f"as {lowest:.3g}: state the noise that is drawn",
+    )
+    norm = float(draw.row.norm())
+    require(
+        unit != "client" or norm <= draw.sensitivity * ROUNDING,
+        f"{method} scales noise to a sensitivity of {draw.sensitivity:.3g}, and a client's row "
+        f"has norm {norm:.3g}: {ADVICE}",
+    )
+
+
+def _judge_distance(method: str, one: Draw, other: Draw, reach: float, what: str) -> None:
+    """Raise `ConformanceError` where a row moves by more than its noise is scaled to."""
+    if one.row.shape != other.row.shape:
+        return
+    distance = float((one.row - other.row).norm())
+    allowed = reach * one.sensitivity
+    require(
+        distance <= allowed * ROUNDING,
+        f"{method} scales noise to a sensitivity of {one.sensitivity:.3g}, and {what} moves its "
+        f"row by {distance:.3g}, where {allowed:.3g} is priced: {ADVICE}",
+    )
+
+
+def _judge_blanks(
+    calls: Sequence[Call],
+    own: Answers,
+    blanked: Answers,
+    zeros: Answers,
+    priced: Mapping[int, Sequence[Event]],
+) -> None:
+    """Raise `ConformanceError` where a blanked example moves a row by more than the sensitivity.
+
+    Only where blank examples contribute nothing, and clients who have no others release zeros:
+    elsewhere one of them is another example in the place of the first.
+    """
+    for position, call, events in _compared(calls, priced):
+        if all(event.mechanism != "gaussian" for event in events):
+            continue
+        for client in call.to:
+            rows = [world[position].draws.get(client, []) for world in (own, blanked, zeros)]
+            for one, other, nothing in zip(*rows, strict=False):
+                if not torch.any(nothing.row):
+                    _judge_distance(call.method, one, other, 1.0, "blanking one example")

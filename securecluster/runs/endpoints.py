@@ -141,6 +141,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         noise_streams,
     )
     cohort.tells_of_zeros = pipeline.private
+    cohort.access.public_counts = _keeps_counts(method, config)
     with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
         client = deployment.client(cohort, pipeline)
     limits = deployment.limits(pipeline)
@@ -199,13 +200,22 @@ def _release_guard(method: Method, config: Mapping[str, Any], client: Any) -> Re
     """
     cohort = client.cohort
     samples: dict[int, frozenset[float]] = {}
-    # where single examples are protected, the relation of neighbours keeps their numbers
-    if adds_noise(method, config) and config["dp_unit"] == "example":
+    if _keeps_counts(method, config):
         numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
         for number, training, validation in numbers:
             samples[number] = frozenset((float(training), float(validation)))
     private = method.privacy.per_example and config["noise"] > 0
     return ReleaseGuard(client, cohort.access, samples, private)
+
+
+def _keeps_counts(method: Method, config: Mapping[str, Any]) -> bool:
+    """Return whether the relation of neighbours keeps clients' numbers of samples.
+
+    Args:
+        method: with its hyper-parameters.
+        config: what clients and server agreed on.
+    """
+    return adds_noise(method, config) and config["dp_unit"] == "example"
 
 
 def _release_target(

@@ -44,10 +44,10 @@ class _Draw:
 
 @dataclass(frozen=True)
 class _Released:
-    """A tensor, its state when it was released, and the draws that it follows from."""
+    """A tensor, a digest of its bytes when it was released, and the draws that it follows from."""
 
     tensor: torch.Tensor
-    state: tuple[int, float]
+    digest: bytes
     draws: frozenset[int]
 
 
@@ -110,7 +110,7 @@ class Releases:
             tensor: as it may leave.
             draws: that it follows from.
         """
-        self._released[id(tensor)] = _Released(tensor, _state(tensor), draws)
+        self._released[id(tensor)] = _Released(tensor, digest(tensor), draws)
         return tensor
 
     def of(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
@@ -122,7 +122,7 @@ class Releases:
         draws: set[int] = set()
         for tensor in tensors:
             released = self._released.get(id(tensor))
-            if released is None or released.state != _state(tensor):
+            if released is None or released.digest != digest(tensor):
                 return None
             draws.update(released.draws)
         return frozenset(draws)
@@ -390,10 +390,3 @@ def _tensors(reply: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value.value
         elif isinstance(value, Rows) and value.index is None:
             yield name, value.table
-
-
-def _state(tensor: torch.Tensor) -> tuple[int, float]:
-    """Return how often a tensor was changed in place, and its sum, which other writes change."""
-    # tensors made in inference mode are not counted
-    version = 0 if tensor.is_inference() else tensor._version
-    return version, float(tensor.nan_to_num().sum(dtype=torch.float64))

@@ -76,6 +76,8 @@ class DataAccess:
 
     def __init__(self) -> None:
         self._call: _Call | None = None
+        # whether the relation of neighbours keeps clients' numbers of samples
+        self.public_counts = False
 
     @contextmanager
     def during(
@@ -118,6 +120,18 @@ class DataAccess:
             )
         _refuse_others(call, name, clients)
         call.reads.data.add(name)
+
+    def read_counts(self, name: str) -> None:
+        """Note that numbers of samples are read, which are data unless they are public.
+
+        Args:
+            name: of the trainer's member that holds them.
+
+        Raises:
+            PolicyError: the declaration of the called method does not cover it.
+        """
+        if not self.public_counts:
+            self.read(name)
 
     @contextmanager
     def closed(self) -> Iterator[None]:

@@ -153,7 +153,7 @@ class ForeignTrainer(LocalTrainer):
         number = self.ids[client]
         generator = self._randomness.generator("client", self._streams[client], "foreign", step)
         batches = partial(self._own_batches, client, plan, step)
-        name, size = self.names[client], self.sizes[client]
+        name, size = self.names[client], self._sizes[client]
         call = TrainingCall(number, name, plan, size, generator, batches)
         rows = slice(int(self._offsets[client]), int(self._offsets[client + 1]))
         # copies: a function may work in place

@@ -199,8 +199,8 @@ class LocalTrainer:
                 x = x[in_training]
                 y = y[in_training]
             trained.append((x, y))
-        self.sizes = [len(y) for _, y in trained]
-        self.validation_sizes = [len(y) for _, y in validated]
+        self._sizes = [len(y) for _, y in trained]
+        self._validation_sizes = [len(y) for _, y in validated]
         self._train_on = self._samples(trained)
         self._aside_on = self._samples(validated)
         tested = [(shard.x_test, shard.y_test) for shard in shards]
@@ -209,6 +209,18 @@ class LocalTrainer:
         self._x = self._train_on.x
         self._y = self._train_on.y
         self._offsets = self._train_on.offsets
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the number of samples that each client trains on."""
+        self.access.read_counts("sizes")
+        return self._sizes
+
+    @property
+    def validation_sizes(self) -> list[int]:
+        """Return the number of samples that each client keeps out of training."""
+        self.access.read_counts("validation_sizes")
+        return self._validation_sizes
 
     def _training_mask(self, stream: Part, size: int, validation_share: float) -> BoolArray:
         """Return which of a client's samples are trained on, (size,).
@@ -339,7 +351,7 @@ class LocalTrainer:
 
         Those that still train are then the first ones of a chunk, in every step.
         """
-        sizes = [self.sizes[client] for client in clients]
+        sizes = [self._sizes[client] for client in clients]
         steps = [plan.number(size) for size in sizes]
         entries = range(len(clients))
         return sorted(entries, key=lambda entry: -steps[entry])
@@ -550,7 +562,7 @@ class LocalTrainer:
         from securecluster.training.dp_sgd import DPSGDState
 
         ids = [self.ids[client] for client in clients]
-        sizes = [self.sizes[client] for client in clients]
+        sizes = [self._sizes[client] for client in clients]
         digests = [self._train_on.digest(client) for client in clients]
         if means is not None and task.regularizer is not None:
             # A request with other means makes other draws.
@@ -648,8 +660,8 @@ class LocalTrainer:
             plan: hyper-parameters.
             step: number of the call.
         """
-        samples = np.array([self.sizes[client] for client in clients])
-        steps = np.array([plan.number(self.sizes[client]) for client in clients])
+        samples = np.array([self._sizes[client] for client in clients])
+        steps = np.array([plan.number(self._sizes[client]) for client in clients])
         sizes = sizes_of_epochs(samples, plan.batch_size, steps)
         drawn = sizes.sum(1)  # samples of all batches of a client
         orders: list[list[IntArray]] = [[] for _ in clients]
@@ -670,7 +682,7 @@ class LocalTrainer:
     def _order(self, client: int, plan: LocalTraining, generator: np.random.Generator) -> IntArray:
         """Return the samples of an epoch, as positions among the client's own, (n_k,)."""
         if plan.label_power == 1:
-            return generator.permutation(self.sizes[client])
+            return generator.permutation(self._sizes[client])
         labels = self.labels(client).cpu().numpy()
         return resampled(labels, plan.label_power, generator)
 
@@ -695,7 +707,7 @@ class LocalTrainer:
                 batches.append([positions + offset for positions in private.batches(k)])
             drawn = Drawn.of(batches)
             # DP-SGD divides by the expected size of a batch: the real one is secret
-            sizes = np.array([self.sizes[client] for client in clients])
+            sizes = np.array([self._sizes[client] for client in clients])
             divisors = np.minimum(plan.batch_size, sizes)
         chunk = packed(drawn, first, divisors, self.device, self.dtype)
         if not (self.model.dropouts and plan.dropout):

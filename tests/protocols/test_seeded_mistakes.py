@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import mistaken
+import mistaken_releases as releases
 import pytest
 from fesem import FeSEM
 from flexcfl import FlexCFL
@@ -72,6 +73,34 @@ MISTAKES = (
     Mistake(mistaken.View, "masks", r"under the mask permutation models are"),
     Mistake(mistaken.ExactChoice, TARGET, WITHOUT_NOISE.format(r"choose\.centre")),
     Mistake(mistaken.Note, RUN, r"may hold anything as Noted\.note: give it a bound"),
+    Mistake(releases.NormBack, "worlds-client", r"pretrain\.update still depends on data where"),
+    Mistake(releases.Top, "worlds-client", r"pretrain\.update still depends on data where"),
+    Mistake(releases.Weighted, "worlds-client", r"pretrain\.update still depends on data where"),
+    Mistake(releases.CountsInside, NOISY, r"reads cohort\.sizes in a function that it gives to"),
+    Mistake(releases.BoundMethod, "worlds-client", r"a function that uses kept, which depends on"),
+    Mistake(releases.UnseenBranch, "worlds-client", r"a function that uses rows, which depends on"),
+    Mistake(releases.Reordered, TARGET, WITHOUT_NOISE.format(r"pretrain\.update")),
+    Mistake(releases.OneOfTwo, "worlds-client", r"pretrain\.update still depends on data where"),
+    Mistake(releases.SometimesTwice, "worlds-client", r"makes other releases or trainings with"),
+    Mistake(releases.Refusing, "worlds-client", r"refuses some data and answers others, and who"),
+    Mistake(releases.Board, "worlds-client", r"pretrain\.update still depends on data where"),
+    Mistake(releases.File, "worlds-client", r"pretrain\.update still depends on data where"),
+    Mistake(releases.Dict, "nodes", r"keep what it needs in a later call in a ClientTensor"),
+    Mistake(releases.OwnNorm, "worlds-client", r"asks for other noise with other data"),
+    Mistake(releases.OwnReplace, "worlds-client", r"asks for other noise with other data"),
+    Mistake(
+        releases.LabelCounts, "worlds-example", r"replacing one example moves its row by 1\.41"
+    ),
+    Mistake(releases.Blanked, "worlds-example", r"blanking one example moves its row by 1, where"),
+    Mistake(releases.Range, "worlds-example", r"one example moves its row by"),
+    Mistake(releases.Median, "worlds-example", r"one example moves its row by"),
+    Mistake(releases.ClassMean, "worlds-example", r"asks for other noise with other data"),
+    Mistake(releases.Start, "worlds-example", r"the start of this training depends on data"),
+    Mistake(releases.Plan, "worlds-example", r"the plan of this training depends on data"),
+    Mistake(releases.Scale, "worlds-example", r"the scale of this training depends on data"),
+    Mistake(releases.Pull, "worlds-example", r"the regularizer of this training depends on data"),
+    Mistake(releases.Longer, "worlds-example", r"trains with noise and reads kept, which clients"),
+    Mistake(releases.Sign, "worlds-example", r"pretrain\.update still depends on data where"),
     Mistake(mistaken.NoBound, RUN, r"may hold anything as Boundless\.update: give it a bound"),
     Mistake(mistaken.Relayed, RUN, r"would bring a single client's reply to other clients"),
 )

@@ -126,4 +126,4 @@ def test_neighbouring_worlds_find_a_field_whose_receipt_is_a_lie(
     monkeypatch.setattr(Releases, "receipts", lambda *given: [lie] * len(given[-1]))
     result = check(kind, only=["worlds-client"])["worlds-client"]
     assert result.outcome == "failed"
-    assert "update still depends on data where zeros are in place" in result.sentence
+    assert "update still depends on data where public numbers are in place" in result.sentence
