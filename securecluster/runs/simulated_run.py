@@ -88,6 +88,7 @@ class SimulatedRun:
         # published, does not contain them.
         ledger.samples = self.clients.samples
         ledger.names = dict(enumerate(federation.names))
+        ledger.unit = self._config["dp_unit"]
 
     def close(self) -> None:
         """End what the run has started."""

@@ -75,7 +75,7 @@ class Budget:
         self.delta = float(delta)
         self.unit = unit
         self._log = manifest.Log(self.path, mode=atomic_files.OWNER, durable=durable)
-        self._ledger = Ledger()
+        self._ledger = Ledger(unit=self.unit)
         # by run: its number, under which the ledger has the client, and what may be repeated
         self._numbers: dict[str, int] = {}
         self._recalls: dict[int, Recall] = {}
@@ -164,7 +164,9 @@ class Budget:
     def _with(self, events: Sequence[Event], number: int, samples: int | None) -> Ledger:
         """Return the ledger with further events of a run."""
         known = self._ledger
-        ledger = Ledger([*known.events, *events], dict(known.samples), dict(known.names))
+        ledger = Ledger(
+            [*known.events, *events], dict(known.samples), dict(known.names), known.unit
+        )
         ledger.names[number] = OWNER
         if samples is not None:
             ledger.samples[number] = samples
@@ -184,7 +186,7 @@ class Budget:
             raise self._changed()
         if len(data) == known.size:
             return
-        self._ledger = Ledger()
+        self._ledger = Ledger(unit=self.unit)
         self._numbers = {}
         self._recalls = {}
         before = hashlib.sha256()

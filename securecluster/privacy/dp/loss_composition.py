@@ -36,8 +36,9 @@ FINENESS = 1 << 16
 LEAST_NOISE = 0.02
 # Of δ, for the scale: ε may be 0 at δ itself.
 SCALE_SHARE = 1e-9
-# Losses of a step are cut at this many scales, where no sum of them that decides δ has its share.
-CUT = 16
+# Losses of a step are cut at so many scales, beyond which no sum that decides δ has its terms.
+CUT_BELOW = 4
+CUT_ABOVE = 16
 # λ among which the scale is found, and from which the search for the best one starts
 TILTS = [math.exp(k / 2) for k in range(-24, 61)]
 # outcomes of each step that λ is chosen by
@@ -246,14 +247,16 @@ def _epsilon(pairs: Sequence[tuple[LossPair, int]], delta: float) -> float | Non
     if not spacing > LEAST_SPACING:
         return None
     tilt = min(moments.best_tilt(log_delta), MOST_TILT / spacing)
-    laws = []
-    for pair, count in pairs:
-        law = _tilted(pair, spacing, tilt, log_tail)
-        laws.append((law, count))
-    low, high = _window(laws)
-    if high - low > MOST_POINTS:
-        return None
-    return _read(laws, low, high, delta, tilt, spacing)
+    while True:
+        laws = [(_tilted(pair, spacing, tilt, log_tail), count) for pair, count in pairs]
+        low, high = _window(laws, tilt * spacing)
+        if high - low > MOST_POINTS:
+            return None
+        found = _read(laws, low, high, delta, tilt, spacing)
+        # Where all of the window is above ε, the sum was tilted too far.
+        if found is None or low <= 0 or found > low * spacing:
+            return found
+        tilt /= 2
 
 
 class _Moments:
@@ -294,7 +297,13 @@ class _Moments:
         Args:
             log_delta: log δ.
         """
-        best = min(TILTS, key=lambda tilt: self.bound(tilt, log_delta))
+        best, smallest = TILTS[0], math.inf
+        for tilt in TILTS:
+            bound = self.bound(tilt, log_delta)
+            # The first minimum: farther ones come of the tail that is left out.
+            if not bound < smallest:
+                break
+            best, smallest = tilt, bound
         for width in (0.3, 0.08):
             nearby = [best * math.exp(width * k) for k in range(-4, 5)]
             best = min(nearby, key=lambda tilt: self.bound(tilt, log_delta))
@@ -349,13 +358,13 @@ def _tilted(pair: LossPair, spacing: float, tilt: float, log_tail: float) -> _La
         tilt: λ.
         log_tail: logarithm of the probability that it may leave out at each end.
     """
-    cut = CUT * FINENESS
+    least, most = -CUT_BELOW * FINENESS, CUT_ABOVE * FINENESS
     low, high = pair.ends(log_tail)
     smallest, largest = pair.loss(np.array([low, high])) / spacing
-    lower_cut, upper_cut = pair.outcome(spacing * np.array([-cut, cut]))
-    low = float(lower_cut) if smallest < -cut else low
-    high = float(upper_cut) if largest > cut else high
-    first, last = math.floor(max(smallest, -cut)), math.floor(min(largest, cut))
+    lower_cut, upper_cut = pair.outcome(spacing * np.array([least, most]))
+    low = float(lower_cut) if smallest < least else low
+    high = float(upper_cut) if largest > most else high
+    first, last = math.floor(max(smallest, least)), math.floor(min(largest, most))
     dots = pair.outcome(spacing * np.arange(first, last + 2))
     # Densities are smooth on this length, between points of the grid.
     smooth = WIDTH if pair.q == 1 else WIDTH * min(1.0, pair.z)
@@ -392,19 +401,22 @@ def _tilted(pair: LossPair, spacing: float, tilt: float, log_tail: float) -> _La
     return _Law(first, weights / total, peak + math.log(total), pair.above(high))
 
 
-def _window(laws: Sequence[tuple[_Law, int]]) -> tuple[int, int]:
+def _window(laws: Sequence[tuple[_Law, int]], tilt: float) -> tuple[int, int]:
     """Return points between which the sum of tilted losses lies, but for e^`OUTSIDE` of it.
 
     Args:
         laws: tilted distributions, and how often each is composed.
+        tilt: λ for each point.
     """
     center = sum(count * law.mean() for law, count in laws)
     deviation = math.sqrt(sum(count * law.variance() for law, count in laws)) + 1
+    # of its width, and, where a rare loss is far away, of the tilt that makes it rare
+    exponents = [share / deviation for share in (0.5, 1.0, 2.0, 4.0, 8.0)]
+    exponents += [share * tilt for share in (0.25, 0.5, 0.9)]
     ends = []
     for sign in (-1, 1):
         distances = []
-        for exponent in (0.5, 1.0, 2.0, 4.0, 8.0):
-            s = exponent / deviation
+        for s in exponents:
             moment = sum(count * law.log_moment_about(sign * s, law.mean()) for law, count in laws)
             # Chernoff's bound of the tail
             distances.append((moment - OUTSIDE) / s)
