@@ -252,7 +252,8 @@ def _epsilon(pairs: Sequence[tuple[LossPair, int]], delta: float) -> float | Non
         low, high = _window(laws, tilt * spacing)
         if high - low > MOST_POINTS:
             return None
-        found = _read(laws, low, high, delta, tilt, spacing)
+        near = math.floor(moments.bound(tilt, log_delta) / spacing)
+        found = _read(laws, low, high, near, delta, tilt, spacing)
         # Where all of the window is above ε, the sum was tilted too far.
         if found is None or low <= 0 or found > low * spacing:
             return found
@@ -425,7 +426,13 @@ def _window(laws: Sequence[tuple[_Law, int]], tilt: float) -> tuple[int, int]:
 
 
 def _read(
-    laws: Sequence[tuple[_Law, int]], low: int, high: int, delta: float, tilt: float, spacing: float
+    laws: Sequence[tuple[_Law, int]],
+    low: int,
+    high: int,
+    near: int,
+    delta: float,
+    tilt: float,
+    spacing: float,
 ) -> float | None:
     """Return ε of a sum of losses; None if infinite losses alone are as likely as δ.
 
@@ -433,6 +440,7 @@ def _read(
         laws: tilted distributions, and how often each is composed.
         low: first point of the window that holds the sum.
         high: its last point.
+        near: a point near ε, a little above.
         delta: δ, in (0, 1).
         tilt: λ.
         spacing: of the grid.
@@ -443,19 +451,18 @@ def _read(
     if not finite > 0:
         return None
     sums = _convolved(laws, low, high)
-    # The weights without the tilt, in units of the one at the middle of the window.
-    middle = (low + high) // 2
-    log_unit = sum(count * law.log_moment for law, count in laws) - tilt * spacing * middle
+    # The weights without the tilt, in units of that of the point near ε.
+    log_unit = sum(count * law.log_moment for law, count in laws) - tilt * spacing * near
     allowed = math.exp(min(math.log(finite) - log_unit, 700.0))
     # far below, the weights overflow and δ is far larger than allowed
-    start = max(low, 0, middle - math.floor(500 / (tilt * spacing)))
+    start = max(low, 0, near - math.floor(500 / (tilt * spacing)))
     points = np.arange(start, high + 1)
     weights = (np.maximum(sums[start - low :], 0.0) + ROUNDING_OF_POINT) * np.exp(
-        -tilt * spacing * (points - middle)
+        -tilt * spacing * (points - near)
     )
 
     shares = -np.expm1(-spacing * np.arange(1, len(points)))
-    outside = math.exp(OUTSIDE - tilt * spacing * (high - middle))
+    outside = math.exp(OUTSIDE - tilt * spacing * (high - near))
 
     def excess(point: int) -> float:
         """Return δ(ε) where ε is a point of the grid."""
