@@ -98,3 +98,11 @@ def test_a_bound_has_no_interval_and_few_shuffles_do_not_move_its_chance() -> No
     assert result.interval is None and result.interval_by == scoring.OF_BOUND
     # one of 20 orders of the coins is the true one
     assert result.chance == 0 < result.value
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_scores_that_rank_nowhere_are_refused(number: float) -> None:
+    scores, positive = np.array([0.1, number, 0.3, 0.2]), np.array([True, True, False, False])
+    for measure in (auc, true_positive_rate):
+        with pytest.raises(UsageError, match="rank nowhere"):
+            measure(scores, positive)
