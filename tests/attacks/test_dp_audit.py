@@ -11,6 +11,7 @@ from attacked import FULL, digits, result_of, score_of
 
 from securecluster import Federation
 from securecluster.attacks import dp_audit
+from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.dp_audit import (
     OneRunAudit,
     TwoWorldAudit,
@@ -18,7 +19,6 @@ from securecluster.attacks.dp_audit import (
     one_run_p_value,
     with_canaries,
 )
-from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.scoring import Score, score
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon

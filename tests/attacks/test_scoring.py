@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from securecluster.attacks import scoring
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.dp_audit import TwoWorldScorer
 from securecluster.attacks.label_distributions import MatchedCorrelation
+from securecluster.attacks.subspaces import auc, true_positive_rate
+from securecluster.errors import UsageError
 
 
 def test_the_interval_of_a_biased_score_is_shifted_to_the_score() -> None:
