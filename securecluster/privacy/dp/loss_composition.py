@@ -199,7 +199,8 @@ def composed_epsilon(history: Sequence[Step], delta: float, replaced: bool = Fal
     if any(q < 1 and z < LEAST_NOISE for z, q, _ in history):
         return None
     largest = 0.0
-    for direction in ("replaced",) if replaced else ("removed", "added"):
+    directions: tuple[Direction, ...] = ("replaced",) if replaced else ("removed", "added")
+    for direction in directions:
         pairs = []
         for z, q, count in history:
             # a Gaussian's losses are those of its mirror image
@@ -252,10 +253,10 @@ def _epsilon(pairs: Sequence[tuple[LossPair, int]], delta: float) -> float | Non
         low, high = _window(laws, tilt * spacing)
         if high - low > MOST_POINTS:
             return None
-        near = math.floor(moments.bound(tilt, log_delta) / spacing)
+        near = max(0, math.floor(moments.bound(tilt, log_delta) / spacing))
         found = _read(laws, low, high, near, delta, tilt, spacing)
         # Where all of the window is above ε, the sum was tilted too far.
-        if found is None or low <= 0 or found > low * spacing:
+        if found is None or low <= 0 or found > low * spacing or tilt < TILTS[0]:
             return found
         tilt /= 2
 
