@@ -26,7 +26,7 @@ from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import plain, structured
 from securecluster.errors import BudgetError, RunFolderError, UsageError
 from securecluster.messaging.receipts import Receipts
-from securecluster.privacy.dp.ledger import DELTA, Event, Ledger, PaidOnce, Recall
+from securecluster.privacy.dp.ledger import DELTA, Event, Ledger, PaidOnce, Recall, Unit
 
 FORMAT = 1
 UNITS = ("client", "example")
@@ -73,7 +73,7 @@ class Budget:
         self.path = Path(path)
         self.epsilon = float(epsilon)
         self.delta = float(delta)
-        self.unit = unit
+        self.unit: Unit = "client" if unit == "client" else "example"
         self._log = manifest.Log(self.path, mode=atomic_files.OWNER, durable=durable)
         self._ledger = Ledger(unit=self.unit)
         # by run: its number, under which the ledger has the client, and what may be repeated
