@@ -242,10 +242,11 @@ def divergence(z: float, q: float, order: float, replaced: bool = False) -> floa
         order: α, above 1.
         replaced: whether a unit is replaced, and not blanked, in a sampled step.
     """
-    if q < 1:
-        z = min(z, MOST_NOISE)
-        if replaced:
-            return replaced_divergence(z, q, order)
+    if q == 1:
+        return order / (2 * z**2)
+    z = min(z, MOST_NOISE)
+    if replaced:
+        return replaced_divergence(z, q, order)
     from opacus.accountants.analysis.rdp import compute_rdp
 
     with warnings.catch_warnings():

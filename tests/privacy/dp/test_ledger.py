@@ -263,7 +263,7 @@ def test_a_ledger_stores_its_unit_and_one_of_an_earlier_version_has_none() -> No
     assert structured(stored, Ledger).unit == "example"
     del stored["unit"]
     assert structured(stored, Ledger).unit == ""
-    with pytest.raises(ValueError, match="unit"):
+    with pytest.raises(ValueError, match="Ledger"):
         structured({**stored, "unit": "person"}, Ledger)
 
 
