@@ -6,10 +6,11 @@ direction is the statistic that guesses the coin.
 
 - One run (Steinke, Nasr & Jagielski 2023): of m coins, r are guessed and v guesses are right. An
   (ε, δ)-private run makes each guess right with a probability of about e^ε/(1 + e^ε) at most, so
-  many right guesses refute a small ε. Nothing is assumed of the noise.
+  many right guesses refute a small ε. Nothing is assumed of the noise, and of the coins that they
+  are fair and independent, as `tossed` tosses them.
 - Two worlds (Dong, Roth & Su 2022): the statistics with and without the canary are samples of two
   Gaussians, and `securecluster.privacy.dp.auditing` bounds their distance μ. It is sharper, and
-  holds for Gaussian noise alone.
+  holds for Gaussian noise alone. Half of its coins are heads (`heads`).
 
 A bound above the ε that a ledger claims refutes the claim; one below proves nothing. Masks are left
 out of the repeated run, since ε does not count on them. `securecluster.attacks.release_audits` does
@@ -56,6 +57,7 @@ ERROR = 0.05  # probability that a bound of one run is false
 TWO_WORLD_ERROR = 1e-3
 DELTA = 1e-5
 CANARIES = "canaries"  # method of the tap that holds the coins
+HALVES = "canaries of one half"  # the same, where half of the coins are heads
 SEED = 20  # of the canaries' directions, which are public
 FEWEST = 2  # statistics of each world that have a variance
 NOISELESS = 1000.0  # largest μ that is told from infinity, since rounding is noise, too
@@ -139,12 +141,14 @@ class Planted:
         claimed: ε of the ledger at δ = `DELTA`.
         gaussian: True if both worlds are Gaussian, which `TwoWorldScorer` assumes; otherwise
             `RateScorer` takes its place.
+        balanced: True if half of the coins are heads, and not each coin was tossed.
     """
 
     statistics: Mapping[int, float]
     coins: tuple[bool, ...]
     claimed: float
     gaussian: bool = True
+    balanced: bool = True
 
     def score(self, scorer: Scorer, federation: Federation) -> Score:
         """Return a lower bound of ε, with its interval and negative control.
@@ -155,7 +159,7 @@ class Planted:
         """
         if not self.gaussian:
             scorer = RateScorer()
-        truth = Truth(federation, taps=(tap_of(self.coins),))
+        truth = Truth(federation, taps=(tap_of(self.coins, self.balanced),))
         return score(scorer, Guess("canaries", self.statistics), truth)
 
 
@@ -171,17 +175,34 @@ def heads(clients: int, seed: int = 0) -> tuple[bool, ...]:
     return tuple(coins.tolist())
 
 
-def tap_of(coins: tuple[bool, ...]) -> Tap:
+def tossed(clients: int, seed: int = 0) -> tuple[bool, ...]:
+    """Return each client's coin, which is fair and independent of all others.
+
+    Args:
+        clients: number of clients.
+        seed: of the coins.
+    """
+    coins = np.random.default_rng(seed).integers(0, 2, clients) == 1
+    return tuple(coins.tolist())
+
+
+def tap_of(coins: tuple[bool, ...], balanced: bool = True) -> Tap:
     """Return the tap that tells scorers the coins.
 
     Args:
         coins: of all clients.
+        balanced: True if half of the coins are heads, and not each coin was tossed.
     """
-    return Tap(CANARIES, "", 0, 0, tuple(range(len(coins))), coins)
+    method = HALVES if balanced else CANARIES
+    return Tap(method, "", 0, 0, tuple(range(len(coins))), coins)
 
 
 def with_canaries(
-    protocol: P, federation: Federation, settings: Settings | None = None, seed: int = 0
+    protocol: P,
+    federation: Federation,
+    settings: Settings | None = None,
+    seed: int = 0,
+    balanced: bool = False,
 ) -> tuple[P, tuple[Tap, ...]]:
     """Run a protocol whose clients send canaries or zeros instead of their updates.
 
@@ -189,7 +210,9 @@ def with_canaries(
         protocol: its hyper-parameters; it is left as it is. Its mask is left out.
         federation: the clients and their data, which the updates do not depend on.
         settings: of the run; its transcript must be full.
-        seed: of the coins, half of which are heads.
+        seed: of the coins.
+        balanced: True makes half of the coins heads, for two worlds alone: the theorem of one run
+            holds for coins that are tossed one by one.
 
     Returns:
         The fitted protocol, and taps for `truth_of` that hold the coins.
@@ -207,7 +230,7 @@ def with_canaries(
             "would get none: dp-audit-training audits it"
         )
     clients = len(federation)
-    coins = heads(clients, seed)
+    coins = heads(clients, seed) if balanced else tossed(clients, seed)
     # longer than the clip norm, so that clipping brings every canary to the full sensitivity
     length = LONG * float(params["clip"])
 
@@ -221,7 +244,7 @@ def with_canaries(
     unmasked = type(protocol)(**{**params, "mask": "none"})
     everybody = map(at, range(clients))
     fitted = with_malicious_updates(unmasked, federation, everybody, plant, settings)
-    return fitted, (tap_of(coins),)
+    return fitted, (tap_of(coins, balanced),)
 
 
 def planted_updates(
@@ -229,6 +252,7 @@ def planted_updates(
     federation: Federation,
     settings: Settings,
     parties: Parties = SERVER,
+    balanced: bool = True,
 ) -> Planted:
     """Return what a repeated run shows of canaries in place of updates.
 
@@ -237,6 +261,7 @@ def planted_updates(
         federation: the clients.
         settings: of the run; its transcript must be full.
         parties: whose view is read.
+        balanced: whether half of the coins are heads, as for two worlds.
 
     Raises:
         UsageError: see `with_canaries`; no update and no sum was observed; or the canaries would
@@ -245,11 +270,12 @@ def planted_updates(
     numbers = len(federation) * initial_model(protocol, federation).dimension
     if numbers > MOST_NUMBERS:
         raise UsageError(f"canaries would take {numbers} numbers in memory")
-    fitted, (tap,) = with_canaries(protocol, federation, settings)
+    fitted, (tap,) = with_canaries(protocol, federation, settings, balanced=balanced)
     statistics = _statistics(view_of(fitted, parties), knowledge_of(fitted))
     if not statistics:
         raise UsageError("neither updates nor their sums were observed")
-    return Planted(statistics, tuple(tap.reply), fitted.ledger_.price(DELTA).epsilon)
+    claimed = fitted.ledger_.price(DELTA).epsilon
+    return Planted(statistics, tuple(tap.reply), claimed, balanced=balanced)
 
 
 @cache
@@ -267,6 +293,17 @@ class CanaryScorer(Scorer):
     """Scorer of statistics against coins; its units are (statistic, coin) of each client."""
 
     bound = True
+
+    def why_not(self, guess: Guess, truth: Truth) -> str | None:
+        """Return why there is no bound; None if there is one.
+
+        Args:
+            guess: statistics by client.
+            truth: of the run.
+        """
+        if not np.all(np.isfinite(np.asarray(guess.listed, float))):
+            return "a statistic is infinite or no number, so that it ranks nowhere"
+        return None
 
     def units(self, guess: Guess, truth: Truth) -> Array:
         """Return each client's statistic and coin, (m, 2).
@@ -295,10 +332,21 @@ class CanaryScorer(Scorer):
 class OneRunScorer(CanaryScorer):
     """Lower bound of ε by the number of coins that are guessed right, all coins being guessed.
 
-    Half of the coins are heads, so the larger half of the statistics is guessed to be heads.
+    About half of the coins are heads, so the larger half of the statistics is guessed to be heads.
     """
 
     metric = f"lower bound of ε at δ = {DELTA:g}, one run"
+
+    def why_not(self, guess: Guess, truth: Truth) -> str | None:
+        """Return why there is no bound; None if there is one.
+
+        Args:
+            guess: statistics by client.
+            truth: of the run.
+        """
+        if any(tap.method == HALVES for tap in truth.taps):
+            return "half of the coins are heads, and it takes coins that are tossed one by one"
+        return super().why_not(guess, truth)
 
     def units(self, guess: Guess, truth: Truth) -> Array:
         """Return each client's guess, 1 or 0, and coin, (m, 2).
@@ -405,7 +453,8 @@ class OneRunAudit(CanaryAudit):
     name = "dp-audit-one-run"
     learns = "who took part"
     harm = Harm.MEMBERS
-    release = "updates"
+    release = "updates, coins tossed"
+    balanced: ClassVar[bool] = False
     source = "Steinke, Nasr & Jagielski 2023, Privacy Auditing with One (1) Training Run"
     needs = "updates or their sums, of a repeated run whose clients send canaries or zeros"
     scorer: ClassVar[Scorer] = OneRunScorer()
@@ -453,7 +502,7 @@ class OneRunAudit(CanaryAudit):
         Raises:
             UsageError: see `planted_updates`.
         """
-        return planted_updates(protocol, federation, settings, parties)
+        return planted_updates(protocol, federation, settings, parties, self.balanced)
 
 
 class TwoWorldAudit(OneRunAudit):
@@ -464,6 +513,8 @@ class TwoWorldAudit(OneRunAudit):
     """
 
     name = "dp-audit-two-worlds"
+    release = "updates"
+    balanced = True
     learns = "who took part"
     harm = Harm.MEMBERS
     source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
@@ -483,7 +534,7 @@ def _coins(guess: Guess, truth: Truth) -> list[float]:
         UsageError: the truth has no coins.
     """
     for tap in truth.taps:
-        if tap.method == CANARIES:
+        if tap.method in (CANARIES, HALVES):
             return [float(tap.reply[client]) for client in guess.values]
     raise UsageError("the truth has no canaries: give it the taps of with_canaries")
 

@@ -273,7 +273,8 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
         seed: of the bootstrap and the negative control.
 
     Raises:
-        UsageError: the guess is about no unit, or this score cannot be told of it.
+        UsageError: the guess is about no unit, a value of it is no number, or this score cannot be
+            told of it.
     """
     reason = scorer.why_not(guess, truth)
     if reason is not None:
@@ -287,6 +288,11 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
             "it is not applicable"
         )
     value = scorer.summary(units)
+    if np.isnan(value):
+        raise UsageError(
+            f"a guess of {guess.quantity} has NaN among its values, which agrees with nothing: let "
+            "the attack leave such subjects out"
+        )
     interval, interval_by = _interval(scorer, units, value, draw)
     # Each control draws a new wrong truth, so its spread is that of guessing without information.
     controls = []

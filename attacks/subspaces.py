@@ -25,7 +25,7 @@ from securecluster.attacks.arrays import Array, as_array, flat_rows, sample_keys
 from securecluster.attacks.base import MASK, SEALS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer, cosine
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError
+from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Picks
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.masking.sealing import Seal
@@ -134,8 +134,11 @@ def auc(scores: Array, positive: Array) -> float:
     Args:
         scores: (n,); ties count half.
         positive: (n,) True or False.
+
+    Raises:
+        UsageError: a score is infinite or NaN.
     """
-    values = np.asarray(scores, float)
+    values = _finite(scores)
     chosen = np.asarray(positive, bool)
     others = np.sort(values[~chosen])
     if not len(others) or not chosen.any():
@@ -154,9 +157,12 @@ def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSI
         scores: (n,).
         positive: (n,) True or False.
         false: rate of false positives.
+
+    Raises:
+        UsageError: a score is infinite or NaN.
     """
     chosen = np.asarray(positive, bool)
-    values = np.asarray(scores)
+    values = _finite(scores)
     others = np.sort(values[~chosen])[::-1]
     if not len(others) or not chosen.any():
         return 0.0
@@ -164,6 +170,17 @@ def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSI
     allowed = math.floor(false * len(others) + ROUNDING)
     found = values[chosen] > others[allowed]
     return float(np.mean(found))
+
+
+def _finite(scores: Array) -> Array:
+    """Return scores, or raise UsageError where one ranks nowhere."""
+    values = np.asarray(scores, float)
+    if not np.all(np.isfinite(values)):
+        raise UsageError(
+            "scores that are infinite or NaN rank nowhere: leave such units out, or give them "
+            "finite scores"
+        )
+    return values
 
 
 def scored_answers(scores: Array, answers: Array) -> Array:

@@ -662,7 +662,7 @@ def fallback_losses(
 
 
 AUDITS: dict[str, Callable[[int, float], Finding]] = {
-    # q = 1 and q = 1/3 of 24 samples; sampled batches are priced by opacus' PRV accountant
+    # q = 1 and q = 1/3 of 24 samples; sampled batches are priced by the PRV accountant
     "dpsgd": lambda count, level: dp_sgd(count, level, 24, 1.2),
     "dpsgd-sampled": lambda count, level: dp_sgd(count, level, 8, 0.6),
     "updates": local_updates,

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from securecluster.core.validation import NoiseMultiplier, Number, OneOf
 from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
-from securecluster.privacy.dp.accounting import Step
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.renyi import Step
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
 from securecluster.privacy.pipeline import Stage
 from securecluster.protections.registry import survivors_of

@@ -151,7 +151,7 @@ def _ledger(folder: Path, stored: FittedState) -> Ledger:
                 f"{folder / LEARNED} has releases of clients without a name: restore it from a "
                 "copy, or run anew into another folder"
             )
-    return Ledger(list(ledger.events), dict(ledger.samples), dict(ledger.names))
+    return Ledger(list(ledger.events), dict(ledger.samples), dict(ledger.names), ledger.unit)
 
 
 def epsilon_by_client(ledger: Ledger, delta: float) -> dict[str, float]:
@@ -206,7 +206,7 @@ def epsilon_by_round(ledger: Ledger, delta: float) -> list[tuple[int, float]]:
     points = []
     for last in chosen:
         events = [event for event in ledger.events if event.round <= last]
-        price = Ledger(events, ledger.samples, ledger.names).price(delta)
+        price = dataclasses.replace(ledger, events=events).price(delta)
         points.append((last, price.epsilon))
     return points
 
@@ -224,7 +224,7 @@ def epsilon_of_field(ledger: Ledger, method: str, field: str, delta: float) -> f
     for event in ledger.events:
         if event.method == method and field in event.fields:
             events.append(event)
-    return Ledger(events, ledger.samples, ledger.names).price(delta).epsilon
+    return dataclasses.replace(ledger, events=events).price(delta).epsilon
 
 
 def command_of(run: FinishedRun) -> str | None:

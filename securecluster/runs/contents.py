@@ -214,7 +214,8 @@ class Privacy(TypedDict):
     delta: float | None
     """of (ε, δ)"""
     accountant: str
-    """origin of `epsilon`: nothing released, exact release, exact Gaussian, PRV or RDP"""
+    """origin of `epsilon`: nothing released, exact release, exact Gaussian, rare batches, known
+    batches, PRV or RDP"""
     unit: str
     """of privacy: client or example"""
     neighbouring: str

@@ -247,9 +247,10 @@ class _Server:
             self.secrets,
         )
         guest_names = {number: names[number] for number in numbers}
+        guests = Ledger(samples=dict(samples), names=guest_names, unit=ledger.unit)
         # A copy by value, so that the state of the run does not change.
         end_of_run = unpack(pack(learned.network), ChannelState)
-        net.state = replace(end_of_run, ledger=Ledger(samples=dict(samples), names=guest_names))
+        net.state = replace(end_of_run, ledger=guests)
         rounds = [line["round"] for line in learned.history]
         net.round = 1 + max(rounds, default=0)
         first = int(config["clients"])

@@ -140,6 +140,7 @@ def _compare(
     # these are public, and no message carries them
     network.ledger.samples = recorded.learned.network.ledger.samples
     network.ledger.names = recorded.learned.network.ledger.names
+    network.ledger.unit = recorded.learned.network.ledger.unit
     fitted: FittedRun = plan.protocol.fitted_class.of_folder(plan.protocol, folder)
     fitted.ledger_ = network.ledger
     _check_result(folder / RESULT, result, fitted, state, transcript)

@@ -162,6 +162,7 @@ class ServerRun:
                 roster=self.roster,
             )
             half.net.state.ledger.names = dict(enumerate(self._names))
+            half.net.state.ledger.unit = self.config["dp_unit"]
             # the price of DP-SGD depends on them
             half.net.state.ledger.samples = dict(enumerate(self.config.get("sizes", ())))
             run = half.started(folder, observe=self._line, report=report)

@@ -96,6 +96,7 @@ class SimulatedRun:
         # them.
         ledger.samples = self.clients.samples
         ledger.names = dict(enumerate(federation.names))
+        ledger.unit = self._config["dp_unit"]
 
     def close(self) -> None:
         """End what the run has started."""

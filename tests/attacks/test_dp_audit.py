@@ -11,6 +11,7 @@ from attacked import FULL, digits, result_of, score_of
 
 from securecluster import Federation
 from securecluster.attacks import dp_audit
+from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.dp_audit import (
     OneRunAudit,
     TwoWorldAudit,
@@ -18,7 +19,7 @@ from securecluster.attacks.dp_audit import (
     one_run_p_value,
     with_canaries,
 )
-from securecluster.attacks.scoring import Score
+from securecluster.attacks.scoring import Score, score
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import CFL, FLHC, FedAvg
@@ -136,3 +137,68 @@ def test_a_run_without_canaries_says_why(federation: Federation) -> None:
         result_of(OneRunAudit(planted=True), fitted, federation)
     with pytest.raises(UsageError, match="needs a clip"):
         with_canaries(FedAvg(rounds=1), federation, FULL)
+
+
+@pytest.mark.parametrize("canaries", [*range(2, 61), 75, 100, 149, 200, 301, 400])
+def test_a_release_that_says_nothing_gets_a_bound_in_at_most_5_percent_of_all_coins(
+    canaries: int,
+) -> None:
+    """All coins, counted by how many of them the guesses of one half get right."""
+    wrong = 0
+    for correct in range(canaries + 1):
+        if one_run_epsilon(canaries, canaries, correct, dp_audit.DELTA) > 0:
+            wrong += math.comb(canaries, correct)
+    assert 20 * wrong <= 2**canaries
+
+
+def test_coins_are_independent() -> None:
+    tosses = np.array([dp_audit.tossed(12, seed) for seed in range(4000)], float)
+    # a number of heads varies as a binomial one does, and not by 0 as that of halves
+    assert tosses.sum(1).var() == pytest.approx(12 / 4, rel=0.1)
+    correlations = np.corrcoef(tosses.T) - np.eye(12)
+    assert np.abs(correlations).max() < 5 / math.sqrt(4000)
+    np.testing.assert_allclose(tosses.mean(0), 0.5, atol=5 * 0.5 / math.sqrt(4000))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("canaries", "epsilon"), [(40, 0.5), (100, 2.0), (200, 1.0)])
+def test_randomised_response_is_refuted_in_at_most_5_percent_of_runs(
+    canaries: int, epsilon: float
+) -> None:
+    draw = np.random.default_rng(canaries)
+    kept = 1 / (1 + math.exp(-epsilon))
+    refuted = []
+    for seed in range(400):
+        coins = dp_audit.tossed(canaries, 1000 * canaries + seed)
+        told = np.where(draw.random(canaries) < kept, coins, ~np.array(coins))
+        guess = Guess("canaries", dict(enumerate(told + 1e-9 * draw.random(canaries))))
+        truth = Truth(None, taps=(dp_audit.tap_of(coins, balanced=False),))  # type: ignore[arg-type]
+        scorer = dp_audit.OneRunScorer()
+        refuted.append(scorer.summary(scorer.units(guess, truth)) > epsilon)
+    assert np.mean(refuted) <= 0.05
+
+
+def test_one_run_refuses_halves_and_both_refuse_statistics_that_rank_nowhere() -> None:
+    coins = (True, False, True, False)
+    fine = Guess("canaries", dict(enumerate([1.0, 0.0, 2.0, 0.5])))
+    halves, tossed = (
+        Truth(None, taps=(dp_audit.tap_of(coins, balanced=balanced),))  # type: ignore[arg-type]
+        for balanced in (True, False)
+    )
+    with pytest.raises(UsageError, match="takes coins that are tossed one by one"):
+        score(dp_audit.OneRunScorer(), fine, halves)
+    for number in (math.nan, math.inf):
+        wrong = Guess("canaries", dict(enumerate([1.0, number, 2.0, 0.5])))
+        for scorer in (dp_audit.OneRunScorer(), dp_audit.TwoWorldScorer(), dp_audit.RateScorer()):
+            with pytest.raises(UsageError, match="infinite or no number"):
+                score(scorer, wrong, tossed)
+
+
+def test_each_audit_repeats_a_run_with_its_own_coins(federation: Federation) -> None:
+    one, two = (
+        audit.planted_in(FedAvg(**SMALL), federation, FULL)
+        for audit in (OneRunAudit(), TwoWorldAudit())
+    )
+    assert (one.balanced, two.balanced, sum(two.coins)) == (False, True, 50)
+    assert one.coins == dp_audit.tossed(100)
+    assert OneRunAudit.release != TwoWorldAudit.release

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from securecluster.attacks import scoring
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.dp_audit import TwoWorldScorer
 from securecluster.attacks.label_distributions import MatchedCorrelation
+from securecluster.attacks.subspaces import auc, true_positive_rate
+from securecluster.errors import UsageError
 
 
 def test_the_interval_of_a_biased_score_is_shifted_to_the_score() -> None:
@@ -98,3 +101,11 @@ def test_a_bound_has_no_interval_and_few_shuffles_do_not_move_its_chance() -> No
     assert result.interval is None and result.interval_by == scoring.OF_BOUND
     # one of 20 orders of the coins is the true one
     assert result.chance == 0 < result.value
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_scores_that_rank_nowhere_are_refused(number: float) -> None:
+    scores, positive = np.array([0.1, number, 0.3, 0.2]), np.array([True, True, False, False])
+    for measure in (auc, true_positive_rate):
+        with pytest.raises(UsageError, match="rank nowhere"):
+            measure(scores, positive)

@@ -27,7 +27,7 @@ from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import plain, structured
 from securecluster.errors import BudgetError, RunFolderError, UsageError
 from securecluster.messaging.receipts import Receipts
-from securecluster.privacy.dp.ledger import DELTA, Event, Ledger, PaidOnce, Recall
+from securecluster.privacy.dp.ledger import DELTA, Event, Ledger, PaidOnce, Recall, Unit
 
 FORMAT = 1
 UNITS = ("client", "example")
@@ -74,9 +74,9 @@ class Budget:
         self.path = Path(path)
         self.epsilon = float(epsilon)
         self.delta = float(delta)
-        self.unit = unit
+        self.unit: Unit = "client" if unit == "client" else "example"
         self._log = manifest.Log(self.path, mode=atomic_files.OWNER, durable=durable)
-        self._ledger = Ledger()
+        self._ledger = Ledger(unit=self.unit)
         # by run: its number, under which the ledger has the client, and what may be repeated
         self._numbers: dict[str, int] = {}
         self._recalls: dict[int, Recall] = {}
@@ -173,7 +173,9 @@ class Budget:
     def _with(self, events: Sequence[Event], number: int, samples: int | None) -> Ledger:
         """Return the ledger with further events of a run."""
         known = self._ledger
-        ledger = Ledger([*known.events, *events], dict(known.samples), dict(known.names))
+        ledger = Ledger(
+            [*known.events, *events], dict(known.samples), dict(known.names), known.unit
+        )
         ledger.names[number] = OWNER
         if samples is not None:
             ledger.samples[number] = samples
@@ -195,7 +197,7 @@ class Budget:
             raise self._changed()
         if len(data) == known.size:
             return
-        self._ledger = Ledger()
+        self._ledger = Ledger(unit=self.unit)
         self._numbers = {}
         self._recalls = {}
         before = hashlib.sha256()

@@ -13,6 +13,9 @@ points with the ratios t and t − η (Kairouz, Oh & Viswanath 2015, for t = η/
 function has one vertex, and it lies above the Gaussian one, which is convex, if the vertex does.
 The Gaussian of the largest mean over all t is therefore a bound, which composes as every Gaussian
 does (Dong, Roth & Su 2022, theorem 4; the bound itself is not in a paper).
+
+A choice is drawn from a ChaCha20 stream by 128 bits: no probability is off by more than 2^-100,
+far below any δ.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.errors import UsageError
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 Array = NDArray[np.float64]
@@ -31,6 +35,8 @@ POINTS = 4001  # values of t, whose maximum is flat
 ROUNDED_UP = 1 + 1e-6  # of the largest value on the grid of t, for what lies between its points
 SMALLEST = 1e-9  # ranges and multipliers that are searched for
 LARGEST = 500.0
+BITS = 128  # of a draw
+UNIT_BITS = 1000  # probabilities below 2^-1000 are zero
 
 
 @lru_cache(256)
@@ -82,7 +88,15 @@ def probabilities(counts: Array, bounded_range: float) -> Array:
     Args:
         counts: (k,) numbers of samples.
         bounded_range: η.
+
+    Raises:
+        UsageError: there is nothing to choose from, or a count is infinite or no number.
     """
+    if not len(counts) or not np.all(np.isfinite(counts)) or not 0 <= bounded_range < math.inf:
+        raise UsageError(
+            f"a noisy choice of {len(counts)} counts with a range of {bounded_range:g} has no "
+            "probabilities: give one or more finite counts, and a finite range from 0"
+        )
     exponents = bounded_range * (counts - counts.max())
     weights = np.exp(exponents)
     shares: Array = weights / weights.sum()
@@ -102,12 +116,30 @@ def choice(
         client: the client's number.
         purpose: names the draw.
         step: number of the call.
+
+    Raises:
+        UsageError: there is nothing to choose from, or a count is infinite or no number.
     """
+    shares = probabilities(counts, bounded_range)
     # other counts have draws of their own: two answers by one draw would show which count changed
     about = hashlib.blake2b(np.ascontiguousarray(counts, dtype=np.float64).tobytes()).digest()
-    seed = draws.seed(client, purpose, step, about)
-    uniform = np.random.Generator(
-        np.random.Philox(key=int.from_bytes(seed[:16], "little"))
-    ).random()
-    cumulative = np.cumsum(probabilities(counts, bounded_range))
-    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    draw = int.from_bytes(draws.stream(client, purpose, step, about, BITS // 8), "little")
+    return drawn(shares, draw)
+
+
+def drawn(shares: Array, draw: int) -> int:
+    """Return the choice that a draw falls on, without rounding.
+
+    Args:
+        shares: (k,) probabilities of the choices.
+        draw: whole number from 0, uniform below 2^`BITS`.
+    """
+    # floats are whole numbers of a small unit
+    weights = [int(math.ldexp(float(share), UNIT_BITS)) for share in shares]
+    aim = draw * sum(weights)
+    above = 0
+    for number, weight in enumerate(weights):
+        above += weight << BITS
+        if aim < above:
+            return number
+    raise ValueError(f"a draw of {draw} is not below 2^{BITS}")

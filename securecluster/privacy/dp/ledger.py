@@ -31,11 +31,14 @@ from securecluster.core.client_names import Client, ClientNames
 from securecluster.errors import UsageError
 from securecluster.messaging.receipts import FOLLOWS, Receipt, Receipts
 from securecluster.privacy.dp import accounting
-from securecluster.privacy.dp.accounting import SkellamRelease, Step
+from securecluster.privacy.dp.renyi import SkellamRelease, Step
 
 Mechanism = Literal["exact", "gaussian", "skellam", "dp-sgd", "free", "public"]
 COSTLESS = ("free", "public")  # mechanisms that add nothing to ε
+NOISY = ("gaussian", "skellam", "dp-sgd")  # mechanisms whose price is for the ledger's unit
 Relation = Literal["blank", "replace"]
+# whose ε it is, as `dp_unit`; "" where that is not said
+Unit = Literal["", "client", "example"]
 DELTA = 1e-5
 # In place of a digest: two choices may be equal although their noise is not.
 CHOICE = "choice"
@@ -164,7 +167,7 @@ class Price:
         rdp: bound of ε by Rényi divergences.
         client: id of that client; None when nobody released anything.
         accountant: origin of `epsilon`: "nothing released", "exact release", "exact Gaussian",
-            "PRV" or "RDP".
+            "rare batches", "known batches", "PRV" or "RDP".
     """
 
     epsilon: float
@@ -199,6 +202,7 @@ class Expense:
         again: whether a training repeats an earlier one.
         sensitivities: Δ2 and Δ1 of "skellam".
         variance: μ of "skellam".
+        unit: of its ledger.
     """
 
     mechanism: Mechanism
@@ -210,6 +214,7 @@ class Expense:
     again: bool
     sensitivities: tuple[float, ...]
     variance: float
+    unit: Unit = ""
 
 
 # Expenses of one person, each with the number of times that it arose.
@@ -224,11 +229,14 @@ class Ledger:
         events: events in the order in which they were recorded.
         samples: n_i by client id. The cost of "dp-sgd" depends on it, and it is taken as public.
         names: name by client id. Several ids of one name are one person, whose releases compose.
+        unit: what the noise is for, a whole "client" or one "example"; "" where that is not said,
+            as by folders of earlier versions.
     """
 
     events: list[Event] = field(default_factory=list)
     samples: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    unit: Unit = ""
 
     def __repr__(self) -> str:
         """Return a summary in one line, without the events."""
@@ -261,10 +269,11 @@ class Ledger:
         run's configuration.
 
         Args:
-            ledgers: ledgers of one unit of privacy (`dp_unit`), which a ledger does not store.
+            ledgers: ledgers of one unit of privacy (`dp_unit`).
 
         Raises:
-            UsageError: no ledger, or one that does not name all its clients.
+            UsageError: no ledger, one that does not name all its clients, or ledgers with noise for
+                different units.
         """
         if not ledgers:
             raise UsageError("there is no ledger to add up: give those of one or more runs")
@@ -274,10 +283,16 @@ class Ledger:
                     f"ledgers are added up, not {type(ledger).__name__}: give one.ledger_, "
                     "other.ledger_, one by one"
                 )
-        union = cls()
+        union = cls(unit=_common_unit(ledger._unit_of_noise() for ledger in ledgers))
         for ledger in _distinct(ledgers):
             union._append(ledger)
         return union
+
+    def _unit_of_noise(self) -> Unit:
+        """Return the unit, "" where no release has noise: other prices are those of any unit."""
+        if any(event.mechanism in NOISY for event in self.events):
+            return self.unit
+        return ""
 
     def _append(self, other: Ledger) -> None:
         """Add another run's events, under new ids of its clients."""
@@ -322,6 +337,7 @@ class Ledger:
             events,
             {client: n for client, n in self.samples.items() if client in ids},
             {client: self.names[client] for client in sorted(ids)},
+            self.unit,
         )
 
     def add(self, event: Event) -> None:
@@ -471,12 +487,14 @@ class Ledger:
         samples = None
         if event.mechanism == "dp-sgd":
             samples = self._sample_count(client)
-        return expense_of(event, samples)
+        expense = expense_of(event, samples)
+        return replace(expense, unit=self.unit) if event.mechanism in NOISY else expense
 
     def _sample_count(self, client: int) -> int:
         if client not in self.samples:
-            raise ValueError(
-                f"dp-sgd of client {client} has no price without its number of samples"
+            raise UsageError(
+                f"dp-sgd of client {client} has no price without its number of samples: add it to "
+                "the ledger's samples"
             )
         return self.samples[client]
 
@@ -510,11 +528,31 @@ def joint_price(
         histories: its expenses in each run.
         delta: δ, in (0, 1).
         relation: neighbouring relation of ε.
+
+    Raises:
+        UsageError: histories with noise for different units.
     """
+    histories = list(histories)
+    _common_unit(expense.unit for history in histories for expense, _ in history)
     together: Counter[Expense] = Counter()
     for history in histories:
         together.update(dict(history))
     return _price({frozenset(together.items()): 0}, delta, relation)
+
+
+def _common_unit(units: Iterable[Unit]) -> Unit:
+    """Return the one unit of what is added up; "" where none is said.
+
+    Raises:
+        UsageError: there are two.
+    """
+    known = sorted({unit for unit in units if unit})
+    if len(known) > 1:
+        raise UsageError(
+            "noise for one client and noise for one example have prices that do not add up: join "
+            "ledgers of one dp_unit"
+        )
+    return known[0] if known else ""
 
 
 def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> Price:
@@ -530,6 +568,9 @@ def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> 
     if exact_client is not None:
         return Price(math.inf, math.inf, exact_client, "exact release")
     # Different histories may compose to the same steps, which are accounted for once.
+    for history in clients:
+        for expense, _ in history:
+            _check_expense(expense)
     owners: dict[tuple[Step, ...], int] = {}
     # those with Skellam noise have an accountant of their own
     summed: dict[History, int] = {}
@@ -544,7 +585,7 @@ def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> 
     for history, client in summed.items():
         steps = merged_steps(history, relation)
         releases = _skellam_releases(history, relation)
-        cost = accounting.skellam_epsilon(steps, releases, delta)
+        cost = accounting.skellam_epsilon(steps, releases, delta, relation == "replace")
         if cost.epsilon > price.epsilon:
             price = Price(cost.epsilon, cost.rdp, client, cost.accountant)
     return price
@@ -788,6 +829,29 @@ def _client_with_exact_release(clients: Mapping[History, int]) -> int | None:
     return min(exposed, default=None)
 
 
+def _check_expense(cost: Expense) -> None:
+    """Raise UsageError for a release that no mechanism makes; the accountant checks its noise."""
+    if cost.mechanism not in NOISY:
+        raise UsageError(
+            f"a release by {cost.mechanism!r} has no price: give one of {', '.join(NOISY)}"
+        )
+    if not 1 <= cost.replace < math.inf:
+        raise UsageError(
+            f"replacing a unit cannot change a release {cost.replace} times as much as blanking "
+            "it: give a ratio of 1 or more"
+        )
+    if cost.mechanism == "skellam" and len(cost.sensitivities) != 2:
+        raise UsageError(
+            f"a release by 'skellam' has two sensitivities, not {len(cost.sensitivities)}: give Δ2 "
+            "and Δ1"
+        )
+    for count, name in ((cost.samples, "samples"), (cost.epochs, "epochs")):
+        if count is not None and not (count >= 0 and count == int(count)):
+            raise UsageError(f"a training has no {count} {name}: give a whole number from 0")
+    if cost.batch is not None and not cost.batch > 0:
+        raise UsageError(f"a training has no batches of {cost.batch}: give a number above 0")
+
+
 def _has_exact_release(history: History) -> bool:
     return any(cost.mechanism == "exact" for cost, _ in history)
 
@@ -807,7 +871,7 @@ def merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
             steps.append(_step(cost, times, relation))
     # The order of a set differs from process to process, and the rounding of a sum follows its
     # order.
-    return accounting.merged(sorted(steps), relation == "replace")
+    return accounting.merged(sorted(steps))
 
 
 def _skellam_releases(history: History, relation: Relation) -> list[tuple[SkellamRelease, int]]:

@@ -77,6 +77,18 @@ class NoiseStreams:
         )
         return digest.digest()
 
+    def stream(self, client: int, purpose: str, step: int, about: bytes, length: int) -> bytes:
+        """Return secret random bytes of one draw.
+
+        Args:
+            client: client by whose key they are derived.
+            purpose: name of the draw.
+            step: number of the call.
+            about: further bytes; draws with different ones share no bytes.
+            length: number of bytes.
+        """
+        return _stream(self.seed(client, purpose, step, about), length)
+
     @contextmanager
     def logged(self) -> Iterator[list[tuple[int, float]]]:
         """Yield the client and the noise multiplier of each draw until the end of the context."""

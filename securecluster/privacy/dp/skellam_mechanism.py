@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
-from securecluster.privacy.dp.accounting import SkellamRelease
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.renyi import SkellamRelease
 from securecluster.privacy.dp.skellam_noise import LARGEST_VARIANCE, Integers
 
 # Steps of the grid in the clip norm, over √d: rounding adds at most √d/2 steps to a row's norm,

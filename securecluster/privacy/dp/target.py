@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from securecluster.errors import TargetError
 from securecluster.privacy.dp import accounting
-from securecluster.privacy.dp.accounting import SkellamRelease, Step
 from securecluster.privacy.dp.ledger import (
     COSTLESS,
     Event,
@@ -29,6 +28,7 @@ from securecluster.privacy.dp.ledger import (
     merged_steps,
     skellam_sums,
 )
+from securecluster.privacy.dp.renyi import SkellamRelease, Step
 from securecluster.privacy.dp.skellam_mechanism import least_release
 
 # Sums of the same terms in another order round differently.

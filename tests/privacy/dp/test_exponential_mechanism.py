@@ -7,11 +7,13 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import chisquare, norm
 
+from securecluster.errors import UsageError
 from securecluster.privacy.dp.exponential_mechanism import (
     bounded_range,
     choice,
+    drawn,
     noise_multiplier,
     probabilities,
 )
@@ -148,3 +150,50 @@ def test_choices_follow_the_probabilities_and_repeat_themselves() -> None:
     assert [choice(counts, eta, DRAWS, 1, "choose", step) for step in range(20)] == chosen[:20]
     others = [choice(counts, eta, DRAWS, 2, "choose", step) for step in range(200)]
     assert others != chosen[:200]
+
+
+def test_a_draw_of_128_bits_falls_on_choices_far_rarer_than_a_float_can_draw() -> None:
+    # e^-40 has four times a 60th bit
+    shares = probabilities(np.array([0.0, 1.0]), 40.0)
+    rare = math.floor(shares[0] / shares.sum() * 2.0**128)
+    assert drawn(shares, rare - 2**80) == 0
+    assert drawn(shares, rare + 2**80) == 1
+    assert (drawn(shares, 0), drawn(shares, 2**128 - 1)) == (0, 1)
+
+
+@pytest.mark.parametrize("counts", [[3.0, 5.0, 4.0], [0.0, 0.0, 0.0, 0.0], [9.0, 1.0]])
+def test_frequencies_agree_with_the_probabilities(counts: list[float]) -> None:
+    shares = np.exp(0.7 * np.array(counts))
+    expected = 6000 * shares / shares.sum()
+    chosen = [choice(np.array(counts), 0.7, DRAWS, k % 9, "choose", k) for k in range(6000)]
+    found = np.bincount(chosen, minlength=len(counts))
+    keep = expected > 5
+    assert len(found) == len(counts)
+    rest = [expected[~keep].sum()] if not keep.all() else []
+    others = [found[~keep].sum()] if not keep.all() else []
+    statistic = chisquare([*found[keep], *others], [*expected[keep], *rest])
+    assert statistic.pvalue > 1e-4
+
+
+def test_choices_are_drawn_from_the_clients_chacha20_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = []
+
+    def zeros(self: NoiseStreams, *rest: object) -> bytes:
+        lengths.append(rest[-1])
+        return bytes(16)
+
+    monkeypatch.setattr(NoiseStreams, "stream", zeros)
+    monkeypatch.setattr(np.random, "Philox", None)
+    assert choice(np.array([1.0, 2.0]), 1.0, DRAWS, 1, "choose", 1) == 0
+    assert lengths == [16]
+
+
+@pytest.mark.parametrize("counts", [[math.nan, 1.0], [1.0, math.inf], [-math.inf, 0.0], []])
+def test_counts_without_probabilities_are_refused(counts: list[float]) -> None:
+    with pytest.raises(UsageError, match="give one or more finite counts"):
+        choice(np.array(counts), 1.0, DRAWS, 1, "choose", 1)
+    for eta in (math.nan, math.inf, -1.0):
+        with pytest.raises(UsageError, match="a finite range from 0"):
+            choice(np.array([1.0, 2.0]), eta, DRAWS, 1, "choose", 1)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant
 
-from securecluster.core.serialization import pack, unpack
+from securecluster.core.serialization import pack, plain, structured, unpack
 from securecluster.errors import UsageError
 from securecluster.messaging.receipts import Receipt
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.privacy.dp.ledger import Event, Ledger, PaidOnce, Recall
+from securecluster.privacy.dp.ledger import Event, Ledger, PaidOnce, Recall, joint_price
 
 DELTA = 1e-5
 
@@ -53,10 +53,11 @@ def assert_mu(run: Ledger, mu: float) -> None:
 
 
 def prv(*history: tuple[float, float, int]) -> float:
+    """ε by opacus, without the error of its grid that it adds."""
     accountant = PRVAccountant()
     accountant.history = list(history)
     with np.errstate(divide="ignore"):  # at q = 1
-        return float(accountant.get_epsilon(DELTA))
+        return float(accountant.get_epsilon(DELTA, eps_error=0.01)) - 0.01
 
 
 def test_epsilon_is_zero_before_and_infinite_after_any_exact_release() -> None:
@@ -136,12 +137,12 @@ def test_training_is_priced_by_the_samples_of_its_client() -> None:
     )
     found = run.price(DELTA)
     assert (found.client, found.accountant) == (0, "PRV")
-    assert found.epsilon == pytest.approx(prv((4, 1, 1), (1.1, 0.1, 40)), abs=1e-6)
+    assert found.epsilon == pytest.approx(prv((4, 1, 1), (1.1, 0.1, 40)), abs=1e-3)
     few = ledger(training((0,)), c0=7)  # all of them in both steps
     assert_mu(few, math.sqrt(2) / 1.1)
     assert_mu(ledger(training((0,), batch=None, epochs=3), c0=50), math.sqrt(3) / 1.1)
     assert ledger(training((0,)), c0=0).price(DELTA).epsilon == 0
-    with pytest.raises(ValueError, match="number of samples"):
+    with pytest.raises(UsageError, match="number of samples"):
         ledger(training((0,))).price(DELTA)
 
 
@@ -150,7 +151,7 @@ def test_training_that_was_kept_counts_once_anything_leaves() -> None:
     assert ledger(*kept, c0=100, c1=100).price(DELTA).accountant == "nothing released"
     told = ledger(*kept, Event("send_model", "gather", ("delta",), 3, (1,), "free"), c0=100, c1=100)
     assert told.price(DELTA).client == 1
-    assert told.price(DELTA).epsilon == pytest.approx(prv((1.1, 0.1, 40)), abs=1e-6)
+    assert told.price(DELTA).epsilon == pytest.approx(prv((1.1, 0.1, 40)), abs=1e-3)
     assert [(row.mechanism, row.count) for row in told.summary()] == [("dp-sgd", 2), ("free", 1)]
 
 
@@ -226,7 +227,7 @@ def test_training_of_each_run_is_priced_by_the_samples_that_it_had() -> None:
     """Of a run that keeps some samples aside they are fewer."""
     one, two = (named([training((0,))], "ann", samples=count) for count in (100, 80))
     found = Ledger.union(one, two).price(DELTA).epsilon
-    assert found == pytest.approx(prv((1.1, 0.1, 20), (1.1, 0.125, 16)), abs=1e-6)
+    assert found == pytest.approx(prv((1.1, 0.1, 20), (1.1, 0.125, 16)), abs=1e-3)
 
 
 def test_a_run_is_counted_once_however_often_its_ledger_is_given() -> None:
@@ -255,6 +256,76 @@ def test_ledgers_that_cannot_be_added_up_are_refused_in_a_sentence() -> None:
         with pytest.raises(UsageError) as caught:
             Ledger.union(*wrong)
         assert "\n" not in str(caught.value)
+
+
+def test_a_ledger_stores_its_unit_and_one_of_an_earlier_version_has_none() -> None:
+    stored = plain(Ledger([gaussian(4, (0,))], names={0: "ann"}, unit="example"))
+    assert structured(stored, Ledger).unit == "example"
+    del stored["unit"]
+    assert structured(stored, Ledger).unit == ""
+    with pytest.raises(ValueError, match="Ledger"):
+        structured({**stored, "unit": "person"}, Ledger)
+
+
+def of_unit(unit: Any, *events: Event) -> Ledger:
+    return replace(named(events, "ann"), unit=unit)
+
+
+def test_ledgers_of_both_units_do_not_add_up() -> None:
+    clients, examples = of_unit("client", told(4, (0,), "a")), of_unit("example", training((0,)))
+    with pytest.raises(UsageError, match="join ledgers of one dp_unit"):
+        Ledger.union(clients, examples)
+    with pytest.raises(UsageError, match="join ledgers of one dp_unit"):
+        joint_price([clients.dearest(), examples.dearest()])
+    older = of_unit("", told(4, (0,), "b"))
+    assert Ledger.union(clients, older).unit == "client"
+    assert Ledger.union(clients, older).of("ann").unit == "client"
+    assert_mu(Ledger.union(clients, older), math.sqrt(2 / 16))
+    # what has no noise has no unit: it costs infinitely much, or nothing, for either
+    exact = of_unit("client", Event("train", "sum", ("delta",), 1, (0,)))
+    assert math.isinf(Ledger.union(exact, examples).epsilon)
+    assert Ledger.union(exact, examples).unit == "example"
+
+
+def shares(**more: Any) -> Event:
+    given: dict[str, Any] = {"sensitivities": (64.0, 4096.0), "variance": 64000.0**2, **more}
+    return Event("m", "gather", ("delta",), 1, (0,), "skellam", 1.0, **given)
+
+
+def test_a_replaced_example_costs_no_less_with_a_sum_besides() -> None:
+    train = training((0,), z=1.0, batch=10, epochs=10)
+    for delta in (1e-3, 1e-5, 1e-12):
+        for relation in ("blank", "replace"):
+            alone = ledger(train, c0=100).price(delta, relation).epsilon  # type: ignore[arg-type]
+            both = ledger(train, shares(), c0=100).price(delta, relation)  # type: ignore[arg-type]
+            assert both.epsilon >= alone
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        gaussian(math.nan, (0,)),
+        gaussian(-1.0, (0,)),
+        gaussian(1.0, (0,), replace=math.nan),
+        gaussian(1.0, (0,), replace=0.0),
+        gaussian(1.0, (0,), replace=math.inf),
+        training((0,), z=math.nan),
+        training((0,), batch=-5),
+        training((0,), batch=0),
+        training((0,), epochs=-1),
+        shares(variance=0.0),
+        shares(variance=math.nan),
+        shares(sensitivities=(1.0,)),
+        shares(sensitivities=(-1.0, 1.0)),
+        Event("m", "gather", ("x",), 1, (0,), "laplace", 1.0),  # type: ignore[arg-type]
+    ],
+)
+def test_a_release_that_no_mechanism_makes_is_refused_in_a_sentence(event: Event) -> None:
+    for events in ([event], [gaussian(1.0, (0,)), event]):
+        for relation in ("blank", "replace"):
+            with pytest.raises(UsageError) as caught:
+                ledger(*events, c0=100).price(DELTA, relation)  # type: ignore[arg-type]
+            assert "\n" not in str(caught.value)
 
 
 def test_only_other_bits_are_another_release() -> None:

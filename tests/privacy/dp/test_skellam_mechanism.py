@@ -14,15 +14,11 @@ from scipy import stats
 
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
-from securecluster.privacy.dp import accounting
-from securecluster.privacy.dp.accounting import (
-    SKELLAM_ORDERS,
-    SkellamRelease,
-    skellam_divergence,
-    skellam_epsilon,
-)
+from securecluster.privacy.dp import accounting, renyi
+from securecluster.privacy.dp.accounting import skellam_epsilon
 from securecluster.privacy.dp.ledger import Event, Ledger
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.renyi import SKELLAM_ORDERS, SkellamRelease, skellam_divergence
 from securecluster.privacy.dp.skellam_mechanism import (
     STEPS,
     SkellamMechanism,
@@ -84,7 +80,7 @@ def test_large_sums_cost_what_gaussians_of_their_variance_do(times: int) -> None
     release = plan.release(plan.shares)
     z = math.sqrt(release.variance) / release.norm
     found = skellam_epsilon([], [(release, times)], DELTA)
-    gaussian = accounting._rdp(((z, 1.0, times),), DELTA)
+    gaussian = renyi.bound(((z, 1.0, times),), DELTA)
     assert found.accountant == "RDP"
     assert gaussian * 0.999 < found.epsilon < 1.05 * gaussian
     assert found.epsilon > accounting.epsilon([(z, 1.0, times)], DELTA).epsilon
