@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -108,7 +109,8 @@ class Simulation:
             return False
         # what only looks like a path is refused as one, and not as a misspelt data set
         looks_like_path = "/" in self.data or self.data.endswith((".parquet", ".csv"))
-        return looks_like_path or Path(self.data).exists()
+        # false for a path that no file can have
+        return looks_like_path or os.path.exists(self.data)
 
     def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
         """Return these options with the scenario that all protocols are made for.
@@ -282,7 +284,7 @@ class Simulation:
 
     def _check_own(self) -> None:
         """Raise UsageError for a missing file, missing columns, or options of known data sets."""
-        if not Path(self.data).exists():
+        if not os.path.exists(self.data):
             raise UsageError(
                 f"{self.data} does not exist: give a CSV or parquet file, or a folder of them, or "
                 f"one of {', '.join(SOURCES)}"

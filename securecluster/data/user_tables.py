@@ -6,6 +6,7 @@ A table is one or several parts with the same columns: parquet or CSV files, or 
 from __future__ import annotations
 
 import csv
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -201,7 +202,7 @@ def kind_of_files(path: Path) -> str:
         path: of a file or a folder.
     """
     is_csv = path.suffix.lower() == ".csv"
-    if path.is_dir():
+    if os.path.isdir(path):  # false for a path that no file can have
         is_csv = any(path.glob("*.csv")) and not any(path.glob("*.parquet"))
     return "csv" if is_csv else "parquet"
 
@@ -468,14 +469,14 @@ def _files(path: Path, kind: str) -> list[Path]:
     Raises:
         UsageError: there is no such file.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         files = sorted(path.glob(f"*.{kind}"))
         if not files:
             raise UsageError(
                 f"{path} holds no .{kind} file: give a {kind} file, or a folder of them"
             )
         return files
-    if not path.exists():
+    if not os.path.exists(path):
         raise UsageError(f"{path} does not exist: give a {kind} file, or a folder of them")
     return [path]
 

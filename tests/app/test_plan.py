@@ -375,6 +375,17 @@ def test_a_mistake_is_one_sentence(
     assert len(error) < 1000
 
 
+@pytest.mark.parametrize("data", ["x" * 300, "x" * 300 + ".csv", "a/" + "é" * 200])
+def test_a_path_that_no_file_can_have_is_a_sentence_elsewhere(
+    data: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for command in (["compare", "fedavg", "local"], ["sweep", "fedavg", "--noise", "0"]):
+        columns = ["--client-column", "a", "--label-column", "b"]
+        given = [*columns] if data.endswith(".csv") or "/" in data else []
+        assert main([*command, "--data", data, *given, "--out", str(tmp_path / "o")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_mistakes_from_python_are_sentences() -> None:
     for absurd in ({"clients": 10**5000}, {"samples": 10**40}, {"epsilon": [10**400]}):
         with pytest.raises(UsageError, match=r"is not possible|is too large"):
