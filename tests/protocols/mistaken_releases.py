@@ -7,9 +7,11 @@ numbers, in the scale of its noise, or in what steers a training with noise.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -266,6 +268,8 @@ class FileClient(BoardClient):
 
 class DictClient(Telling):
     """Keeps what it needs in the next call in a dict, which no checkpoint has."""
+
+    notes: Mapping[int, float] = MappingProxyType({})
 
     @answers(GATHER, private=False)
     def look(self, context: CallContext, query: Empty) -> Ack:

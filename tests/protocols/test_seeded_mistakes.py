@@ -100,7 +100,7 @@ MISTAKES = (
     Mistake(releases.Scale, "worlds-example", r"the scale of this training depends on data"),
     Mistake(releases.Pull, "worlds-example", r"the regularizer of this training depends on data"),
     Mistake(releases.Longer, "worlds-example", r"trains with noise and reads kept, which clients"),
-    Mistake(releases.Sign, "worlds-example", r"pretrain\.update still depends on data where"),
+    Mistake(releases.Sign, "worlds-example", r"trains with noise and reads kept, which clients"),
     Mistake(mistaken.NoBound, RUN, r"may hold anything as Boundless\.update: give it a bound"),
     Mistake(mistaken.Relayed, RUN, r"would bring a single client's reply to other clients"),
 )
