@@ -278,7 +278,7 @@ class DictClient(Telling):
 
     def told(self, context: CallContext) -> torch.Tensor:
         rows = self.first_updates(context)
-        factors = [self.notes.get(k, 1.0) for k in context.positions]
+        factors = [self.notes[k] for k in context.positions]
         return context.release(rows * torch.tensor(factors)[:, None].to(rows))
 
 

@@ -85,7 +85,7 @@ MISTAKES = (
     Mistake(releases.Refusing, "worlds-client", r"refuses some data and answers others, and who"),
     Mistake(releases.Board, "worlds-client", r"pretrain\.update still depends on data where"),
     Mistake(releases.File, "worlds-client", r"pretrain\.update still depends on data where"),
-    Mistake(releases.Dict, "nodes", r"keep what it needs in a later call in a ClientTensor"),
+    Mistake(releases.Dict, "nodes", r"a pretrain frame could not be answered \(KeyError\)"),
     Mistake(releases.OwnNorm, "worlds-client", r"asks for other noise with other data"),
     Mistake(releases.OwnReplace, "worlds-client", r"asks for other noise with other data"),
     Mistake(
