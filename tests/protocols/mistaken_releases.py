@@ -7,9 +7,11 @@ numbers, in the scale of its noise, or in what steers a training with noise.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -267,6 +269,8 @@ class FileClient(BoardClient):
 class DictClient(Telling):
     """Keeps what it needs in the next call in a dict, which no checkpoint has."""
 
+    notes: Mapping[int, float] = MappingProxyType({})
+
     @answers(GATHER, private=False)
     def look(self, context: CallContext, query: Empty) -> Ack:
         self.notes = dict.fromkeys(context.positions, 0.5)
@@ -274,7 +278,7 @@ class DictClient(Telling):
 
     def told(self, context: CallContext) -> torch.Tensor:
         rows = self.first_updates(context)
-        factors = [self.notes.get(k, 1.0) for k in context.positions]
+        factors = [self.notes[k] for k in context.positions]
         return context.release(rows * torch.tensor(factors)[:, None].to(rows))
 
 

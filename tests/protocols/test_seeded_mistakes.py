@@ -85,7 +85,7 @@ MISTAKES = (
     Mistake(releases.Refusing, "worlds-client", r"refuses some data and answers others, and who"),
     Mistake(releases.Board, "worlds-client", r"pretrain\.update still depends on data where"),
     Mistake(releases.File, "worlds-client", r"pretrain\.update still depends on data where"),
-    Mistake(releases.Dict, "nodes", r"keep what it needs in a later call in a ClientTensor"),
+    Mistake(releases.Dict, "nodes", r"a pretrain frame could not be answered \(KeyError\)"),
     Mistake(releases.OwnNorm, "worlds-client", r"asks for other noise with other data"),
     Mistake(releases.OwnReplace, "worlds-client", r"asks for other noise with other data"),
     Mistake(
@@ -100,7 +100,7 @@ MISTAKES = (
     Mistake(releases.Scale, "worlds-example", r"the scale of this training depends on data"),
     Mistake(releases.Pull, "worlds-example", r"the regularizer of this training depends on data"),
     Mistake(releases.Longer, "worlds-example", r"trains with noise and reads kept, which clients"),
-    Mistake(releases.Sign, "worlds-example", r"pretrain\.update still depends on data where"),
+    Mistake(releases.Sign, "worlds-example", r"trains with noise and reads kept, which clients"),
     Mistake(mistaken.NoBound, RUN, r"may hold anything as Boundless\.update: give it a bound"),
     Mistake(mistaken.Relayed, RUN, r"would bring a single client's reply to other clients"),
 )
