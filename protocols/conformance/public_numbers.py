@@ -302,7 +302,7 @@ class World:
         for row, client in zip(rows, clients, strict=True):
             row.copy_(self._noised(client, purpose, step, row, multiplier, sensitivity))
 
-    def _train(
+    def _train(  # noqa: PLR0913 (that of `LocalTrainer`)
         self,
         start: Rows,
         clients: Sequence[int],
@@ -311,9 +311,13 @@ class World:
         row_width: int = 0,
         scale: Sequence[float] | None = None,
         regularizer: MeanRegularizer | None = None,
+        apart: bool = False,
     ) -> torch.Tensor:
         if not plan.noise:
-            return self._trained(start, clients, plan, step, row_width, scale, regularizer)
+            trained: torch.Tensor = self._trained(
+                start, clients, plan, step, row_width, scale, regularizer, apart
+            )
+            return trained
         cohort = self._endpoint.client.cohort
         d = cohort.model.dimension
         updates = torch.zeros(
@@ -337,9 +341,10 @@ class World:
 def _watch(client: Any, read: Callable[[str, Any], None]) -> None:
     """Call a function with the name and the value of each attribute of a client that is read."""
     kind = type(client)
+    getattr_of: Callable[[Any, str], Any] = kind.__getattribute__
 
     def attribute(self: Any, name: str) -> Any:
-        value = kind.__getattribute__(self, name)
+        value = getattr_of(self, name)
         read(name, value)
         return value
 

@@ -113,8 +113,8 @@ CONFIG: Rule = {
             "data": FileName(),
             **_all(
                 PUBLIC,
-                "client_column label_column truth_column feature_columns drop_columns scaling "
-                "bounds scenario clients clusters samples labels_per_client alpha minority "
+                "client_column label_column classes truth_column feature_columns drop_columns "
+                "scaling bounds scenario clients clusters samples labels_per_client alpha minority "
                 "task_sizes overlap",
             ),
             "seed": OWNER,
@@ -167,7 +167,7 @@ RESULT: Rule = {
         **_all(UNCOVERED, "ari nmi purity exact at_target"),
         **_all(SCORES, "accuracy perplexity position_error"),
     },
-    "dropped": Each(UNCOVERED, named=True),
+    **dict.fromkeys(("dropped", "never_seen"), Each(UNCOVERED, named=True)),
     "refused": Each(Each(UNCOVERED, named=True), named=True),
     "fallback": {"nodes": UNCOVERED, "losses": Each(Each(UNCOVERED, named=True))},
     "power": {

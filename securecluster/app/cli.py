@@ -104,12 +104,10 @@ def main(argv: Sequence[str]) -> int:
         141 where nobody reads the output any more.
     """
     try:
-        return _carried_out(argv)
-    except SecureClusterError as error:
         with on_command_line():
-            text = as_typed(str(error))
-        print(f"securecluster: {printable(text)}", file=sys.stderr)
-        return 2
+            return _command(list(argv))()
+    except (SecureClusterError, PermissionError) as error:
+        return _refused(error)
     except KeyboardInterrupt as stop:
         return _stopped(stop)
     except MemoryError:
@@ -124,19 +122,15 @@ def main(argv: Sequence[str]) -> int:
         return 2
 
 
-def _carried_out(argv: Sequence[str]) -> int:
-    """Run a command, and return its exit code or raise one of many errors.
-
-    Args:
-        argv: the command and its arguments.
-    """
-    try:
-        with on_command_line():
-            return _command(list(argv))()
-    except PermissionError as error:  # of a file or folder of somebody else
-        raise UsageError(
-            f"cannot use {error.filename} ({error.strerror}): check its permissions"
-        ) from None
+def _refused(error: SecureClusterError | PermissionError) -> int:
+    """Print the sentence of an error, and return the exit code."""
+    if isinstance(error, PermissionError):  # of a file or folder of somebody else
+        reason = f"cannot use {error.filename} ({error.strerror}): check its permissions"
+        error = UsageError(reason)
+    with on_command_line():
+        text = as_typed(str(error))
+    print(f"securecluster: {printable(text)}", file=sys.stderr)
+    return 2
 
 
 def _stopped(stop: KeyboardInterrupt) -> int:

@@ -213,7 +213,8 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not known.all():
             label = y[~known][:1].tolist()[0]
             raise UsageError(f"label {label!r} is none of the classes: add it to classes")
-        return np.searchsorted(self.classes_, y).astype(np.int64)
+        numbers: NDArray[np.int64] = np.searchsorted(self.classes_, y).astype(np.int64)
+        return numbers
 
     def _seed(self) -> int:
         """Return the seed of the run."""

@@ -17,6 +17,7 @@ so. Anything else that differs from what was written is refused.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +32,7 @@ from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.messaging.transcript import INDEX, Entry, Transcript
+from securecluster.messaging.transcript import OWN as FRAMES
 from securecluster.runs.recorded_lines import ExchangeLine, Gap, Head, NodeLine, Rounds, updaters
 from securecluster.runs.recorded_messages import TRAIN, Exchange, Layout, action_of
 from securecluster.runs.training_facts import TrainingFacts
@@ -39,6 +41,8 @@ SCHEMA = 2
 FACTS = "recording.json"
 NODES = "nodes.jsonl"
 EXCHANGES = "exchanges.jsonl"
+# what may be removed of a recording: what a kill left half-written
+OWN = atomic_files.Own((FACTS,), re.compile("|".join(map(re.escape, (FACTS, NODES, EXCHANGES)))))
 TRANSCRIPT = "transcript"
 GATHER = "gather"
 ALL = "all"  # in place of a client's number: a note about the exchange
@@ -149,7 +153,7 @@ class Recording:
             return found
         if not _is_vacant(folder):
             raise UsageError(f"{folder} is not empty, and no recording: give another folder")
-        atomic_files.remove_half_written(folder)
+        atomic_files.remove_half_written(folder, OWN)
         recording = cls(folder, app, facts)
         recording.write_head([])
         atomic_files.make_private_folder(folder / TRANSCRIPT)
@@ -348,9 +352,9 @@ class Recording:
         Args:
             anew: as in `begin`.
         """
-        atomic_files.remove_half_written(self.folder)
+        atomic_files.remove_half_written(self.folder, OWN)
         atomic_files.make_private_folder(self.folder / TRANSCRIPT)
-        atomic_files.remove_half_written(self.folder / TRANSCRIPT)
+        atomic_files.remove_half_written(self.folder / TRANSCRIPT, FRAMES)
         self._nodes.go_on()
         self._lines.go_on()
         index = self._extent

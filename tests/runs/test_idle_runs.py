@@ -18,7 +18,7 @@ from securecluster.runs import idle_runs
 from securecluster.runs.derived import call_types
 from securecluster.runs.idle_runs import MOST_IDLE, SECONDS_FOR_FIRST, forget_surplus
 from securecluster.runs.node import Node
-from securecluster.runs.party import AGREED, STATE
+from securecluster.runs.party import AGREED, LOCK, OWN, STATE
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
@@ -181,8 +181,9 @@ def test_the_first_keep_their_place_for_a_while(
         for file in files:
             (tmp_path / name / file).write_text("")
         os.utime(tmp_path / name / files[-1], (time.time() - age, time.time() - age))
-    forget_surplus(tmp_path, names, files)
-    left = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / LOCK).touch()
+    forget_surplus(tmp_path, OWN, names, files)
+    left = {path.name for path in tmp_path.iterdir()} - {LOCK}
     assert left == {name for k, name in enumerate(names) if k not in gone}
 
 
@@ -193,5 +194,5 @@ def test_a_folder_with_a_file_of_somebody_else_keeps_that_file(
     (tmp_path / "run-1").mkdir()
     for file in (AGREED, "notes.txt"):
         (tmp_path / "run-1" / file).write_text("")
-    forget_surplus(tmp_path, ["run-1"], (AGREED,))
+    forget_surplus(tmp_path, OWN, ["run-1"], (AGREED,))
     assert [path.name for path in (tmp_path / "run-1").iterdir()] == ["notes.txt"]
