@@ -133,6 +133,7 @@ class Knowledge:
             where it is sent with them.
         colluders: by number, the clients that share their data and secrets with the adversary.
         samples: public samples (X, y) of the same distribution as the clients', or None.
+        names: of the clients, by which they draw batches; their numbers, where there are none.
     """
 
     protocol: str
@@ -143,6 +144,15 @@ class Knowledge:
     weighted: frozenset[str] = frozenset()
     colluders: Mapping[int, Colluder] = field(default_factory=dict)
     samples: tuple[Array, Array] | None = None
+    names: tuple[str, ...] = ()
+
+    def name_of(self, number: int) -> str:
+        """Return the name by which a client draws batches; of nobody, its number.
+
+        Args:
+            number: of the client.
+        """
+        return self.names[number] if number < len(self.names) else str(number)
 
     @property
     def clients(self) -> int:

@@ -332,7 +332,8 @@ class CanaryScorer(Scorer):
 class OneRunScorer(CanaryScorer):
     """Lower bound of ε by the number of coins that are guessed right, all coins being guessed.
 
-    About half of the coins are heads, so the larger half of the statistics is guessed to be heads.
+    Heads are guessed where a statistic is nearer to the mean of the larger half of them than to
+    that of the smaller half.
     """
 
     metric = f"lower bound of ε at δ = {DELTA:g}, one run"
@@ -356,10 +357,9 @@ class OneRunScorer(CanaryScorer):
             truth: of the run, with the tap of `with_canaries`.
         """
         units = super().units(guess, truth)
-        descending = np.argsort(-units[:, 0], kind="stable")
-        # argsort of a permutation is its inverse: the rank of each client
-        ranks = np.argsort(descending)
-        units[:, 0] = ranks < (len(units) + 1) // 2
+        smaller, larger = np.array_split(np.sort(units[:, 0]), 2)
+        middle = (smaller.mean() + larger.mean()) / 2
+        units[:, 0] = units[:, 0] >= middle
         return units
 
     def summary(self, units: Array) -> float:

@@ -23,7 +23,7 @@ def local_updates(
 ) -> torch.Tensor:
     """Return the updates of local training from θ_0, (n, d), of all shards in one batch.
 
-    A run's client has the same batches and dropout: they follow from the seed, the client's number
+    A run's client has the same batches and dropout: they follow from the seed, the client's name
     and the call.
 
     Args:
@@ -68,13 +68,13 @@ def _trainer(knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[in
     """Return the local training of some data."""
     config = knowledge.config
     federation = Federation(
-        names=tuple(f"shadow {k}" for k in range(len(shards))),
+        # names and not positions seed the batches, so that a colluder's training is its own
+        names=tuple(map(knowledge.name_of, numbers)),
         shards=tuple(shards),
         classes=int(config["classes"]),
         seed=int(config["seed"]),
         objective=knowledge.network.objective,
     )
-    # `numbers` and not positions seed the batches, so that a colluder's training is its own
     return trainer_of(knowledge.network)(
         federation,
         knowledge.network,

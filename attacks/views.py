@@ -203,6 +203,7 @@ def knowledge_of(
         weighted=WEIGHTED,
         colluders=colluding,
         samples=samples,
+        names=tuple(learned.names) if learned.named_draws else (),
     )
 
 

@@ -45,7 +45,6 @@ SECURE_SUMS = (
 )
 OVER_FLOWER = (
     "securecluster/runs/flower.py",
-    "securecluster/runs/flower_messages.py",
     "securecluster/runs/node.py",
     "securecluster/runs/server_run.py",
     "securecluster/runtime/aggregators.py",

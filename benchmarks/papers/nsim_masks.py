@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -193,7 +194,10 @@ def seeded(cell: Cell, real: Array, begin: Array) -> float | None:
         return None
     device = torch.device("cpu")
     randomness = Randomness(cell["seed"])
-    cohort = LocalTrainer(federation(cell), network(cell), randomness, device)
+    persons = federation(cell)
+    # as the models of `nsim_runs` are drawn
+    numbered = replace(persons, names=tuple(str(k) for k in range(len(persons))))
+    cohort = LocalTrainer(numbered, network(cell), randomness, device)
     starts = initial_models(cohort, cell["init"])
     # displacements count from θ_0, so an own start is part of each of them
     guess = starts.double().numpy() - begin

@@ -183,7 +183,7 @@ class SyntheticUsersConfig:
         training_data = {}
         no_test_data = {}
         for number, (x, y) in enumerate(users):
-            name = f"synthetic {number}"
+            name = str(number)
             training_data[name] = (x, y)
             no_test_data[name] = (x[:0], y[:0])
         federation = Federation.from_arrays(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import SMALL_FEDERATION
 
-from securecluster.app import audit, audit_files, audit_overview
+from securecluster.app import audit, audit_files, audit_overview, html_page
 from securecluster.app.cli import main
 from securecluster.app.finished_run import FinishedRun, open_run
 from securecluster.core import atomic_files, manifest
@@ -373,7 +373,8 @@ def test_a_page_of_a_report_is_the_old_one_or_the_new_one(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = folder / "report.html"
-    page.write_text("the old one")
+    old = html_page.document("An earlier page", [])
+    page.write_text(old)
     codes = []
     for turn in range(10):
         with pytest.MonkeyPatch.context() as patch:
@@ -381,7 +382,7 @@ def test_a_page_of_a_report_is_the_old_one_or_the_new_one(
             codes.append(main(["report", str(folder), "--html"]))
         if disk.left >= 0:
             break
-        assert codes[-1] == 2 and page.read_text() == "the old one"
+        assert codes[-1] == 2 and page.read_text() == old
         assert capsys.readouterr().err.count("\n") == 1
         assert not list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp"))
     assert codes[-1] == 0 and len(codes) > 3 and page.read_text().endswith("</html>\n")

@@ -31,7 +31,7 @@ def federation(clients: int) -> Federation:
     for k in range(clients):
         features = rng.standard_normal((4, 4)).astype(np.float32)
         data[f"c{k}"] = (features, (features[:, 0] > 0).astype(np.int64))
-    return Federation.from_arrays(data, test=data, seed=0)
+    return Federation.from_arrays(data, test=data, classes=2, seed=0)
 
 
 def lines(task: Callable[[], Any]) -> int:

@@ -33,7 +33,8 @@ from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.simulated_run import Origin
-from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime import run_number
+from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.transport import random_dropouts
 from securecluster.training.foreign_trainer import TrainingCall
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -386,9 +387,12 @@ def test_a_node_goes_on_with_the_draws_of_the_version_that_began_its_run(tmp_pat
     node = Node(made, federation.select(["ward 3"]), tmp_path, number=5, policy=policy)
     run = node.agree(Proposal.of(made, federation.facts, "float32", None).packed())
     assert node._living(run).endpoint.client.cohort.names == ("ward 3",)
-    agreed = tmp_path / f"run-{run}" / "agreed.json"
-    content = json.loads(agreed.read_text())
-    assert content.pop("draws") == "names"
-    agreed.write_text(json.dumps(content))  # as an earlier version wrote it
+    # as an earlier version wrote it, whose runs had no numbers
+    config = json.loads((tmp_path / f"run-{run}" / "agreed.json").read_text())
+    del config[run_number.NAME]
+    earlier = config_hash(config)
+    folder = tmp_path / f"run-{earlier}"
+    folder.mkdir()
+    (folder / "agreed.json").write_text(json.dumps(config))
     again = Node(made, federation.select(["ward 3"]), tmp_path, number=5, policy=policy)
-    assert again._living(run).endpoint.client.cohort.names == ("5",)
+    assert again._living(earlier).endpoint.client.cohort.names == ("5",)

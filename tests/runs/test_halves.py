@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from securecluster import CFL, FLHC, Federation, LabelSwap
+from securecluster.core.atomic_files import MARKER
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterWarning
@@ -118,6 +119,7 @@ def test_each_half_goes_on_from_what_it_keeps_itself(tiny: Federation, tmp_path:
             raise StoppedError
 
     server = server_of(method, tiny, frames_to(method, tiny, clients))
+    (tmp_path / MARKER).touch()  # of run folders, in which earlier checkpoints are removed
     with pytest.raises(StoppedError):
         server.final_state(server.started(tmp_path, report=stop))
     # the server's checkpoint has nothing of the clients

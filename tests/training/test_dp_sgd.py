@@ -402,7 +402,7 @@ def samples(shape: Sequence[int] = (1, 6, 6), n: int = 9) -> tuple[torch.Tensor,
 def hold(batched: LocalTrainer, x: torch.Tensor, y: torch.Tensor) -> None:
     """Give the first client these samples."""
     batched._x, batched._y = x.clone(), y
-    batched._offsets, batched.sizes = np.array([0, len(y)]), [len(y)]
+    batched._offsets, batched._sizes = np.array([0, len(y)]), [len(y)]
 
 
 def summed(batched: LocalTrainer, x: torch.Tensor, y: torch.Tensor, clip: float) -> torch.Tensor:

@@ -542,7 +542,7 @@ def test_nothing_that_is_released_besides_lowers_epsilon(
 def test_a_unit_that_is_hardly_ever_in_a_batch_costs_nothing(
     z: float, q: float, count: int, replaced: bool
 ) -> None:
-    chance = 1 - (1 - q) ** count
+    chance = -math.expm1(count * math.log1p(-q))
     assert epsilon([(z, q, count)], chance, replaced).epsilon == 0
     assert epsilon([(z, q, count)], min(0.9, 2 * chance), replaced).epsilon == 0
     assert epsilon([(z, q, count)], chance / 10, replaced).epsilon > 0

@@ -174,8 +174,9 @@ def test_synthetic_users_train_as_clients_do(corners: Federation) -> None:
         made = SyntheticUsersConfig(8, RandomWalk(), Format(), 0.2, "last", start, 3, 1, 1)
         found = made.trained(users, flat, plan, federation.classes, "float32", federation.seed)
         if start == "common":
+            # clients train one by one, and round otherwise
             torch.testing.assert_close(
-                found, local.fit(federation).client_models_.values, rtol=0, atol=0
+                found, local.fit(federation).client_models_.values, rtol=0, atol=1e-6
             )
         else:
             assert len({tuple(row[:5].tolist()) for row in found}) == 4
