@@ -340,11 +340,10 @@ class World:
 
 def _watch(client: Any, read: Callable[[str, Any], None]) -> None:
     """Call a function with the name and the value of each attribute of a client that is read."""
-    kind = type(client)
-    getattr_of: Callable[[Any, str], Any] = kind.__getattribute__
+    kind: Any = type(client)
 
     def attribute(self: Any, name: str) -> Any:
-        value = getattr_of(self, name)
+        value = kind.__getattribute__(self, name)
         read(name, value)
         return value
 
