@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dis
 import hashlib
+import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,11 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.noise_streams import digest
+from securecluster.protocols.common.client import TrainingClient
 
-DEEPEST = 6  # containers and functions within each other
+DEEPEST = 6  # containers, objects and functions within each other
+# whose objects are not looked into
+FRAMEWORKS = frozenset({"securecluster", "torch", "numpy"}) | sys.stdlib_module_names
 READS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE")
 # What says nothing of a tensor's values: attributes of its form, and what takes the form of another
 FORM = frozenset({"shape", "dtype", "device", "ndim", "size", "dim", "numel"})
@@ -68,6 +73,18 @@ def _of_function(function: Any) -> Held:
     elif isinstance(function, FunctionType):
         yield from _around(function)
         yield from _defaults(function)
+    elif _is_own(function):
+        yield from vars(function).items()
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether a value is an object of an author's class, but no client."""
+    kind = type(value)
+    if kind is SimpleNamespace:
+        return True
+    if isinstance(value, type | ModuleType | TrainingClient) or not hasattr(value, "__dict__"):
+        return False
+    return kind.__module__.partition(".")[0] not in FRAMEWORKS
 
 
 def _around(function: FunctionType) -> Held:
@@ -111,8 +128,8 @@ def numbers_in(value: Any, depth: int = DEEPEST) -> Iterator[Any]:
     """Yield the tensors, arrays and numbers in a value, also those that a function in it holds.
 
     Args:
-        value: anything; of other objects nothing is known.
-        depth: of containers and functions within each other.
+        value: anything; a client, and objects of a framework, are not looked into.
+        depth: of containers, objects and functions within each other.
     """
     inner: list[Any] = []
     if isinstance(value, torch.Tensor | np.ndarray | np.generic | int | float | complex | str):
@@ -121,7 +138,7 @@ def numbers_in(value: Any, depth: int = DEEPEST) -> Iterator[Any]:
         yield value.values
     elif isinstance(value, Mapping):
         inner = [*value, *value.values()]
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         inner = list(value)
     else:
         inner = [one for _, one in _of_function(value)]
