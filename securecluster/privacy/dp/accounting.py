@@ -512,8 +512,8 @@ def _check_sum(release: SkellamRelease) -> None:
             )
     if not variance >= LEAST_MULTIPLIER:
         raise UsageError(
-            f"Skellam noise of variance {variance:g} is none: give a variance above 0, or record an exact "
-            "release"
+            f"Skellam noise of variance {variance:g} is none: give a variance above 0, or record "
+            "an exact release"
         )
 
 
