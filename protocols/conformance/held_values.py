@@ -33,6 +33,7 @@ OF_ANOTHER = frozenset(
     | {"zeros_like", "ones_like", "empty_like"}
 )
 Held = Iterator[tuple[str, Any]]
+NUMBERS = (np.ndarray, np.generic, int, float, complex, str, bytes)
 
 
 def held_values(function: Any) -> Iterator[tuple[str, str]]:
@@ -124,23 +125,34 @@ def _used_by_form(function: FunctionType) -> frozenset[str]:
     return frozenset(name for name, kinds in uses.items() if kinds == {True})
 
 
-def numbers_in(value: Any, depth: int = DEEPEST) -> Iterator[Any]:
+def numbers_in(
+    value: Any, depth: int = DEEPEST, known: dict[int, Any] | None = None
+) -> Iterator[Any]:
     """Yield the tensors, arrays and numbers in a value, also those that a function in it holds.
 
     Args:
         value: anything; a client, and objects of a framework, are not looked into.
         depth: of containers, objects and functions within each other.
+        known: those that were looked into, each of them once, by identity.
     """
-    inner: list[Any] = []
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic | int | float | complex | str):
+    known = {} if known is None else known
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.tolist()
+    if isinstance(value, (torch.Tensor, *NUMBERS)):
         yield value
-    elif isinstance(value, Rows):
+        return
+    if isinstance(value, Rows):
         yield value.values
-    elif isinstance(value, Mapping):
+        return
+    if id(value) in known or not depth:
+        return
+    known[id(value)] = value
+    inner: list[Any] = []
+    if isinstance(value, Mapping):
         inner = [*value, *value.values()]
     elif isinstance(value, list | tuple | set | frozenset | deque):
         inner = list(value)
     else:
         inner = [one for _, one in _of_function(value)]
-    for one in inner if depth else ():
-        yield from numbers_in(one, depth - 1)
+    for one in inner:
+        yield from numbers_in(one, depth - 1, known)
