@@ -14,6 +14,7 @@ from typing import Any
 from securecluster.core.serialization import pack
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.transcript import Transcript
+from securecluster.protocols.conformance.module_variables import author_modules, changed, variables
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError, told
 from securecluster.protocols.conformance.runs import Example
 from securecluster.protocols.conformance.simulation import FULL
@@ -24,11 +25,17 @@ ADVICE = (
     "run_server and what it calls may use the messages, the configuration and the hyper-parameters "
     "alone, and no federation, no variable of a module and nothing that config kept on self"
 )
+KEPT = (
+    "what clients keep there is shared by all clients of a process, is in no checkpoint, and "
+    "reaches replies without a release: keep it in a ClientTensor"
+)
 SECONDS = 300
 
 
 def check_in_new_process(run: Example, folder: Path) -> None:
     """Check that a new process, which has the messages alone, ends in the same state.
+
+    Nor may variables of the author's modules, or of their classes, be others than in a new process.
 
     Args:
         run: that is done again in a folder.
@@ -54,11 +61,17 @@ def check_in_new_process(run: Example, folder: Path) -> None:
         "params": params,
         "config": fitted.kept_.learned.config,
         "folder": str(folder),
+        "modules": author_modules(made),
     }
     # one call: a function of the base package that replays in a new process can take its place
-    problem = _replay_elsewhere(job)
+    problem, imported = _replay_elsewhere(job)
     if problem:
         raise ConformanceError(f"in a new process the server alone {problem}: {ADVICE}")
+    names = changed(imported, variables(job["modules"]))
+    if names:
+        raise ConformanceError(
+            f"a run changes {', '.join(names)}, which a new process has otherwise: {KEPT}"
+        )
 
 
 def _importable(kind: type) -> bool:
@@ -87,8 +100,10 @@ def _as_json(params: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _replay_elsewhere(job: Mapping[str, Any]) -> str:
-    """Return what went wrong in a replay in a new process; empty if nothing did."""
+def _replay_elsewhere(job: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return what went wrong in a replay in a new process, empty if nothing did, and the digests
+    of variables before it.
+    """
     code = (
         "import json, sys; job = json.loads(sys.stdin.read()); sys.path[:] = job['path']; "
         "from securecluster.protocols.conformance.fresh_process import replayed; "
@@ -104,18 +119,29 @@ def _replay_elsewhere(job: Mapping[str, Any]) -> str:
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["without a word"]
-        return f"ended with {last[0]}"
-    problem: str = json.loads(done.stdout.strip().splitlines()[-1])
-    return problem
+        return f"ended with {last[0]}", {}
+    problem, imported = json.loads(done.stdout.strip().splitlines()[-1])
+    return problem, imported
 
 
-def replayed(job: Mapping[str, Any]) -> str:
-    """Replay a run in this process, and return what went wrong; empty if nothing did.
+def replayed(job: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Replay a run in this process.
 
     Args:
-        job: class, hyper-parameters, configuration and folder of the run.
+        job: class, hyper-parameters, configuration, modules and folder of the run.
+
+    Returns:
+        What went wrong, empty if nothing did, and the digests of the modules' variables before it.
     """
     module = importlib.import_module(job["module"])
+    for name in job["modules"]:
+        importlib.import_module(name)
+    imported = variables(job["modules"])
+    return _replayed(job, module), imported
+
+
+def _replayed(job: Mapping[str, Any], module: Any) -> str:
+    """Return what went wrong in the replay of a run; empty if nothing did."""
     kind = getattr(module, job["name"])
     folder = Path(job["folder"])
     try:

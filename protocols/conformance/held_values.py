@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dis
 import hashlib
+import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,11 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.noise_streams import digest
+from securecluster.protocols.common.client import TrainingClient
 
-DEEPEST = 6  # containers and functions within each other
+DEEPEST = 6  # containers, objects and functions within each other
+# whose objects are not looked into
+FRAMEWORKS = frozenset({"securecluster", "torch", "numpy"}) | sys.stdlib_module_names
 READS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE")
 # What says nothing of a tensor's values: attributes of its form, and what takes the form of another
 FORM = frozenset({"shape", "dtype", "device", "ndim", "size", "dim", "numel"})
@@ -28,6 +33,7 @@ OF_ANOTHER = frozenset(
     | {"zeros_like", "ones_like", "empty_like"}
 )
 Held = Iterator[tuple[str, Any]]
+NUMBERS = (np.ndarray, np.generic, int, float, complex, str, bytes)
 
 
 def held_values(function: Any) -> Iterator[tuple[str, str]]:
@@ -68,6 +74,18 @@ def _of_function(function: Any) -> Held:
     elif isinstance(function, FunctionType):
         yield from _around(function)
         yield from _defaults(function)
+    elif _is_own(function):
+        yield from vars(function).items()
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether a value is an object of an author's class, but no client."""
+    kind = type(value)
+    if kind is SimpleNamespace:
+        return True
+    if isinstance(value, type | ModuleType | TrainingClient) or not hasattr(value, "__dict__"):
+        return False
+    return kind.__module__.partition(".")[0] not in FRAMEWORKS
 
 
 def _around(function: FunctionType) -> Held:
@@ -107,23 +125,34 @@ def _used_by_form(function: FunctionType) -> frozenset[str]:
     return frozenset(name for name, kinds in uses.items() if kinds == {True})
 
 
-def numbers_in(value: Any, depth: int = DEEPEST) -> Iterator[Any]:
+def numbers_in(
+    value: Any, depth: int = DEEPEST, known: dict[int, Any] | None = None
+) -> Iterator[Any]:
     """Yield the tensors, arrays and numbers in a value, also those that a function in it holds.
 
     Args:
-        value: anything; of other objects nothing is known.
-        depth: of containers and functions within each other.
+        value: anything; a client, and objects of a framework, are not looked into.
+        depth: of containers, objects and functions within each other.
+        known: those that were looked into, each of them once, by identity.
     """
-    inner: list[Any] = []
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic | int | float | complex | str):
+    known = {} if known is None else known
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.tolist()
+    if isinstance(value, (torch.Tensor, *NUMBERS)):
         yield value
-    elif isinstance(value, Rows):
+        return
+    if isinstance(value, Rows):
         yield value.values
-    elif isinstance(value, Mapping):
+        return
+    if id(value) in known or not depth:
+        return
+    known[id(value)] = value
+    inner: list[Any] = []
+    if isinstance(value, Mapping):
         inner = [*value, *value.values()]
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         inner = list(value)
     else:
         inner = [one for _, one in _of_function(value)]
-    for one in inner if depth else ():
-        yield from numbers_in(one, depth - 1)
+    for one in inner:
+        yield from numbers_in(one, depth - 1, known)

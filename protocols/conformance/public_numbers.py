@@ -30,6 +30,7 @@ from securecluster.protocols.conformance.held_values import held_values, numbers
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint, release_of
 from securecluster.training.config import LocalTraining
+from securecluster.training.evaluation import Samples
 from securecluster.training.local_trainer import MeanRegularizer
 
 PASSES = 3
@@ -326,6 +327,7 @@ class World:
         for entry, k in enumerate(clients):
             client = cohort.ids[k]
             parts = {"start": digest(start.row(entry)).hex(), "plan": repr(plan)}
+            parts["network"] = _fixed_parts(cohort.model)
             if scale is not None:
                 parts["scale"] = repr(float(scale[entry]))
             if regularizer is not None:
@@ -336,6 +338,28 @@ class World:
             row = updates[entry, :d]
             row.copy_(self.numbers.like(row, plan.clip, plan.noise, client, step, *parts.values()))
         return updates
+
+
+def samples_of(cohort: Any) -> list[str]:
+    """Return digests of all samples that a trainer holds.
+
+    Args:
+        cohort: the trainer.
+    """
+    held = [value for value in vars(cohort).values() if isinstance(value, Samples)]
+    return [printed(table) for samples in held for table in (samples.x, samples.y)]
+
+
+def _fixed_parts(model: Any) -> str:
+    """Return what is equal for two networks that train alike: all but trainable parameters."""
+    objective = getattr(model.objective, "__dict__", {})
+    held: list[Any] = [repr(model.module), type(model.objective).__name__, *numbers_in(objective)]
+    for module in model.module.modules():
+        held += module.buffers(recurse=False)
+        held += [one for one in module.parameters(recurse=False) if not one.requires_grad]
+        own = {name: one for name, one in vars(module).items() if not name.startswith("_")}
+        held += numbers_in(own)
+    return hashlib.blake2b(" ".join(map(printed, held)).encode()).hexdigest()
 
 
 def _watch(client: Any, read: Callable[[str, Any], None]) -> None:

@@ -28,7 +28,13 @@ from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protections.registry import service_methods
-from securecluster.protocols.conformance.neighbours import blank, changed_examples, other_clients
+from securecluster.protocols.conformance.module_variables import author_modules, clear_caches
+from securecluster.protocols.conformance.neighbours import (
+    alike,
+    blank,
+    changed_examples,
+    other_clients,
+)
 from securecluster.protocols.conformance.public_numbers import (
     FUNCTION,
     NOISE,
@@ -38,18 +44,21 @@ from securecluster.protocols.conformance.public_numbers import (
     Draw,
     PublicNumbers,
     World,
+    samples_of,
 )
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
 from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.endpoint import Endpoint
+from securecluster.training.foreign_trainer import trainer_of
 
 Make = Callable[..., Any]
 Build = Callable[[Federation], Endpoint[Any]]
 Answers = Sequence[Answer]  # of one world to each call
 NARROW = 0.01  # clip norm that every row exceeds before it is clipped
 ROUNDING = 1 + 1e-4  # of a norm in single precision
+ABSENT = repr(None)  # digest of a field that is left out
 OTHERS = 3  # worlds that a pass compares with the run's own
 PRICED = ("gaussian", "free", "public")  # mechanisms of fields that have a finite price
 ADVICE = "clip the row to this norm before the noise, or scale the noise to what it can move by"
@@ -112,10 +121,19 @@ def compare(
             priced.setdefault(event.step, []).append(event)
 
     unit = fitted.dp_unit
+    modules = author_modules(fitted.result_.method)
 
     def answers(known: Federation, number: int) -> Answers:
-        world = World(_endpoint(fitted, known, numbers), PublicNumbers(number), unit)
-        return [world.answer(call) for call in calls]
+        clear_caches(modules)  # what functions remember is of another world
+        endpoint, samples = _endpoint(fitted, known, numbers)
+        world = World(endpoint, PublicNumbers(number), unit)
+        given = [world.answer(call) for call in calls]
+        require(
+            samples_of(endpoint.client.cohort) == samples,
+            "clients change their samples in memory, so that whatever was computed of all of them "
+            "is in each one before any clip: work on a copy (clone)",
+        )
+        return given
 
     for number in range(PASSES):
         _compare_once(calls, partial(answers, number=number), federation, priced, unit, number)
@@ -132,21 +150,27 @@ def _compare_once(
 ) -> None:
     """Raise `ConformanceError` where a price is lower than what the worlds of one pass show.
 
-    Single examples are changed in the first pass alone.
+    Single examples are changed in the first pass alone: of the clients' data, and of data that are
+    all alike, where one other example moves a statistic the furthest.
     """
     others = other_clients(federation, unit)
     # each pass begins elsewhere, so that all of them meet the run's own world
     turn = [others[(number * OTHERS + k) % len(others)] for k in range(OTHERS)]
     own = answers(federation)
     found = [answers(known) for known in turn]
-    near: list[Answers] = found if unit == "client" else []
-    if unit == "example" and number == 0:
-        near = [answers(known) for known in changed_examples(federation).values()]
-        zeros = answers(blank(federation))
-        _judge_blanks(calls, own, near[0], zeros, priced)
-    for world in (*found, *near):
+    for world in found:
         _judge_calls(calls, own, world, priced)
-    _judge_rows(calls, [own, *near], priced, unit)
+    if unit == "client":
+        _judge_rows(calls, [own, *found], priced, unit)
+    elif number == 0:
+        zeros = answers(blank(federation))
+        for data in (federation, alike(federation)):
+            base = own if data is federation else answers(data)
+            near = [answers(known) for known in changed_examples(data).values()]
+            for world in near:
+                _judge_calls(calls, base, world, priced)
+            _judge_blanks(calls, base, near[0], zeros, priced)
+            _judge_rows(calls, [base, *near], priced, unit)
 
 
 def _calls(transcript: Transcript, numbers: Sequence[int]) -> list[Call]:
@@ -160,21 +184,33 @@ def _calls(transcript: Transcript, numbers: Sequence[int]) -> list[Call]:
     return calls
 
 
-def _endpoint(fitted: Any, known: Federation, numbers: Sequence[int]) -> Endpoint[Any]:
-    """Return the endpoint of clients of a run, or of newcomers, with some data.
+def _endpoint(
+    fitted: Any, known: Federation, numbers: Sequence[int]
+) -> tuple[Endpoint[Any], list[str]]:
+    """Return the endpoint of clients of a run, or of newcomers, with some data, and the digests of
+    these before a client had them.
 
     The configuration is that of the run, which does not follow from these data; and they have no
     target, as newcomers have none.
     """
     learned = fitted.kept_.learned
-    return build_client(
+    samples: list[str] = []
+
+    def trainer(federation: Federation, model: Any, *options: Any) -> Any:
+        cohort = trainer_of(model)(federation, model, *options)
+        samples.extend(samples_of(cohort))
+        return cohort
+
+    endpoint = build_client(
         fitted.result_.method,
         known,
         learned.settings,
         key_source=KeySource(secrets=fitted.kept_.secrets()),
         joins=learned.config,
         numbers=numbers,
+        trainer=trainer,  # type: ignore[arg-type]
     )
+    return endpoint, samples
 
 
 def _compared(
@@ -195,6 +231,14 @@ def _judge_calls(
             (one.fields is None) == (another.fields is None),
             f"{call.method} refuses some data and answers others, and who does not reply tells of "
             "them: reply in any case, with what context.release returned",
+        )
+        # a field that is absent in the run has no price there
+        there = {name for name, value in (another.fields or {}).items() if value != ABSENT}
+        added = sorted(name for name in there if (one.fields or {}).get(name) == ABSENT)
+        require(
+            not added,
+            f"{call.method} leaves {', '.join(added)} out with some data and not with others, "
+            "which tells of them: send the field in any case",
         )
     for position, call, events in _compared(calls, priced):
         one, another = own[position], other[position]

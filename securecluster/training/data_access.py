@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from securecluster.errors import PolicyError
 from securecluster.training.config import LocalTraining
@@ -78,6 +78,17 @@ class DataAccess:
         self._call: _Call | None = None
         # whether the relation of neighbours keeps clients' numbers of samples
         self.public_counts = False
+        self._tables: list[tuple[Any, int]] = []  # samples, and how often they were changed
+
+    def watch(self, tables: Sequence[Any]) -> None:
+        """Refuse calls that change clients' samples in memory.
+
+        Whatever is computed of all rows would then be in each of them, before any clip.
+
+        Args:
+            tables: tensors of the samples.
+        """
+        self._tables = [(table, table._version) for table in tables]
 
     @contextmanager
     def during(
@@ -90,6 +101,9 @@ class DataAccess:
             may_read: whether its reply may depend on data.
             may_train: whether its reply may depend on training.
             clients: positions of the clients that are called; None allows the data of all.
+
+        Raises:
+            PolicyError: the method changed samples in memory.
         """
         reads = Reads()
         self._call = _Call(method, reads, may_read, may_train, clients)
@@ -97,6 +111,11 @@ class DataAccess:
             yield reads
         finally:
             self._call = None
+        if any(table._version != version for table, version in self._tables):
+            raise PolicyError(
+                f"{method} changes its clients' samples in memory, which all later trainings would "
+                "use: work on a copy (clone)"
+            )
 
     def read(self, name: str, clients: Sequence[int] = ()) -> None:
         """Note that data are read.

@@ -209,6 +209,8 @@ class LocalTrainer:
         self._x = self._train_on.x
         self._y = self._train_on.y
         self._offsets = self._train_on.offsets
+        kept = (self._train_on, self._aside_on, self._test_on)
+        self.access.watch([table for samples in kept for table in (samples.x, samples.y)])
 
     @property
     def sizes(self) -> list[int]:

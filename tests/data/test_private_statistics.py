@@ -13,10 +13,12 @@ import pytest
 from securecluster import ClusteredClassifier, FedAvg, Federation
 from securecluster.app.cli import main
 from securecluster.data.facts import agree
-from securecluster.errors import UsageError
+from securecluster.errors import PolicyError, UsageError
 from securecluster.models.objectives import Language, Trajectory
 from securecluster.protocols import CFLGP, FLUX, IFCA, PACFL, OneShot, Signature
+from securecluster.runs.endpoints import build_client
 from securecluster.runs.privacy_section import section
+from securecluster.runtime.settings import Settings
 
 DRAW = np.random.default_rng(0)
 X = {name: DRAW.normal(size=(20, 3)) for name in ("ann", "bob", "cid", "dan")}
@@ -121,6 +123,30 @@ def test_what_stays_within_a_clients_release_is_said() -> None:
     assert np.isfinite(privacy["epsilon"])
     plain = section(FedAvg(**NOISE).fit(of(NUMBERS, classes=3)).result_)
     assert not any("own mean and deviation" in text for text in plain["assumed"])
+
+
+IN_MEMORY: dict[str, Callable[[Any], Any]] = {
+    "means": lambda cohort: cohort.inputs(0).sub_(cohort.inputs(0).mean(0)),
+    "a range of one column": lambda cohort: cohort.inputs(1)[:, 0].div_(cohort.inputs(1).max()),
+    "missing values": lambda cohort: cohort.inputs(0).nan_to_num_(float(cohort.inputs(0).median())),
+    "an order": lambda cohort: cohort.inputs(0).copy_(cohort.inputs(0).sort(0).values),
+    "rare classes": lambda cohort: cohort.labels(2).clamp_(max=int(cohort.labels(2).mode().values)),
+    "all clients": lambda cohort: cohort.training_samples.x.clamp_(max=2.0),
+    "test samples": lambda cohort: cohort.test_samples.y.fill_(0),
+}
+
+
+@pytest.mark.parametrize("way", IN_MEMORY)
+def test_a_method_works_on_copies_of_samples(way: str) -> None:
+    endpoint = build_client(FedAvg(**NOISE), of(NUMBERS, classes=3), Settings())
+    access, cohort = endpoint.client.cohort.access, endpoint.client.cohort
+    with access.during("told", may_read=True, may_train=True):
+        cohort.inputs(0).clone().sub_(1.0)
+    with (
+        pytest.raises(PolicyError, match=r"told changes its clients' samples in memory.*clone"),
+        access.during("told", may_read=True, may_train=True),
+    ):
+        IN_MEMORY[way](cohort)
 
 
 def test_numbers_of_classes_that_nodes_told_are_refused_with_noise() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from securecluster.protocols.authoring import (
     ClientTensor,
     ClusterOnceState,
     Empty,
+    Real,
     Rows,
     Run,
     ServerChannel,
@@ -104,6 +105,29 @@ class OfClasses(Base):
 
     def signature_width(self, facts: Any) -> int:
         return int(facts.classes)
+
+
+class Told(OfSamples):
+    """Asks for a message more, `tell`."""
+
+    def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+        tell: Any = type(self).client.tell  # type: ignore[attr-defined]
+        net.gather(tell, Empty(), to=net.clients)
+        return super().run_server(net, run)
+
+
+@dataclass(frozen=True, eq=False)
+class Note:
+    """Client to server: numbers that may be missing."""
+
+    note: Annotated[Rows | None, Real(("width",))]
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """Client to server: a number of samples."""
+
+    size: Annotated[Rows, Real()]
 
 
 def mistake(client: Any, base: type = Base) -> Any:
@@ -226,6 +250,44 @@ class RefusingClient(Telling):
         return context.release(rows)
 
 
+class HelperClient(Telling):
+    """Post-processes with an object that holds exact numbers, which most data do not show."""
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        rows = self.first_updates(context)
+        helper = SimpleNamespace(lengths=[rows.norm(dim=1)])
+        return context.postprocess(
+            lambda told: told if bool((helper.lengths[0] < 1e6).all()) else -told,
+            context.release(rows),
+        )
+
+
+class MissingClient(Samples):
+    """Leaves a message out where a private rule says so."""
+
+    @answers(GATHER, unmasked=("note",))
+    def tell(self, context: CallContext, query: Empty) -> Note:
+        released = context.release(self.means(context))
+        return Note(Rows(released) if int(self.firsts(context).max()) > 30 else None)
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        return context.release(self.means(context))
+
+
+class WhichSizeClient(Samples):
+    """Sends the number of the one or the other samples, by a private bit."""
+
+    @answers(GATHER, unmasked=("size",))
+    def tell(self, context: CallContext, query: Empty) -> Size:
+        many = self.firsts(context).flatten() > 3
+        numbers = (self.cohort.validation_sizes, self.cohort.sizes)
+        counts = [numbers[int(m)][k] for m, k in zip(many, context.positions, strict=True)]
+        return Size(Rows(context.sample_counts(counts, torch.float64)))
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        return context.release(self.means(context))
+
+
 BOARD: dict[int, float] = {}
 
 
@@ -264,6 +326,60 @@ class FileClient(BoardClient):
 
     def file(self, client: int) -> Path:
         return FOLDER / f"securecluster-mistake-{client}"
+
+
+class FirstsClient(Telling):
+    """Keeps the first number of its data in a list of its class."""
+
+    seen: ClassVar[list[float]] = []
+
+    @answers(GATHER, private=False)
+    def look(self, context: CallContext, query: Empty) -> Ack:
+        self.seen.append(float(self.cohort.inputs(context.positions[0]).mean()))
+        return Ack()
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        released = context.release(self.first_updates(context))
+        return context.postprocess(lambda told: told * self.seen[0], released)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client by its name, which finds its data."""
+
+    name: str
+    client: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Client) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@lru_cache
+def brightest(of: Client) -> float:
+    cohort = of.client.cohort
+    return float(cohort.inputs(cohort.names.index(of.name)).mean())
+
+
+class CachedClient(Telling):
+    """Remembers a number of its data in a function, and scales later releases by it."""
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        names = [self.cohort.names[k] for k in context.positions]
+        factors = torch.tensor([[brightest(Client(name, self))] for name in names])
+        released = context.release(self.first_updates(context))
+        return context.postprocess(lambda told: told * factors, released)
+
+
+class WrongRowClient(Telling):
+    """Reads the samples of row n where those of the n-th client of the call are meant."""
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        rows = self.first_updates(context)
+        counts = [(self.cohort.labels(n) == 0).sum() for n in range(len(context.positions))]
+        return context.release(rows * torch.stack(counts)[:, None])
 
 
 class DictClient(Telling):
@@ -360,7 +476,66 @@ class ClassMeanClient(Samples):
         return context.release(torch.stack(rows), sensitivity=reach)
 
 
+class CentredClient(Samples):
+    """Takes its samples' mean from each of them, and says that one moves itself alone."""
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        rows, reach = [], []
+        for k in context.positions:
+            x = torch.nn.functional.normalize(self.cohort.inputs(k).flatten(1))
+            rows.append((x - x.mean(0)).abs().mean(0))
+            reach.append(1 / len(x))
+        return context.release(torch.stack(rows), sensitivity=reach)
+
+
 # What steers a training with noise
+
+
+class StandardisedClient(Telling):
+    """Standardises its samples in memory before DP-SGD."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        for k in range(len(self.cohort.ids)):
+            x = self.values(k)
+            x -= x.mean(0)
+
+    def values(self, k: int) -> Any:
+        return self.cohort.inputs(k)
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        return self.first_updates(context)
+
+
+class StandardisedArrayClient(StandardisedClient):
+    """The same in the memory of an array, which torch does not see."""
+
+    def values(self, k: int) -> Any:
+        return self.cohort.inputs(k).numpy()
+
+
+class Shift(torch.nn.Module):
+    """Takes means away."""
+
+    def __init__(self, means: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("means", means)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.means
+
+
+class NormalisedClient(Telling):
+    """Has a layer with means of its samples before the network."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        model = self.cohort.model
+        shift = Shift(self.cohort.inputs(0).mean(0))
+        self.cohort.model = replace(model, module=torch.nn.Sequential(shift, model.module))
+
+    def told(self, context: CallContext) -> torch.Tensor:
+        return self.first_updates(context)
 
 
 class StartClient(Telling):
@@ -431,6 +606,16 @@ SometimesTwice = mistake(SometimesTwiceClient)
 Refusing = mistake(RefusingClient)
 Board = mistake(BoardClient)
 File = mistake(FileClient)
+Helper = mistake(HelperClient)
+Missing = mistake(MissingClient, Told)
+WhichSize = mistake(WhichSizeClient, Told)
+Firsts = mistake(FirstsClient)
+Cached = mistake(CachedClient)
+WrongRow = mistake(WrongRowClient)
+Centred = mistake(CentredClient, OfSamples)
+Standardised = mistake(StandardisedClient)
+StandardisedArray = mistake(StandardisedArrayClient)
+Normalised = mistake(NormalisedClient)
 Dict = mistake(DictClient)
 OwnNorm = mistake(OwnNormClient)
 OwnReplace = mistake(OwnReplaceClient)

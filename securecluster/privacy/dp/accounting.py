@@ -43,6 +43,8 @@ History = tuple[Step, ...]
 TOLERANCE = 1e-3
 # largest noise multiplier that is searched for
 LARGEST = 1e6
+# multipliers whose squares, and the squares' reciprocals, are numbers
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-100, 1e100
 # most times of one release, which floats still count
 MOST_TIMES = 1 << 53
 # relative rounding of 1 − (1 − q)^n in floating point, as it is compared with δ
@@ -172,7 +174,9 @@ def merged(history: Iterable[Step]) -> History:
         if count == 0 or q == 0 or math.isinf(z):
             continue
         if q < 1:
-            sampled[float(z), float(q)] += int(count)
+            # less is no noise, and more costs no less in this arithmetic
+            multiplier = min(float(z), MOST_MULTIPLIER) if z >= LEAST_MULTIPLIER else 0.0
+            sampled[multiplier, float(q)] += int(count)
         else:
             square = z * z
             precision += count / square if square else math.inf
@@ -506,10 +510,10 @@ def _check_sum(release: SkellamRelease) -> None:
                 f"Skellam noise of variance {variance} for sensitivities {norm} and {magnitudes} "
                 "has no price: give three numbers from 0"
             )
-    if not variance > 0:
+    if not variance >= LEAST_MULTIPLIER:
         raise UsageError(
-            "Skellam noise of variance 0 is none: give a variance above 0, or record an exact "
-            "release"
+            f"Skellam noise of variance {variance:g} is none: give a variance above 0, or record "
+            "an exact release"
         )
 
 

@@ -846,10 +846,10 @@ def _check_expense(cost: Expense) -> None:
             "and Δ1"
         )
     for count, name in ((cost.samples, "samples"), (cost.epochs, "epochs")):
-        if count is not None and not (count >= 0 and count == int(count)):
+        if count is not None and not (0 <= count < math.inf and count == int(count)):
             raise UsageError(f"a training has no {count} {name}: give a whole number from 0")
-    if cost.batch is not None and not cost.batch > 0:
-        raise UsageError(f"a training has no batches of {cost.batch}: give a number above 0")
+    if cost.batch is not None and not cost.batch >= 1:
+        raise UsageError(f"a training has no batches of {cost.batch}: give a number from 1")
 
 
 def _has_exact_release(history: History) -> bool:

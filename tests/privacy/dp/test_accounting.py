@@ -556,6 +556,14 @@ def test_no_sampling_is_never_cheaper_than_sampling_and_jumps_do_not_lower() -> 
     assert close >= beyond > 0
 
 
+@pytest.mark.parametrize("z", [5e-324, 1e-310, 1e-155, 1e-120, 0.0, 1e-90, 1e120, 1e308, math.inf])
+@pytest.mark.parametrize("q", [0.01, 1.0])
+def test_noise_at_the_ends_of_what_floats_hold_has_a_price(z: float, q: float) -> None:
+    for replaced in (False, True):
+        found = epsilon([(z, q, 10)], DELTA, replaced).epsilon
+        assert (found > 1e6) if z < 1 else (found < 1e-3)
+
+
 @pytest.mark.parametrize(
     "step",
     [
@@ -581,7 +589,8 @@ def test_a_step_that_is_none_is_refused_in_a_sentence(step: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "release", [(math.nan, 1, 1), (1, math.nan, 1), (1, 1, math.nan), (1, 1, 0), (-1, 1, 1)]
+    "release",
+    [(math.nan, 1, 1), (1, math.nan, 1), (1, 1, math.nan), (1, 1, 0), (1, 1, 5e-324), (-1, 1, 1)],
 )
 def test_skellam_noise_that_is_none_is_refused_in_a_sentence(release: Any) -> None:
     with pytest.raises(UsageError, match="Skellam noise of variance"):
