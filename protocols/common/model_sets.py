@@ -22,12 +22,18 @@ from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import TrainingClient, UpdateClient, late_request_error
+from securecluster.protocols.common.client import (
+    LINEAGE,
+    TrainingClient,
+    UpdateClient,
+    late_request_error,
+)
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice, Update
 from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
+from securecluster.runtime.origins import chained
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 AVERAGES = Upto("moved", "model_averages")  # averages of all models in one frame
@@ -226,6 +232,22 @@ class ModelSetClient(TrainingClient):
             columns.append(self.cohort.loss(rows, context.positions, clip))
         return np.nan_to_num(np.stack(columns, 1), nan=math.inf, posinf=math.inf)
 
+    def bind_models(self, context: CallContext) -> None:
+        """Bind replies to all models of the start whose averages each client received last.
+
+        To all of them, since which one a client trains may be what nobody is to learn.
+
+        Args:
+            context: the clients.
+        """
+        origins = []
+        for k, (_, start) in zip(
+            context.positions, self._last_call[context.positions].tolist(), strict=True
+        ):
+            lineages = [model.lineage([k])[0] for model in self.model_sets[start]]
+            origins.append(chained(b"", start, *lineages))
+        context.bind(origins)
+
     def apply_averages(self, context: CallContext, query: ModelAverages) -> ModelSet:
         """Apply the query's averages, and return the k models of its start.
 
@@ -335,10 +357,12 @@ class ModelSetClient(TrainingClient):
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the counts of averages by model, which `restore` restores with the models."""
         applied = torch.zeros(0, 0, dtype=torch.int64)
-        counts = [model._had.values for model in self._all_models()]
-        if counts:
-            applied = torch.stack(counts)
-        return {**super().memory(), "model_sets": applied}
+        lineages = torch.zeros(0, 0, LINEAGE, dtype=torch.uint8)
+        models = self._all_models()
+        if models:
+            applied = torch.stack([model._had.values for model in models])
+            lineages = torch.stack([model._lineage.values for model in models])
+        return {**super().memory(), "model_sets": applied, "model_lineages": lineages}
 
     def restore(self, state: ClientState) -> None:
         """Restore the clients' state from a checkpoint."""
@@ -354,9 +378,10 @@ class ModelSetClient(TrainingClient):
                 for model, clients in zip(self.model_sets[start], models, strict=True):
                     model.models = rows.select(clients)
         self.recall(state.extra)
-        applied = state.extra["model_sets"]
-        for model, counts in zip(self._all_models(), applied, strict=True):
+        kept = zip(state.extra["model_sets"], state.extra["model_lineages"], strict=True)
+        for model, (counts, lineages) in zip(self._all_models(), kept, strict=True):
             model._had = counts
+            model._lineage = lineages
 
 
 class AssignedModelClient(ModelSetClient):
@@ -435,6 +460,7 @@ class AssignedModelClient(ModelSetClient):
                 late.append(i)
         if late:
             raise late_request_error(late)
+        self.bind_models(context)
         start = 0
         chosen = [(start, model) for model in query.model.values.tolist()]
         return self.train_chosen(context, chosen)
