@@ -22,6 +22,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
+from securecluster.messaging.octets import as_rows
 from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
@@ -259,6 +260,8 @@ class HiddenClient(TrainingClient):
             PolicyError: a client has not assigned itself yet, or the request is late.
         """
         self._check_assigned(context)
+        # other centres could leave a client alone in its block
+        context.bind(as_rows(self._assigned_to[context.positions]))
         scale = None
         if self._weights:
             scale = [float(self.cohort.sizes[k]) for k in context.positions]
