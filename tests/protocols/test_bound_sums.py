@@ -233,7 +233,7 @@ def test_a_deployment_goes_on_without_the_member_that_was_lied_to(federation: Fe
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation", "haar"])
 @pytest.mark.parametrize("name", ["fedavg", "hidden", "ifca", "mrmtl", "srfca"])
 def test_members_that_missed_rounds_add_up_with_the_others(name: str, mask: str) -> None:
-    made = make(name, rounds=6, mask=mask, participation=0.5)
+    made = make(name, rounds=6, model="linear", mask=mask, participation=0.5)
     served = serve(made, two_clusters(12, 20), row_dropouts(0.1))
     assert not served.net.state.refused
 
