@@ -232,20 +232,22 @@ class ModelSetClient(TrainingClient):
             columns.append(self.cohort.loss(rows, context.positions, clip))
         return np.nan_to_num(np.stack(columns, 1), nan=math.inf, posinf=math.inf)
 
-    def bind_models(self, context: CallContext) -> None:
-        """Bind replies to all models of the start whose averages each client received last.
+    def bind_models(self, context: CallContext, starts: Sequence[int]) -> None:
+        """Bind replies to all models of a start.
 
         To all of them, since which one a client trains may be what nobody is to learn.
 
         Args:
-            context: the clients.
+            context: the clients (b,).
+            starts: of the models of each client, (b,).
         """
+        lineages = {}
+        for start in set(starts):
+            models = self.model_sets[start]
+            lineages[start] = [model.lineage(context.positions) for model in models]
         origins = []
-        for k, (_, start) in zip(
-            context.positions, self._last_call[context.positions].tolist(), strict=True
-        ):
-            lineages = [model.lineage([k])[0] for model in self.model_sets[start]]
-            origins.append(chained(b"", start, *lineages))
+        for n, start in enumerate(starts):
+            origins.append(chained(b"", start, *(of_model[n] for of_model in lineages[start])))
         context.bind(origins)
 
     def apply_averages(self, context: CallContext, query: ModelAverages) -> ModelSet:
@@ -378,7 +380,10 @@ class ModelSetClient(TrainingClient):
                 for model, clients in zip(self.model_sets[start], models, strict=True):
                     model.models = rows.select(clients)
         self.recall(state.extra)
-        kept = zip(state.extra["model_sets"], state.extra["model_lineages"], strict=True)
+        applied = state.extra["model_sets"]
+        # an earlier version did not keep them
+        unkept = torch.zeros(*applied.shape, LINEAGE, dtype=torch.uint8)
+        kept = zip(applied, state.extra.get("model_lineages", unkept), strict=True)
         for model, (counts, lineages) in zip(self._all_models(), kept, strict=True):
             model._had = counts
             model._lineage = lineages
@@ -460,8 +465,8 @@ class AssignedModelClient(ModelSetClient):
                 late.append(i)
         if late:
             raise late_request_error(late)
-        self.bind_models(context)
         start = 0
+        self.bind_models(context, [start] * len(context.ids))
         chosen = [(start, model) for model in query.model.values.tolist()]
         return self.train_chosen(context, chosen)
 

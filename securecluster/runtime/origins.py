@@ -37,7 +37,9 @@ def digest(values: torch.Tensor) -> bytes:
     """
     array = values.detach().cpu().contiguous().numpy()
     about = transcript("securecluster tensor v1", array.dtype.str, *array.shape)
-    return hashlib.sha256(about + array.tobytes()).digest()
+    hasher = hashlib.sha256(about)
+    hasher.update(array)  # without a copy: averages may be large
+    return hasher.digest()
 
 
 def chained(earlier: bytes, *parts: bytes | str | int) -> bytes:

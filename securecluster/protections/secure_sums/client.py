@@ -14,6 +14,8 @@ Security rules:
   A method that is asked without a query has such rows, unless it declares `fixed=False`; one whose
   rows follow from data and public numbers declares `fixed=True`, since a server could ask for
   nearly the same numbers twice. A server that asks again leaves out who was not in the first sum.
+- Keys of pads follow from what the client was sent to compute from (`runtime.origins`). They stay
+  those of the row that it has masked, whatever it is sent later.
 - A sum that follows another one names its fewest survivors, which clients derive for themselves
   (`FollowingSum`).
 """

@@ -4,9 +4,9 @@ A client sends
 
     y_i = encode(x_i) + PRG(b_i) + Σ_{j > i} PRG(k_ij) - Σ_{j < i} PRG(k_ij)   in Z_2^32 or Z_2^64,
 
-where j are its neighbours, k_ij the key of the pair for this call and b_i the seed of its self
-mask (Bonawitz et al. 2017, Section 4). It seals Shamir shares of b_i to its neighbours, in the same
-message. Then there are two phases:
+where j are its neighbours, k_ij the key of the pair for this call and the row's origin, and b_i the
+seed of its self mask (Bonawitz et al. 2017, Section 4). It seals Shamir shares of b_i to its
+neighbours, in the same message. Then there are two phases:
 
 1. Only where clients were lost: the others reveal their k_ij with them. Who does not reply is lost,
    too, and its row is left out, so the phase is repeated with the larger list.
@@ -659,12 +659,13 @@ class UnmaskingGuard:
     *A server that names different survivors to different clients* (not in the papers, whose clients
     sign the list of survivors in one more round). Join two clients where neither revealed the key
     of their pads. The server learns sums over connected components only, of clients whose seeds it
-    has. Let S_i be the survivors named to client i, h the holders of a seed and t the threshold.
-    The seed of i took t shares, so i ∉ S_j for at most h - t holders j; and S_i has at least t
-    holders. So at least 2t - h holders j, i among them, have j ∈ S_i and i ∈ S_j: i is joined to
-    them, and no component is smaller. With c of the holders colluding, 2t - h - c are honest. Two
-    attempts at a call have no client in common whose seeds the server has, since t > h/2 holders
-    reveal shares in each, and none in both.
+    has. (Clients of rows of two origins have two such keys, and neither ever reveals the other's.)
+    Let S_i be the survivors named to client i, h the holders of a seed and t the threshold. The
+    seed of i took t shares, so i ∉ S_j for at most h - t holders j; and S_i has at least t holders.
+    So at least 2t - h holders j, i among them, have j ∈ S_i and i ∈ S_j: i is joined to them, and
+    no component is smaller. With c of the holders colluding, 2t - h - c are honest. Two attempts at
+    a call have no client in common whose seeds the server has, since t > h/2 holders reveal shares
+    in each, and none in both.
 
     Sums of the same rows in several calls (`SumContext.values`) are all over one list of survivors,
     since sums over several lists could be solved for single rows.
