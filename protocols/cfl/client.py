@@ -22,6 +22,7 @@ from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
+from securecluster.runtime.origins import chained, digest
 from securecluster.training.config import FULL_GRADIENT
 
 
@@ -100,6 +101,7 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
                 f"PathModels.depth is {query.depth}, and a path has {max(lengths)} models: the "
                 "frame is refused"
             )
+        self._bind_path(context, query)
         losses = self._path_losses(context, query, context.loss_bound)
         sizes = [self.cohort.validation_sizes[k] for k in context.positions]
         widths = [1 + length for length in lengths]
@@ -111,6 +113,18 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         counts = torch.as_tensor(sizes, dtype=torch.float64)[:, None]
         sums = context.postprocess(lambda told: (_finite(told) * counts).to(dtype), released)
         return PathLosses(Rows(sums), Rows(context.sample_counts(sizes, dtype)))
+
+    def _bind_path(self, context: CallContext, query: PathModels) -> None:
+        """Bind replies to each client's own model and those of its path."""
+        digests = [digest(row) for row in query.means.table]
+        steps = query.steps.table.tolist()
+        origins = []
+        for lineage, path in zip(self.lineage(context.positions), query.means.picks, strict=True):
+            origin = lineage
+            for row in path:
+                origin = chained(origin, steps[row], digests[row])
+            origins.append(origin)
+        context.bind(origins)
 
     def _path_losses(
         self, context: CallContext, query: PathModels, clip: float | None

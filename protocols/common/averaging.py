@@ -134,17 +134,6 @@ class SumClient(TrainingClient):
         """Return all models, with θ_0 for the clients that start over."""
         return self._reset(self.starting_over(positions, query))
 
-    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of clients whose averages are applied to θ_0.
-
-        Their own models are discarded. Here there are no such clients.
-
-        Args:
-            positions: of the clients that the query addresses.
-            query: its averages, by client.
-        """
-        return set()
-
     def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
         """Apply the query's averages, and record whose model is now made of averages alone."""
         shared = self.starting_over(positions, query)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import StaleError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows
+from securecluster.messaging.octets import as_rows, as_table
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client_tensors import (
@@ -30,9 +31,11 @@ from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
+from securecluster.runtime.origins import chained, digest
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 TUNING_STEP = 1 << 48  # beyond all calls: batches of tuning are those of none
+LINEAGE = 32  # bytes of a digest of averages
 
 
 class TrainingClient:
@@ -58,6 +61,8 @@ class TrainingClient:
     guard_trained = ClientTensor(dtype="int64")
 
     _had = ClientTensor(dtype="int64")  # the number of averages each client has applied
+    # digests of these averages, as the server sent them; zeros at θ_0
+    _lineage = ClientTensor(LINEAGE, dtype="uint8")
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check the names of the tensors that a class declares.
@@ -178,6 +183,8 @@ class TrainingClient:
     def catch_up(self, context: CallContext, query: AverageDeltas) -> None:
         """Apply the query's averages, for a reply that depends on the resulting model.
 
+        The reply is bound to this model: it adds up with those from the same one alone.
+
         Args:
             query: the averages that each client lacks.
 
@@ -187,6 +194,19 @@ class TrainingClient:
         """
         self.check_not_behind(context, query)
         self.take(context.positions, query)
+        context.bind(self.lineage(context.positions))
+
+    def lineage(self, positions: Sequence[int]) -> list[bytes]:
+        """Return a digest of the averages that each client's model is made of, 32 bytes each.
+
+        It is of what the server sent, and so the same bytes on every machine, where the models are
+        equal up to rounding at best: clients undo masks in floating point. What clients trained
+        alone is not in it.
+
+        Args:
+            positions: of the clients.
+        """
+        return as_rows(self._lineage[positions])
 
     def check_not_behind(self, context: CallContext, query: AverageDeltas) -> None:
         """Check that a reply would depend on the model that the query is about.
@@ -210,7 +230,9 @@ class TrainingClient:
             positions: of the clients that the query addresses.
             query: averages, by client.
         """
+        lineage = self._extended(positions, query)
         self.models = self.advanced(positions, query)
+        self._lineage[positions] = lineage
         counts = query.count.values.tolist()
         latest = self._had[positions].tolist()
         for n, had in enumerate(self.had(positions, query)):
@@ -227,6 +249,58 @@ class TrainingClient:
         """
         applied: list[int] = self._had[positions].tolist()
         return applied
+
+    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
+        """Return the positions of clients whose averages are applied to θ_0.
+
+        Their own models are discarded. Here there are no such clients.
+
+        Args:
+            positions: of the clients that the query addresses.
+            query: its averages, by client.
+        """
+        return set()
+
+    def sent_with(self, row: int) -> slice:
+        """Return the rows of a message's averages that whoever applies one of them is sent.
+
+        Here it is that row alone.
+
+        Args:
+            row: of the averages.
+        """
+        return slice(row, row + 1)
+
+    def _extended(self, positions: Sequence[int], query: AverageDeltas) -> torch.Tensor:
+        """Return the lineage of the clients' models after the query's averages, (b, 32)."""
+        anew = self.starting_over(positions, query)
+        due = self._due(positions, query)
+        lineages = []
+        for k, earlier in zip(positions, self.lineage(positions), strict=True):
+            lineages.append(self._next_lineage(b"" if k in anew else earlier, due[k], query))
+        return as_table(lineages, LINEAGE)
+
+    def _next_lineage(self, lineage: bytes, picks: tuple[int, ...], query: AverageDeltas) -> bytes:
+        """Return a lineage after some rows of the query's averages, from the cache if possible."""
+        memo = self._memo_of(query)
+        key = (lineage, picks)
+        if key not in memo.lineages:
+            after = lineage or bytes(LINEAGE)
+            for row in picks:
+                sent = self.sent_with(row)
+                if sent.start not in memo.digests:
+                    memo.digests[sent.start] = digest(query.means.table[sent])
+                # a displacement since θ_0 replaces all averages before it
+                before = b"" if query.absolute else after
+                after = chained(before, int(query.steps.table[row]), memo.digests[sent.start])
+            memo.lineages[key] = after
+        return memo.lineages[key]
+
+    def _memo_of(self, query: AverageDeltas) -> _MovedModels:
+        """Return what was computed from the query's averages before."""
+        if self._memo.averages is not query.means.table:
+            self._memo = _MovedModels(query.means.table)
+        return self._memo
 
     def origin(self, positions: Sequence[int], query: AverageDeltas) -> Rows:
         """Return all clients' models before the query's averages.
@@ -253,8 +327,7 @@ class TrainingClient:
         # No client starts over or applies an average: the table does not need to be copied.
         if models is self.models and not any(picks.values()):
             return models
-        if self._memo.averages is not query.means.table:
-            self._memo = _MovedModels(query.means.table)
+        self._memo_of(query)
         digests = list(self._row_digests(models.table))
         thetas = list(models.table)
         # A sum calls clients chunk by chunk, so the loops below are over the clients of the chunk
@@ -490,6 +563,8 @@ class _MovedModels:
     undone: dict[int, torch.Tensor] = field(default_factory=dict)  # unmasked averages by row
     # -> (new model, its digest)
     moved: dict[_Move, tuple[torch.Tensor, bytes]] = field(default_factory=dict)
+    digests: dict[int, bytes] = field(default_factory=dict)  # of averages, by their first row
+    lineages: dict[_Move, bytes] = field(default_factory=dict)  # after the rows of a move
 
 
 def _digest(row: torch.Tensor) -> bytes:

@@ -110,6 +110,7 @@ class CompressedUpdateClient(UpdateClient):
                 f"round {context.round}: client(s) {few} have no update to contribute: ask for a "
                 "compressed update first"
             )
+        context.bind(self.lineage(context.positions))
         delta = self._updates(context.positions)
         if not self._weighted:
             return Update(Rows(delta), None)

@@ -22,12 +22,18 @@ from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import TrainingClient, UpdateClient, late_request_error
+from securecluster.protocols.common.client import (
+    LINEAGE,
+    TrainingClient,
+    UpdateClient,
+    late_request_error,
+)
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice, Update
 from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
+from securecluster.runtime.origins import chained
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 AVERAGES = Upto("moved", "model_averages")  # averages of all models in one frame
@@ -226,6 +232,24 @@ class ModelSetClient(TrainingClient):
             columns.append(self.cohort.loss(rows, context.positions, clip))
         return np.nan_to_num(np.stack(columns, 1), nan=math.inf, posinf=math.inf)
 
+    def bind_models(self, context: CallContext, starts: Sequence[int]) -> None:
+        """Bind replies to all models of a start.
+
+        To all of them, since which one a client trains may be what nobody is to learn.
+
+        Args:
+            context: the clients (b,).
+            starts: of the models of each client, (b,).
+        """
+        lineages = {}
+        for start in set(starts):
+            models = self.model_sets[start]
+            lineages[start] = [model.lineage(context.positions) for model in models]
+        origins = []
+        for n, start in enumerate(starts):
+            origins.append(chained(b"", start, *(of_model[n] for of_model in lineages[start])))
+        context.bind(origins)
+
     def apply_averages(self, context: CallContext, query: ModelAverages) -> ModelSet:
         """Apply the query's averages, and return the k models of its start.
 
@@ -335,10 +359,12 @@ class ModelSetClient(TrainingClient):
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the counts of averages by model, which `restore` restores with the models."""
         applied = torch.zeros(0, 0, dtype=torch.int64)
-        counts = [model._had.values for model in self._all_models()]
-        if counts:
-            applied = torch.stack(counts)
-        return {**super().memory(), "model_sets": applied}
+        lineages = torch.zeros(0, 0, LINEAGE, dtype=torch.uint8)
+        models = self._all_models()
+        if models:
+            applied = torch.stack([model._had.values for model in models])
+            lineages = torch.stack([model._lineage.values for model in models])
+        return {**super().memory(), "model_sets": applied, "model_lineages": lineages}
 
     def restore(self, state: ClientState) -> None:
         """Restore the clients' state from a checkpoint."""
@@ -355,8 +381,12 @@ class ModelSetClient(TrainingClient):
                     model.models = rows.select(clients)
         self.recall(state.extra)
         applied = state.extra["model_sets"]
-        for model, counts in zip(self._all_models(), applied, strict=True):
+        # an earlier version did not keep them
+        unkept = torch.zeros(*applied.shape, LINEAGE, dtype=torch.uint8)
+        kept = zip(applied, state.extra.get("model_lineages", unkept), strict=True)
+        for model, (counts, lineages) in zip(self._all_models(), kept, strict=True):
             model._had = counts
+            model._lineage = lineages
 
 
 class AssignedModelClient(ModelSetClient):
@@ -436,6 +466,7 @@ class AssignedModelClient(ModelSetClient):
         if late:
             raise late_request_error(late)
         start = 0
+        self.bind_models(context, [start] * len(context.ids))
         chosen = [(start, model) for model in query.model.values.tolist()]
         return self.train_chosen(context, chosen)
 

@@ -22,6 +22,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
+from securecluster.messaging.octets import as_rows
 from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
@@ -259,6 +260,8 @@ class HiddenClient(TrainingClient):
             PolicyError: a client has not assigned itself yet, or the request is late.
         """
         self._check_assigned(context)
+        # other centres could leave a client alone in its block
+        context.bind(as_rows(self._assigned_to[context.positions]))
         scale = None
         if self._weights:
             scale = [float(self.cohort.sizes[k]) for k in context.positions]
@@ -286,6 +289,11 @@ class HiddenClient(TrainingClient):
         self._check_assigned(context)
         self.take(context.positions, self.own_averages(query, context.positions))
         return Ack()
+
+    def sent_with(self, row: int) -> slice:
+        """Return the rows of all clusters, so that no digest of them tells a client's cluster."""
+        first = row - row % self._clusters
+        return slice(first, first + self._clusters)
 
     def own_averages(self, query: BlockAverages, positions: Sequence[int]) -> AverageDeltas:
         """Return the averages of each client's own cluster.

@@ -215,6 +215,7 @@ class IFCAClient(ModelSetClient):
                 late.append(i)
         if late:
             raise late_request_error(late)
+        self.bind_models(context, [start for start, _, _ in chosen])
 
 
 def server_view(noisy: bool, clipped: bool, starts: int) -> list[str]:

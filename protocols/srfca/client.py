@@ -23,9 +23,11 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, StaleError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
+from securecluster.messaging.octets import as_rows
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.client import LINEAGE
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.disclosures import (
     OfHiddenSums,
@@ -36,6 +38,7 @@ from securecluster.protocols.common.disclosures import (
 from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, answers
+from securecluster.runtime.origins import chained, digest
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 Array = NDArray[np.float64]
@@ -121,6 +124,8 @@ class SRFCAClient(SumClient):
     _restart = ClientTensor(dtype="int64")
     # the call in which the clusters' models were evaluated last
     _judged_in = ClientTensor(dtype="int64")
+    # and a digest of these models, as they were sent
+    _judged = ClientTensor(LINEAGE, dtype="uint8")
 
     def __init__(
         self,
@@ -341,6 +346,7 @@ class SRFCAClient(SumClient):
     def cluster_losses(self, context: CallContext, query: Empty) -> LossSums:
         """Return f_i of the clusters' models as evaluated last, which MERGE compares."""
         losses = torch.as_tensor(self._stored_losses(context))
+        context.bind(as_rows(self._judged[context.positions]))
         return LossSums(Rows(losses))
 
     @answers(SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
@@ -444,12 +450,17 @@ class SRFCAClient(SumClient):
             offered.append(losses[n, list(picks)])
         released = self._released_losses(context, np.stack(offered))
         judged_in = self._judged_in[context.positions].tolist()
-        of_clients = zip(context.positions, released.numpy(), judged_in, strict=True)
-        for k, row_of_client, last in of_clients:
+        digests = [digest(row) for row in table]
+        of_clients = zip(
+            context.positions, released.numpy(), judged_in, query.models.picks, strict=True
+        )
+        for k, row_of_client, last, picks in of_clients:
             # a late request must not replace losses of models that were evaluated since
             if context.step >= last:
                 self._cluster_losses[k] = row_of_client
                 self._judged_in[k] = context.step
+                judged = chained(b"", query.step, *(digests[row] for row in picks))
+                self._judged[k] = list(judged)
         return released
 
     def _stored_losses(self, context: CallContext) -> Array:

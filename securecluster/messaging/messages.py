@@ -368,6 +368,8 @@ class Call:
         adds: group of each recipient, where the server only adds the replies of each group: clients
             of one process may then send these sums (`Added`). It is not in frames.
         deadline: as in a header. Transports that wait only so long set it in their frames.
+        origins: digest of the public numbers behind each recipient's reply, as its endpoint knows
+            them once the reply is there. It is not in frames.
     """
 
     config: str
@@ -383,6 +385,7 @@ class Call:
     attempt: int = 0
     adds: tuple[int, ...] = ()
     deadline: int = 0
+    origins: tuple[bytes, ...] = ()
 
     def header(self, position: int) -> Header:
         """Return the header of the request to `to[position]`.

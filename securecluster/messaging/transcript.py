@@ -275,7 +275,7 @@ class Transcript:
             self._contents.append(contents)
             return ""
         fields = dict(vars(call))
-        del fields["query"], fields["adds"], fields["deadline"]
+        del fields["query"], fields["adds"], fields["deadline"], fields["origins"]
         reply = None
         if response.reply is not None:
             reply = _fields_of(response.reply)

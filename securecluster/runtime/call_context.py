@@ -25,6 +25,7 @@ from securecluster.privacy.dp import exponential_mechanism, loss_mechanism
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, Clip
 from securecluster.privacy.dp.noise_streams import digest
+from securecluster.runtime.origins import chained
 
 Array = NDArray[np.float64]
 
@@ -171,6 +172,7 @@ class CallContext:
         step: number of the call.
         noise: of the run; None where a method is called outside a run.
         releases: of this call.
+        origins: digests of what `bind` has bound in this call, by client.
     """
 
     ids: tuple[int, ...]
@@ -179,6 +181,7 @@ class CallContext:
     step: int
     noise: ClientNoise | None = field(default=None, compare=False, repr=False)
     releases: Releases = field(default_factory=Releases, compare=False, repr=False)
+    origins: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def select(self, frames: Sequence[int]) -> CallContext:
         """Return the context of some of the clients.
@@ -189,6 +192,18 @@ class CallContext:
         ids = tuple(self.ids[n] for n in frames)
         positions = tuple(self.positions[n] for n in frames)
         return dataclasses.replace(self, ids=ids, positions=positions)
+
+    def bind(self, origins: Sequence[bytes]) -> None:
+        """Bind each client's reply to public numbers that it follows from, such as a model.
+
+        In a secure sum it adds up only with replies that are bound to the same numbers.
+
+        Args:
+            origins: digest of these numbers for each client, as the server sent them: equal for
+                all clients of one sum, and of nothing that the server may not learn.
+        """
+        for client, origin in zip(self.ids, origins, strict=True):
+            self.origins[client] = chained(self.origins.get(client, b""), origin)
 
     @property
     def loss_bound(self) -> float | None:

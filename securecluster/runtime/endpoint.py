@@ -50,6 +50,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
 from securecluster.runtime.call_context import CallContext, Releases
 from securecluster.runtime.client_half import ClientHalf, HiddenReplies
+from securecluster.runtime.origins import origins_of
 from securecluster.runtime.refusals import answered
 from securecluster.runtime.services import KeyAgreement, Service
 
@@ -737,7 +738,9 @@ class Endpoint(Generic[C]):
         check_reply(method, release, reply, expected, len(call.to))
         reply, receipts = self._after_pipeline(call, release, reply, receipts)
         if half is not None:
-            reply = half.hidden(call, reply, expected, release)
+            origins = origins_of(call.query, call.to, context.origins)
+            bound = dataclasses.replace(call, origins=tuple(origins))
+            reply = half.hidden(bound, reply, expected, release)
         return reply, receipts
 
     def context(

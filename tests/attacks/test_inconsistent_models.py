@@ -1,20 +1,22 @@
 """A server that breaks the protocol sends other models to other clients of one secure sum.
 
 Clients that start from a network of dead units have updates of its last biases alone, so the sum is
-one client's update everywhere else (Pasquini, Francati & Ateniese 2022). No rule of secure sums is
-broken: what remains to an active server is said in docs/security.md.
+one client's update everywhere else (Pasquini, Francati & Ateniese 2022). Pads follow from what each
+member was sent, so nothing cancels; `tests/protocols/test_bound_sums.py` has all protocols.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from securecluster import Federation
-from securecluster.messaging.messages import Call, Picks, Response
+from securecluster.errors import FrameError
+from securecluster.messaging.messages import Call, Picks, Response, Rows
 from securecluster.protocols import FedAvg, Settings
 from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.server_channel import ServerChannel
@@ -44,16 +46,24 @@ def with_dead_units(call: Call) -> Call:
     return dataclasses.replace(call, query=moved)
 
 
-def test_a_server_that_sends_other_models_reads_one_update_in_a_secure_sum(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def attacked(
+    monkeypatch: pytest.MonkeyPatch, received: Callable[[Response], Response], **options: Any
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Run the attack in the second round, and return the target's update and the sums.
+
+    Args:
+        monkeypatch: undoes what it changes.
+        received: what the server makes of the replies of the second round.
+        options: of FedAvg.
+    """
     updates: dict[int, torch.Tensor] = {}
     sums: list[torch.Tensor] = []
     exchange, add_up = InProcess.exchange, ServerChannel.sum
 
     def lying(self: InProcess, call: Call) -> Response:
-        second = call.method == "contribute" and call.round == 2
-        return exchange(self, with_dead_units(call) if second else call)
+        if call.method != "contribute" or call.round != 2:
+            return exchange(self, call)
+        return received(exchange(self, with_dead_units(call)))
 
     def kept(self: ServerChannel, *args: Any, **named: Any) -> Any:
         outcome = add_up(self, *args, **named)
@@ -68,10 +78,31 @@ def test_a_server_that_sends_other_models_reads_one_update_in_a_secure_sum(
     monkeypatch.setattr(InProcess, "exchange", lying)
     monkeypatch.setattr(ServerChannel, "sum", kept)
     federation = Federation.simulate("digits", clients=6, samples=20, seed=0)
-    options: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "mlp", "mask": "none"}
-    protocol = FedAvg(**options, aggregation="secagg")
+    protocol = FedAvg(rounds=2, epochs=1, model="mlp", mask="none", **options)
     vars(protocol)[ATTRIBUTE] = Experiment(before_pipeline=before)
     protocol.fit(federation, Settings(threads=1))
-    own = updates[TARGET][:-CLASSES]
-    read = sums[-1][: len(own)]
-    assert float((read - own).norm() / own.norm()) < 1e-4
+    return updates[TARGET], sums
+
+
+def of_one_model(response: Response) -> Response:
+    """Return replies whose rows all claim to follow from the model of the first one."""
+    claimed = response.reply.origin.table[:1].expand(len(response.ids), -1)
+    reply = dataclasses.replace(response.reply, origin=Rows(claimed))
+    return dataclasses.replace(response, reply=reply)
+
+
+def test_a_plain_sum_of_other_models_is_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    update, sums = attacked(monkeypatch, lambda response: response, aggregation="plain")
+    own = update[:-CLASSES]
+    assert float((sums[-1][: len(own)] - own).norm() / own.norm()) < 1e-4
+
+
+def test_a_secure_sum_of_other_models_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FrameError, match=rf"client\(s\) {TARGET} follows from another model"):
+        attacked(monkeypatch, lambda response: response, aggregation="secagg")
+
+
+def test_a_server_that_looks_away_reads_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    # its pads fill the ring: some number of thousands is beyond what updates can be
+    with pytest.raises(FrameError, match="beyond what 6 clients"):
+        attacked(monkeypatch, of_one_model, aggregation="secagg")

@@ -783,6 +783,7 @@ def test_frames_of_a_million_numbers_are_two_percent_longer_at_most() -> None:
         size=rows(dtype=torch.int64),
         commitment=rows(32, dtype=torch.uint8),
         boxes=block(clients - 1, BOX),
+        origin=rows(16, dtype=torch.uint8),
     )
     shares = SeedShares(block(clients, VALUE))
     keys = SumKey(rows(32, dtype=torch.uint8), rows(64, dtype=torch.uint8))

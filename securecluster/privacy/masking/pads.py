@@ -208,7 +208,9 @@ def _point(public: bytes) -> int:
     return number % FIELD_PRIME
 
 
-def call_key(pair_key: bytes, call: int, attempt: int, members: bytes) -> bytes:
+def call_key(
+    pair_key: bytes, call: int, attempt: int, members: bytes, origin: bytes = b""
+) -> bytes:
     """Return the key of one call's pads between two clients, 32 bytes.
 
     Args:
@@ -216,14 +218,15 @@ def call_key(pair_key: bytes, call: int, attempt: int, members: bytes) -> bytes:
         call: number of the call.
         attempt: number of the attempt at this call, from 0.
         members: `members_hash` of the clients that are asked for a row.
+        origin: digest of the public numbers that the two rows follow from; empty for none.
     """
-    return expand(pair_key, _call_info(call, attempt, members))
+    return expand(pair_key, _call_info(call, attempt, members, origin))
 
 
 @lru_cache(KEPT)
-def _call_info(call: int, attempt: int, members: bytes) -> bytes:
+def _call_info(call: int, attempt: int, members: bytes, origin: bytes) -> bytes:
     """Return what a call's keys are for, which all pairs have in common."""
-    return transcript("securecluster sum call v1", call, attempt, members)
+    return transcript("securecluster sum call v2", call, attempt, members, origin)
 
 
 def field_key(key: bytes, field: str) -> bytes:

@@ -361,7 +361,8 @@ class KeyAuthority:
         if different:
             raise FrameError(
                 f"clients {survivors[0]} and {different[0]} tag their ciphertexts under different "
-                "keys, so nothing binds their sum: start a new run"
+                "keys, so nothing binds their sum: they were sent different models or numbers to "
+                "compute from, or have not agreed on one seed; start a new run"
             )
         tags_of = LinearTags(cipher.parameters, keys[0])
         for number, data in enumerate(ciphertexts):

@@ -178,7 +178,12 @@ class EncryptionService(ClientHalf):
         self._public_cipher()
 
     def _closed(
-        self, call: Call, layout: Layout, rows: Sequence[EncodedRow], encrypted: type
+        self,
+        call: Call,
+        layout: Layout,
+        rows: Sequence[EncodedRow],
+        encrypted: type,
+        origins: Sequence[bytes],
     ) -> Any:
         """Return encoded rows as a message with one envelope per recipient.
 
@@ -187,10 +192,11 @@ class EncryptionService(ClientHalf):
             layout: fields of the rows.
             rows: the integers of each recipient.
             encrypted: class of the encrypted reply.
+            origins: digest of the public numbers that each row follows from; empty binds to none.
         """
         sealed = []
-        for k, row in enumerate(rows):
-            sealed.append(self._sealed(call, k, layout, row))
+        for k, (row, origin) in enumerate(zip(rows, origins, strict=True)):
+            sealed.append(self._sealed(call, k, layout, row, origin))
         return encrypted(
             layout=str(layout),
             key=Rows(as_table([row.key for row in sealed], KEY)),
@@ -200,7 +206,9 @@ class EncryptionService(ClientHalf):
             box_signature=Rows(as_table([row.box_signature for row in sealed], SIGNATURE)),
         )
 
-    def _sealed(self, call: Call, position: int, layout: Layout, row: EncodedRow) -> SealedRow:
+    def _sealed(
+        self, call: Call, position: int, layout: Layout, row: EncodedRow, origin: bytes
+    ) -> SealedRow:
         """Return one client's ciphertexts for the server, and their tags for the authority."""
         cipher = self._public_cipher()
         encryption = self._keys.secrets.authority
@@ -225,7 +233,7 @@ class EncryptionService(ClientHalf):
         )
         envelope = seal(ciphertexts, pair, encryption.server[scheme], to_server)
         to_authority = replace(to_server, receiver=AUTHORITY)
-        tags = self._tagged(client, ciphertexts)
+        tags = self._tagged(client, ciphertexts, origin)
         box = seal_bytes(tags, pair, encryption.authority[scheme], to_authority)
         # A signature covers its context: an envelope or box of another call or group is refused.
         return SealedRow(
@@ -236,7 +244,7 @@ class EncryptionService(ClientHalf):
             box_signature=self._keys.sign(client, to_authority.signed(box)),
         )
 
-    def _tagged(self, client: int, ciphertexts: Sequence[bytes]) -> bytes:
+    def _tagged(self, client: int, ciphertexts: Sequence[bytes], origin: bytes) -> bytes:
         """Return the key of the tags and those of a client's ciphertexts, for the authority."""
         cipher = self._public_cipher()
         seed = self._keys.secrets.seed.get(client)
@@ -245,7 +253,7 @@ class EncryptionService(ClientHalf):
                 f"client {client} has not agreed on a seed with the other clients, so nothing "
                 "would bind its ciphertexts to their sum: it takes part in no encrypted sum"
             )
-        key = tag_key(seed, self._run, cipher.fingerprint)
+        key = tag_key(seed, self._run, cipher.fingerprint, origin)
         if self._tags is None or self._tags[0] != key:
             self._tags = (key, LinearTags(self._parameters, key))
         _, tags = self._tags
@@ -332,7 +340,7 @@ class EncryptedSumService(EncryptionService):
         rows = []
         for k, (_, members) in enumerate(members_of(call)):
             rows.append(self._encoded(reply, layout, k, len(members)))
-        return self._closed(call, layout, rows, encrypted)
+        return self._closed(call, layout, rows, encrypted, call.origins)
 
     def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:
         """Return one client's rows as integers."""

@@ -120,7 +120,9 @@ class EncryptedPairService(EncryptionService):
             # Its numbers stand where both ends of a pair have them, so the sum adds the two.
             rows.append(EncodedRow({name: own_pairs(row, position)}, {name: codec.largest}))
         layout = pair_layout(name, pair_range, size)
-        return self._closed(call, layout, rows, encrypted_pairs_class(expected, pair_range.bits))
+        encrypted = encrypted_pairs_class(expected, pair_range.bits)
+        # each client is sent other rows here, all but its own
+        return self._closed(call, layout, rows, encrypted, [b""] * len(rows))
 
 
 class EncryptedPairs(Connected):

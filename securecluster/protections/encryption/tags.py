@@ -39,19 +39,21 @@ LIMB = 30
 PRODUCTS = 8
 
 
-def tag_key(seed: bytes, run: str, fingerprint: bytes) -> bytes:
+def tag_key(seed: bytes, run: str, fingerprint: bytes, origin: bytes = b"") -> bytes:
     """Return the key of the tags of one encryption of a run, 32 secret bytes.
 
     Args:
         seed: seed that the clients of the run agreed on, 32 secret bytes.
         run: hash of the run's configuration.
         fingerprint: of the parameters and the public key of the encryption.
+        origin: digest of the public numbers that the ciphertext's row follows from, so that nobody
+            decrypts a sum of rows that follow from different models; empty for none.
     """
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     # The seed is also the key of masks and seals: the label keeps them apart.
-    info = transcript("securecluster ciphertext tags v1", run, fingerprint)
+    info = transcript("securecluster ciphertext tags v2", run, fingerprint, origin)
     return HKDF(hashes.SHA256(), KEY, salt=None, info=info).derive(seed)
 
 

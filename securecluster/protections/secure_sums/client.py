@@ -14,6 +14,8 @@ Security rules:
   A method that is asked without a query has such rows, unless it declares `fixed=False`; one whose
   rows follow from data and public numbers declares `fixed=True`, since a server could ask for
   nearly the same numbers twice. A server that asks again leaves out who was not in the first sum.
+- Keys of pads follow from what the client was sent to compute from (`runtime.origins`). They stay
+  those of the row that it has masked, whatever it is sent later.
 - A sum that follows another one names its fewest survivors, which clients derive for themselves
   (`FollowingSum`).
 """
@@ -35,10 +37,13 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import KEY, encoded, expand, transcript
 from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.secure_sums.double_mask import (
+    TAG,
+    CallEnds,
     ClientMasks,
     SumContext,
     UnmaskingGuard,
     mask_table,
+    origin_tag,
 )
 from securecluster.protections.secure_sums.graph import Graph, build_graph
 from securecluster.protections.secure_sums.messages import (
@@ -211,12 +216,15 @@ class SecureSumService(ClientHalf):
         boxes: list[bytes] = []
         picks = []
         all_masks = []
+        tags = []
         # keys of pairs of these clients, for this call alone
-        call_keys: dict[tuple[bytes, bytes], bytes] = {}
+        call_keys: dict[CallEnds, bytes] = {}
         for k, (client, context, graph) in enumerate(self._contexts(call, call.method)):
             rows = [table[k] for table in tables.values()]
-            self._take_part(client, context, graph, rows, minimum)
-            masks = self._masks(client, context, graph, call_keys)
+            origin = call.origins[k]
+            self._take_part(client, context, graph, rows, minimum, origin)
+            masks = self._masks(client, context, graph, origin, call_keys)
+            tags.append(origin_tag(origin, context))
             all_masks.append(masks)
             commitments.append(masks.commitment())
             sealed = masks.boxes()
@@ -230,6 +238,7 @@ class SecureSumService(ClientHalf):
             **fields,
             commitment=Rows(as_table(commitments, KEY)),
             boxes=Picks(as_table(boxes, BOX), tuple(picks)),
+            origin=Rows(as_table(tags, TAG)),
         )
 
     def _encoded(
@@ -273,6 +282,7 @@ class SecureSumService(ClientHalf):
         graph: Graph,
         rows: Sequence[torch.Tensor],
         least: int,
+        origin: bytes,
     ) -> None:
         """Record that a client sends its row, or refuse."""
         record = self._record(client)
@@ -287,7 +297,7 @@ class SecureSumService(ClientHalf):
             about = context.hash + encoded(number)
             digest.update(keyed_digest(key, about, row.numpy()))
         guard = self._guard(client, len(context.members))
-        guard.take_part(context, graph, digest.digest(), least)
+        guard.take_part(context, graph, digest.digest(), least, origin)
         record.forget()
 
     def _reveal_pads(self, call: Call) -> PadKeys:
@@ -298,8 +308,11 @@ class SecureSumService(ClientHalf):
         for k, (client, context, graph) in enumerate(self._contexts(call, query.purpose)):
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
             check_cohorts(client, set(context.members).difference(lost), self._cohorts)
-            peers = self._guard(client, len(context.members)).reveal_pads(context, lost)
-            revealed = self._masks(client, context, graph).pad_keys(peers)
+            guard = self._guard(client, len(context.members))
+            peers = guard.reveal_pads(context, lost)
+            # the pads that it has added, whatever it was sent since
+            masks = self._masks(client, context, graph, guard.origin(context))
+            revealed = masks.pad_keys(peers)
             first = len(keys)
             keys += [revealed[peer] for peer in peers]
             picks.append(tuple(range(first, len(keys))))
@@ -379,13 +392,14 @@ class SecureSumService(ClientHalf):
         client: int,
         context: SumContext,
         graph: Graph,
-        call_keys: dict[tuple[bytes, bytes], bytes] | None = None,
+        origin: bytes = b"",
+        call_keys: dict[CallEnds, bytes] | None = None,
     ) -> ClientMasks:
-        """Return a client's masks for one attempt."""
+        """Return a client's masks for one attempt, with pads of rows of one origin."""
         secret = self._mask_secret(client)
         neighbours = graph.neighbours(client)
         pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
-        return ClientMasks(client, secret, pair_keys, context, graph, self._seal, call_keys)
+        return ClientMasks(client, secret, pair_keys, context, graph, self._seal, call_keys, origin)
 
     def _mask_secret(self, client: int) -> bytes:
         """Return the secret of a client's self masks, 32 bytes, drawn once a run."""

@@ -4,9 +4,9 @@ A client sends
 
     y_i = encode(x_i) + PRG(b_i) + Σ_{j > i} PRG(k_ij) - Σ_{j < i} PRG(k_ij)   in Z_2^32 or Z_2^64,
 
-where j are its neighbours, k_ij the key of the pair for this call and b_i the seed of its self
-mask (Bonawitz et al. 2017, Section 4). It seals Shamir shares of b_i to its neighbours, in the same
-message. Then there are two phases:
+where j are its neighbours, k_ij the key of the pair for this call and the row's origin, and b_i the
+seed of its self mask (Bonawitz et al. 2017, Section 4). It seals Shamir shares of b_i to its
+neighbours, in the same message. Then there are two phases:
 
 1. Only where clients were lost: the others reveal their k_ij with them. Who does not reply is lost,
    too, and its row is left out, so the phase is repeated with the larger list.
@@ -36,6 +36,11 @@ from securecluster.protections.secure_sums.shares import ShareSeal
 
 # of the shares of a seed, which are tried where some were altered
 MOST_SUBSETS = 1000
+# bytes of the tag of a row's origin
+TAG = 16
+
+# key of a pair, hash of the context, and origin of the row
+CallEnds = tuple[bytes, bytes, bytes]
 
 
 class TooFewSurvivorsError(SecureClusterError):
@@ -120,6 +125,19 @@ def commitment(seed: bytes, context: SumContext) -> bytes:
     return pads.expand(seed, info)
 
 
+def origin_tag(origin: bytes, context: SumContext) -> bytes:
+    """Return what tells the server which rows of a sum have one origin, 16 bytes.
+
+    It hides nothing: an origin follows from what the server has sent.
+
+    Args:
+        origin: digest of the public numbers that a row follows from.
+        context: the attempt.
+    """
+    text = pads.transcript("securecluster origin tag v1", context.hash, origin)
+    return hashlib.sha256(text).digest()[:TAG]
+
+
 class ClientMasks:
     """A client's masks and shares for one attempt at a sum.
 
@@ -134,14 +152,16 @@ class ClientMasks:
         context: the attempt.
         graph: graph of its members.
         seal: returns the seal of a pair's key; None makes it anew.
-        call_keys: (key of a pair, hash of the context) -> key of its pads in this call, as another
-            client of the machine has derived it; completed in place.
+        call_keys: (key of a pair, hash of the context, origin) -> key of its pads in this call, as
+            another client of the machine has derived it; completed in place.
+        origin: digest of the public numbers that the row follows from. Pads cancel between rows of
+            one origin only.
 
     Raises:
         UsageError: a graph of other members or another threshold, or a neighbour without a key.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (all that the masks of one attempt follow from)
         self,
         client: int,
         secret: bytes,
@@ -149,7 +169,8 @@ class ClientMasks:
         context: SumContext,
         graph: Graph,
         seal: Callable[[bytes], ShareSeal] | None = None,
-        call_keys: dict[tuple[bytes, bytes], bytes] | None = None,
+        call_keys: dict[CallEnds, bytes] | None = None,
+        origin: bytes = b"",
     ) -> None:
         _check_graph(context, graph)
         self.client = client
@@ -165,6 +186,7 @@ class ClientMasks:
         self._pair_keys = {peer: pair_keys[peer] for peer in self.neighbours}
         self._seal_of = seal or partial(ShareSeal, run=context.run)
         self._derived = {} if call_keys is None else call_keys
+        self._origin = origin
         self._seed = self._derive("securecluster self mask v1")
 
     def __repr__(self) -> str:
@@ -245,10 +267,10 @@ class ClientMasks:
         context = self._context
         keys = {}
         for peer, pair_key in self._pair_keys.items():
-            ends = (pair_key, context.hash)
+            ends = (pair_key, context.hash, self._origin)
             if ends not in self._derived:
                 self._derived[ends] = pads.call_key(
-                    pair_key, context.call, context.attempt, context.members_hash
+                    pair_key, context.call, context.attempt, context.members_hash, self._origin
                 )
             keys[peer] = self._derived[ends]
         return keys
@@ -600,6 +622,8 @@ class Attempt:
         lost: clients with which it revealed its pair keys.
         survivors: clients whose shares it revealed; None before that.
         least: smallest number of survivors that the client was told with its call.
+        origin: digest of the public numbers that its row follows from, by which it reveals the keys
+            of the pads that it has added.
     """
 
     hash: bytes
@@ -609,6 +633,7 @@ class Attempt:
     lost: tuple[int, ...] = ()
     survivors: tuple[int, ...] | None = None
     least: int = 0
+    origin: bytes = b""
 
 
 @dataclass
@@ -634,12 +659,13 @@ class UnmaskingGuard:
     *A server that names different survivors to different clients* (not in the papers, whose clients
     sign the list of survivors in one more round). Join two clients where neither revealed the key
     of their pads. The server learns sums over connected components only, of clients whose seeds it
-    has. Let S_i be the survivors named to client i, h the holders of a seed and t the threshold.
-    The seed of i took t shares, so i ∉ S_j for at most h - t holders j; and S_i has at least t
-    holders. So at least 2t - h holders j, i among them, have j ∈ S_i and i ∈ S_j: i is joined to
-    them, and no component is smaller. With c of the holders colluding, 2t - h - c are honest. Two
-    attempts at a call have no client in common whose seeds the server has, since t > h/2 holders
-    reveal shares in each, and none in both.
+    has. (Clients of rows of two origins have two such keys, and neither ever reveals the other's.)
+    Let S_i be the survivors named to client i, h the holders of a seed and t the threshold. The
+    seed of i took t shares, so i ∉ S_j for at most h - t holders j; and S_i has at least t holders.
+    So at least 2t - h holders j, i among them, have j ∈ S_i and i ∈ S_j: i is joined to them, and
+    no component is smaller. With c of the holders colluding, 2t - h - c are honest. Two attempts at
+    a call have no client in common whose seeds the server has, since t > h/2 holders reveal shares
+    in each, and none in both.
 
     Sums of the same rows in several calls (`SumContext.values`) are all over one list of survivors,
     since sums over several lists could be solved for single rows.
@@ -670,7 +696,12 @@ class UnmaskingGuard:
         self.state = GuardState()
 
     def take_part(
-        self, context: SumContext, graph: Graph, digest: bytes = b"", least: int = 0
+        self,
+        context: SumContext,
+        graph: Graph,
+        digest: bytes = b"",
+        least: int = 0,
+        origin: bytes = b"",
     ) -> None:
         """Record that the client sends a masked row, or refuse.
 
@@ -683,6 +714,7 @@ class UnmaskingGuard:
             digest: digest of the encoded row; empty refuses to be asked twice.
             least: smallest number of survivors for which the client reveals anything, where it is
                 larger than the guard's own.
+            origin: digest of the public numbers that the row follows from.
 
         Raises:
             PolicyError: a list of members, a threshold or an attempt that the client refuses.
@@ -691,13 +723,15 @@ class UnmaskingGuard:
         self._check_members(context)
         self._check_threshold(context, graph)
         holders = graph.holders(self._client)
-        record = Attempt(context.hash, holders, context.threshold, digest, least=least)
+        record = Attempt(
+            context.hash, holders, context.threshold, digest, least=least, origin=origin
+        )
         attempts = self.state.attempts.setdefault(context.call, {})
         # A repeated request is answered as before, since its reply may have been lost on the way.
         earlier = attempts.get(context.attempt)
         if earlier is not None:
             same_row = earlier.hash == record.hash and earlier.digest == digest != b""
-            if not same_row or earlier.least != least:
+            if not same_row or (earlier.least, earlier.origin) != (least, origin):
                 raise self._refusal(context, "it masked a row in this attempt already")
             return
         # Checked last, and stored only if nothing refused: a refusal leaves the state as it was.
@@ -732,6 +766,17 @@ class UnmaskingGuard:
         self._check_survivors(context, record, survivors)
         self._store(context, replace(record, lost=gone))
         return tuple(peer for peer in record.holders if peer in gone)
+
+    def origin(self, context: SumContext) -> bytes:
+        """Return the origin of the row that the client sent in an attempt.
+
+        Args:
+            context: the attempt.
+
+        Raises:
+            PolicyError: the client did not take part in it, or took part in a later one.
+        """
+        return self._record(context).origin
 
     def reveal_shares(self, context: SumContext, survivors: Sequence[int]) -> tuple[int, ...]:
         """Return the survivors whose shares the client may reveal, itself included, ascending.

@@ -13,6 +13,7 @@ from securecluster.messaging.bounds import Octets, Real, Ring, Upto, Whole, decl
 from securecluster.messaging.messages import Picks, Rows, optional
 from securecluster.privacy.masking.pads import KEY
 from securecluster.protections.key_exchange import EXCHANGE_METHODS
+from securecluster.protections.secure_sums.double_mask import TAG
 from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protections.secure_sums.shares import box_size
 from securecluster.protections.sum_ranges import summed_bits
@@ -25,7 +26,7 @@ BOX = box_size(1)
 # one box for each neighbour of the sender
 BOXES = Upto("boxes", "clients", minimum=1)
 # fields that a masked reply adds
-ADDED = ("commitment", "boxes")
+ADDED = ("commitment", "boxes", "origin")
 LOST = Upto("lost", "clients")
 
 
@@ -86,11 +87,12 @@ def bits_of(masked: type) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def masked_class(reply: Any, through: tuple[str, ...]) -> type:
-    """Return the class of a reply whose rows are masked, with the same fields and two more.
+    """Return the class of a reply whose rows are masked, with the same fields and three more.
 
     Rows that pass through the pipeline, such as updates, are elements of Z_2^32; the few numbers
     beside them are elements of Z_2^64. `commitment` is that to the seed of the client's self mask,
-    and `boxes` are its sealed shares for its neighbours, in their ascending order.
+    `boxes` are its sealed shares for its neighbours, in their ascending order, and `origin` tells
+    which rows follow from the same public numbers (`origin_tag`).
 
     Args:
         reply: class of the reply.
@@ -113,6 +115,7 @@ def masked_class(reply: Any, through: tuple[str, ...]) -> type:
         members.append((name, Annotated[hint, ring]))
     members.append(("commitment", Annotated[Rows, Octets((KEY,))]))
     members.append(("boxes", Annotated[Picks, Octets((BOXES, BOX))]))
+    members.append(("origin", Annotated[Rows, Octets((TAG,))]))
     masked = dataclasses.make_dataclass(f"Masked{reply.__name__}", members, frozen=True, eq=False)
     masked.__module__ = __name__
     masked.__doc__ = f"{reply.__name__} as it leaves its client in a secure sum."

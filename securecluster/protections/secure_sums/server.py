@@ -11,10 +11,15 @@ Of a client whose reply is of no use, the others' sum does not suffer where that
 left out, or its shares are, as if it had not replied, and it counts as refused. A sum that cannot
 be read, since nobody can tell who altered what, is given up. So is one that is beyond its range
 when it is unmasked: a pad of a lost client that a survivor made up is not seen before.
+
+Pads of rows that follow from different models do not cancel (`runtime.origins`), and nothing of the
+sum need show it. So rows bring tags of their origins, and those that differ from most are left out
+before anything is revealed, as if their clients had been lost.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -210,8 +215,22 @@ class SecureSums(Connected):
                         self.keys.port.refuse(error, [client])
                         refused.add(client)
         for group_sum in sums.values():
+            self._leave_out_strays(call, group_sum)
             group_sum.leave_out_parts()
         return masked
+
+    def _leave_out_strays(self, call: Call, group_sum: _GroupSum) -> None:
+        """Leave out of a sum the rows of other origins than most have.
+
+        Without a majority all of them are left out, and nobody can tell who is to blame.
+        """
+        strays = group_sum.strays()
+        if not strays:
+            return
+        blamed = [] if len(strays) == len(group_sum.survivors) else strays
+        error = _stray_error(call, strays, len(group_sum.survivors) - len(strays))
+        self.keys.port.refuse(error, blamed)
+        group_sum.discard(strays)
 
     def _total(self, masked: type, call: Call, sums: Mapping[int, _GroupSum], groups: int) -> Total:
         """Return the sums without masks; zeros for groups that failed."""
@@ -262,6 +281,28 @@ class SecureSums(Connected):
         return decoded
 
 
+def _stray_error(call: Call, strays: Sequence[int], others: int) -> FrameError:
+    """Return the error of rows that follow from other public numbers than those of most members.
+
+    Args:
+        call: for the rows.
+        strays: their clients.
+        others: number of the other members whose rows arrived.
+    """
+    few = ", ".join(map(str, strays[:5])) + (", …" if len(strays) > 5 else "")
+    about = f"round {call.round}: {call.method} of client(s) {few}"
+    if not others:
+        return FrameError(
+            f"{about} follows from several models, of which none is that of most of them, so no "
+            "sum of theirs can be read: start a new run"
+        )
+    return FrameError(
+        f"{about} follows from another model, or other public numbers, than that of the {others} "
+        "other member(s) of the secure sum, so it cannot be added: give them the last state that "
+        "they had, or start a new run without them"
+    )
+
+
 def _add_cohort(group_sum: _GroupSum | None, cohort: Cohort) -> None:
     """Add a cohort to the sum of its group, unless the group is below the minimum."""
     if group_sum is not None:
@@ -275,6 +316,7 @@ class _MaskedRow:
     fields: dict[str, torch.Tensor]  # by field; absent ones are left out
     commitment: bytes
     boxes: list[bytes]  # for the client's neighbours, in ascending order
+    origin: bytes  # tag of the public numbers that it follows from
 
     @classmethod
     def read(cls, reply: Any, position: int) -> _MaskedRow:
@@ -285,7 +327,8 @@ class _MaskedRow:
             if value is not None:
                 fields[name] = value.row(position)
         boxes = reply.boxes.table[list(reply.boxes.picks[position])]
-        return cls(fields, as_bytes(reply.commitment.row(position)), as_rows(boxes))
+        commitment = as_bytes(reply.commitment.row(position))
+        return cls(fields, commitment, as_rows(boxes), as_bytes(reply.origin.row(position)))
 
     @property
     def bytes(self) -> int:
@@ -303,6 +346,7 @@ class _GroupSum:
     sums: dict[str, MaskedSum] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     commitments: dict[int, bytes] = field(default_factory=dict)
+    origins: dict[int, bytes] = field(default_factory=dict)  # tags
     boxes: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (owner, receiver)
     rows: dict[int, _MaskedRow] = field(default_factory=dict)
     pad_keys: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (survivor, lost)
@@ -349,6 +393,7 @@ class _GroupSum:
             self.sums[name].add(client, values)
         self.survivors = tuple(sorted((*self.survivors, client)))
         self.commitments[client] = row.commitment
+        self.origins[client] = row.origin
         for peer, box in zip(self.graph.neighbours(client), row.boxes, strict=True):
             self.boxes[client, peer] = box
         if keep:
@@ -378,6 +423,14 @@ class _GroupSum:
     def has(self, client: int) -> bool:
         """Return whether a client's row has arrived."""
         return client in self.commitments
+
+    def strays(self) -> list[int]:
+        """Return the clients whose rows have other origins than most; all where most have none."""
+        tags = Counter(self.origins[client] for client in self.survivors)
+        for tag, count in tags.most_common(1):
+            if 2 * count > len(self.survivors):
+                return [client for client in self.survivors if self.origins[client] != tag]
+        return list(self.survivors)
 
     def leave_out_parts(self) -> None:
         """Take cohorts that lack a member out of the sum."""

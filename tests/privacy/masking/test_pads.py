@@ -243,8 +243,8 @@ def test_every_call_attempt_list_and_field_has_a_key_of_its_own() -> None:
     members = members_hash([1, 2, 3])
     assert members == members_hash([3, 1, 2])
     assert members != members_hash([1, 2])
-    told = itertools.product((0, 1), (0, 1), (members, members_hash([1, 2])))
-    assert len({call_key(key(), *parts) for parts in told}) == 8
+    told = itertools.product((0, 1), (0, 1), (members, members_hash([1, 2])), (b"", b"model"))
+    assert len({call_key(key(), *parts) for parts in told}) == 16
     fields = {field_key(key(), name) for name in ("delta", "size", "")}
     assert len(fields) == 3
 

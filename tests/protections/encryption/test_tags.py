@@ -109,13 +109,14 @@ def test_tags_of_equal_numbers_are_uniform(cipher: ciphers.SecretCipher) -> None
     assert np.abs(np.corrcoef(np.array(shares).T) - np.eye(len(shares[0]))).max() < 0.5
 
 
-def test_keys_differ_with_seed_run_and_public_key() -> None:
+def test_keys_differ_with_seed_run_public_key_and_origin() -> None:
     parts = ((b"s", "run", b"f"), (b"t", "run", b"f"), (b"s", "other", b"f"), (b"s", "run", b"g"))
     keys = {tag_key(seed * 32, run, public * 32) for seed, run, public in parts}
-    assert len(keys) == 4
+    keys.add(tag_key(b"s" * 32, "run", b"f" * 32, b"model"))
+    assert len(keys) == 5
     parameters = default_parameters(BFV)
     ones = np.ones((1, 2 * parameters.degree), np.int64)
-    assert len({tuple(LinearTags(parameters, key).of(ones)) for key in keys}) == 4
+    assert len({tuple(LinearTags(parameters, key).of(ones)) for key in keys}) == 5
     assert repr(LinearTags(parameters, b"k" * 32)) == "LinearTags(key hidden)"
 
 

@@ -13,11 +13,14 @@ import cases
 import pytest
 import torch
 
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
 from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.pads import pad_sign
 from securecluster.protections.secure_sums.double_mask import (
+    CallEnds,
     ClientMasks,
+    GuardState,
     MaskedSum,
     SumContext,
     TooFewSurvivorsError,
@@ -107,7 +110,7 @@ def test_clients_of_one_machine_send_what_each_sends_alone() -> None:
         Group(complete_graph(range(4), 3)),
         Group(complete_graph(range(5), 4), attempt=1),
     ]
-    known: dict[tuple[bytes, bytes], bytes] = {}
+    known: dict[CallEnds, bytes] = {}
     clients, rows, alone = [], [], []
     for group in groups:
         for i in (3, 0, 2):
@@ -596,6 +599,46 @@ def test_one_row_is_masked_once_in_each_attempt() -> None:
     fewer = replace(CONTEXT, members=MEMBERS[:9])
     graph = complete_graph(MEMBERS[:9], 7)
     refuses("already", client.take_part, fewer, graph, b"digest of the row")
+    refuses("already", client.take_part, CONTEXT, GRAPH, b"digest of the row", 0, b"model")
+
+
+def test_a_client_reveals_the_pads_that_it_has_added() -> None:
+    client = guard()
+    client.take_part(CONTEXT, GRAPH, b"digest of the row", origin=b"model")
+    restored = guard()
+    restored.state = unpack(pack(client.state), GuardState)
+    assert restored.origin(CONTEXT) == b"model"
+    later = replace(CONTEXT, call=CONTEXT.call + 1)
+    restored.take_part(later, GRAPH, b"digest of the row", origin=b"next model")
+    assert (restored.origin(CONTEXT), restored.origin(later)) == (b"model", b"next model")
+
+
+@pytest.mark.parametrize("strays", [{3}, {0, 1}, {0, 1, 2, 3, 4}])
+def test_pads_cancel_between_rows_of_one_origin_alone(strays: set[int]) -> None:
+    group = Group(complete_graph(range(5), 4))
+    known: dict[CallEnds, bytes] = {}
+    clients = []
+    for i in group.members:
+        keys, secret = group.masks[i]._pair_keys, group.masks[i]._secret
+        origin = b"another" if i in strays else b"one"
+        own = ClientMasks(i, secret, keys, group.context, group.graph, None, known, origin)
+        clients.append(own)
+    table = torch.stack([group.rows[i] for i in group.members])
+    mask_table(clients, table, FIELD)
+    total = group.server()
+    for i, row in zip(group.members, table, strict=True):
+        total.add(i, row)
+    seeds = {i: group.masks[i]._seed for i in group.members}
+    same = torch.equal(total.unmask(seeds, {}), group.true_sum(group.members))
+    assert same == (len(strays) == 5)
+    # the others' sum is whole once the strays count as lost
+    for i in strays:
+        total.discard(i, table[i])
+    left = [i for i in group.members if i not in strays]
+    revealed = {(i, j): clients[i].pad_keys([j])[j] for i in left for j in strays}
+    if left:
+        found = total.unmask({i: seeds[i] for i in left}, revealed)
+        assert torch.equal(found, group.true_sum(left))
 
 
 def test_a_later_attempt_ends_the_earlier_ones() -> None:
