@@ -224,7 +224,7 @@ CLAIMS = (
         protocol="oneshot",
     ),
     Claim(
-        "of a single client, in any one reply or sum",
+        "of a single client",
         "securecluster/protections/secure_sums/protection.py",
         "label-counts",
         {"aggregation": "secagg"},
@@ -238,7 +238,7 @@ CLAIMS = (
         protocol="oneshot",
     ),
     Claim(
-        "of a single client, in any one reply or sum",
+        "of a single client",
         "securecluster/protections/encryption/protection.py",
         "label-counts",
         {"aggregation": "bfv"},
