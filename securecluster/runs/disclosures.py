@@ -136,12 +136,15 @@ class Disclosure:
         """Return whether one client's numbers may stand in sums of it as they are."""
         return self.summed and self.mechanism not in NOISY and self.mechanism not in COSTLESS
 
-    @property
-    def covered(self) -> str:
-        """Return what covers numbers of it that one client alone moves, where it is not exact."""
+    def covered(self, part: str) -> str:
+        """Return what covers numbers that one client alone moves, where they are not exact.
+
+        Args:
+            part: what of a single client is not read by itself.
+        """
         if self.mechanism in NOISY:
-            return "whose noise is in every coordinate: epsilon covers what one client alone moves"
-        return self._noise()
+            return f"{part}: its noise is in every coordinate, also in one that it alone moves"
+        return f"{part}, {self._noise()}"
 
     @property
     def plain(self) -> bool:
@@ -480,7 +483,7 @@ def _hidden_from_server(fitted: FittedRun, field: Disclosure) -> str:
         if field.in_exact_sums:
             return hidden_in(hidden, figures_of(fitted, field), mixed(fitted, field))
         if field.summed:
-            return f"{hidden}, {field.covered}"
+            return field.covered(hidden)
         return hidden
     if field.reader == CLIENT:
         return f"{field.name}, which is sealed for other clients"

@@ -6,7 +6,7 @@ whether it holds averages or rows of single clients.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -93,50 +93,65 @@ def all_brought(fitted: FittedRun) -> dict[Brought, list[str]]:
             continue
         query, _ = message_types(fitted.method.client, method)
         for name, bound in declared(cast(Hashable, query)).items():
-            if isinstance(bound, Real) and (not bound.sent or bound.sent in sent):
-                brought = _brought(fitted, name, bound, name in release.relays)
+            source = _source(bound, sent) if isinstance(bound, Real) else None
+            if source is not None:
+                brought = _brought(fitted, name, cast(Real, bound), source, name in release.relays)
                 methods_of.setdefault(brought, []).append(method)
     return methods_of
 
 
-def _brought(fitted: FittedRun, name: str, bound: Real, relayed: bool) -> Brought:
+def _source(bound: Real, sent: Collection[str]) -> str | None:
+    """Return the field of replies that a field of queries is made of; None where none was sent.
+
+    It is empty where the bound names none.
+
+    Args:
+        bound: of the field of queries.
+        sent: fields of replies that clients sent.
+    """
+    names = [name for name in (bound.sent, *bound.made_of) if name]
+    if not names:
+        return ""
+    return next((name for name in names if name in sent), None)
+
+
+def _brought(fitted: FittedRun, name: str, bound: Real, source: str, relayed: bool) -> Brought:
     """Return what a field of queries brings to clients.
 
     Args:
         fitted: the result of the run.
         name: of the field.
         bound: of the field.
+        source: field of replies that it is made of; empty where the bound names none.
         relayed: True if its method declares that it relays rows of single clients.
     """
     pipeline = fitted.method.pipeline(fitted.kept_.learned.config)
     sealed = bound.sealed and pipeline.seal is not None
     masked = False
-    if bound.sent and not sealed:
-        stages = pipeline.of(bound.sent).stages
+    if source and not sealed:
+        stages = pipeline.of(source).stages
         masked = any(stage.kind is Kind.MASK for stage in stages)
     return Brought(
         field=name,
-        source=bound.sent,
+        source=source,
         average=bound.average,
         relayed=relayed,
-        lone=bound.average and _read_alone(fitted, bound.sent),
+        lone=bound.average and _read_alone(fitted, source),
         cover=SEALED if sealed else UNDONE if masked else AS_THEY_ARE,
-        few=_in_averages(fitted, bound),
+        few=_in_averages(fitted, source) if bound.average else "",
     )
 
 
-def _in_averages(fitted: FittedRun, bound: Real) -> str:
+def _in_averages(fitted: FittedRun, source: str) -> str:
     """Return what averages of hidden replies tell of clients that were nearly alone in a sum.
 
     Args:
         fitted: the result of the run.
-        bound: of a field of queries.
+        source: the field of replies.
     """
-    if not bound.average:
-        return ""
     told = {}
     for field in disclosures(fitted):
-        if field.field == bound.sent and field.in_exact_sums:
+        if field.field == source and field.in_exact_sums:
             told[in_averages(figures_of(fitted, field), mixed(fitted, field))] = None
     return "".join(told)
 
