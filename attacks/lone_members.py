@@ -12,7 +12,8 @@ nothing is estimated from a sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -114,16 +115,21 @@ class TrueRows:
                 rows += [self._part(row, feature) for row in blocks if row.any()]
         return rows
 
-    def error(self, subject: Subject, candidates: Sequence[Array]) -> float:
-        """Return the smallest relative error of a guess as one of some rows; 1 of none.
+    def measured(self, subject: Subject) -> Measured:
+        """Return the errors of what was read.
 
         Args:
             subject: of the guess.
-            candidates: rows.
         """
         read = self._guess.values[subject]
         scaled = self._guess.details[SCALED]
-        return min((_relative_error(read, row, scaled) for row in candidates), default=1.0)
+
+        def errors(rows: Iterable[Array]) -> Array:
+            return np.asarray([_relative_error(read, row, scaled) for row in rows])
+
+        owners = self.owners(subject)
+        others = errors(self.strangers(subject))
+        return Measured(errors(owners.values()), others, tuple(owners))
 
     def _part(self, row: Array, feature: int) -> Array:
         if feature < 0:
@@ -131,7 +137,57 @@ class TrueRows:
         return np.asarray(row[list(self._columns[feature])])
 
 
-class RowsRead(Scorer):
+@dataclass(frozen=True)
+class Measured:
+    """Relative errors of what was read.
+
+    Args:
+        own: to what members moved there.
+        others: to what others moved there, or in other blocks.
+        owners: the members.
+    """
+
+    own: Array
+    others: Array
+    owners: tuple[int, ...]
+
+    @property
+    def read(self) -> bool:
+        """Return whether it is one member's to within a thousandth."""
+        return bool((self.own < TOLERANCE).any())
+
+    def read_of_others(self, draw: np.random.Generator) -> bool:
+        """Return the same of others, as many as members.
+
+        Args:
+            draw: source of the others.
+        """
+        count = min(len(self.own), len(self.others))
+        chosen = draw.choice(self.others, count, replace=False)
+        return bool((chosen < TOLERANCE).any())
+
+
+class OfTrueRows(Scorer):
+    """Base class of scorers that compare what was read with the rows of members."""
+
+    # errors are the same for every shuffle of a guess
+    _known: tuple[weakref.ref[Guess], dict[Subject, Measured]] | None = None
+
+    def measured(self, guess: Guess, truth: Truth) -> dict[Subject, Measured]:
+        """Return the errors of a guess by subject.
+
+        Args:
+            guess: the attack's.
+            truth: of the run, with taps.
+        """
+        if self._known is None or self._known[0]() is not guess:
+            rows = TrueRows(truth, guess)
+            found = {subject: rows.measured(subject) for subject in guess.values}
+            self._known = (weakref.ref(guess), found)
+        return self._known[1]
+
+
+class RowsRead(OfTrueRows):
     """Number of rows that one client's row was read from, to within a thousandth."""
 
     counted: ClassVar[bool] = True
@@ -146,7 +202,8 @@ class RowsRead(Scorer):
             guess: the attack's.
             truth: of the run, with taps.
         """
-        return np.asarray(_errors(guess, truth) < TOLERANCE, dtype=float)
+        found = self.measured(guess, truth).values()
+        return np.asarray([each.read for each in found], dtype=float)
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
         """Return the same for rows of clients that did not move what was read.
@@ -156,7 +213,8 @@ class RowsRead(Scorer):
             truth: of the run, with taps.
             draw: source of the rows.
         """
-        return np.asarray(_errors(guess, truth, draw) < TOLERANCE, dtype=float)
+        found = self.measured(guess, truth).values()
+        return np.asarray([each.read_of_others(draw) for each in found], dtype=float)
 
     def summary(self, units: Array) -> float:
         """Return the number of rows that were read.
@@ -203,27 +261,6 @@ def undoing(knowledge: Knowledge) -> Undo | None:
         if seed is not None:
             return Undo(knowledge, seed)
     return None
-
-
-def _errors(guess: Guess, truth: Truth, draw: np.random.Generator | None = None) -> Array:
-    """Return the relative error of each guess to the nearest row of a member, (n,).
-
-    Args:
-        guess: the attack's.
-        truth: of the run, with taps.
-        draw: of rows that others moved, as many as members did; None compares with the members'.
-    """
-    rows = TrueRows(truth, guess)
-    errors = []
-    for subject in guess.values:
-        candidates = list(rows.owners(subject).values())
-        if draw is not None:
-            strangers = rows.strangers(subject)
-            count = min(len(candidates), len(strangers))
-            chosen = draw.choice(len(strangers), count, replace=False) if count else []
-            candidates = [strangers[k] for k in chosen]
-        errors.append(rows.error(subject, candidates))
-    return np.asarray(errors)
 
 
 def _relative_error(read: Array, true: Array, scaled: bool) -> float:

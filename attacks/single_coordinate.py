@@ -28,14 +28,12 @@ from securecluster.attacks.lone_members import (
     MEMBERS,
     SCALED,
     SOURCE,
-    TOLERANCE,
+    OfTrueRows,
     ReadRow,
     RowsRead,
     Subject,
-    TrueRows,
     undoing,
 )
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_sums
 
 UPDATES = ("delta", "blocks")
@@ -47,7 +45,7 @@ MATRIX = 2  # dimensions of a layer's weights, and of rows with blocks
 LABELS = "labels"  # detail of a guess: counts of the labels of records with a feature, by subject
 
 
-class CategoryLabels(Scorer):
+class CategoryLabels(OfTrueRows):
     """Share of the records with a feature whose label the guess misplaces."""
 
     metric = "share of misplaced labels among the records with a rare feature"
@@ -96,12 +94,12 @@ class CategoryLabels(Scorer):
 
     def _read(self, guess: Guess, truth: Truth) -> dict[Subject, int]:
         """Return the one client whose column was read, by subject with labels."""
-        rows = TrueRows(truth, guess)
+        measured = self.measured(guess, truth)
         read = {}
         for subject in guess.details.get(LABELS, {}):
-            owners = rows.owners(subject)
-            if len(owners) == 1 and rows.error(subject, list(owners.values())) < TOLERANCE:
-                read[subject] = next(iter(owners))
+            found = measured[subject]
+            if found.read and len(found.owners) == 1:
+                read[subject] = found.owners[0]
         return read
 
 
