@@ -107,11 +107,14 @@ class Colluder:
         number: of the client.
         shard: its data.
         secrets: its keys and seeds, and those of no other client.
+        replies: what it computed before any protection, by method and call, as batches of one;
+            empty unless the run was repeated with taps.
     """
 
     number: int
     shard: Shard = field(repr=False)
     secrets: Secrets = field(repr=False)
+    replies: Mapping[tuple[str, int], Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

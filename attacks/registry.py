@@ -39,6 +39,7 @@ ATTACKS = {  # module and class
     "label-counts": "label_counts:LabelCounts",
     "label-distributions": "label_distributions:LabelDistributions",
     "linkage": "linkage:Linkage",
+    "lone-blocks": "lone_blocks:LoneBlocks",
     "low-bits": "low_bits:LowBits",
     "mask-invariants": "mask_invariants:MaskInvariants",
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
@@ -58,6 +59,7 @@ ATTACKS = {  # module and class
     "sums-over-rounds-clusters": "sums_over_rounds:ClustersOverRounds",
     "sums-over-rounds-labels": "sums_over_rounds:LabelsOverRounds",
     "sums-over-rounds-sizes": "sums_over_rounds:SizesOverRounds",
+    "sums-single-coordinate": "single_coordinate:SingleCoordinates",
 }
 DECLARED = ("name", "source", "needs", "scorer")
 CHOICES = {"requires": REQUIREMENTS, "hidden_by": PROTECTIONS}  # what an attack may declare

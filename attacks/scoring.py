@@ -39,6 +39,7 @@ UNDECIDED = "not decided"
 # how an interval was found, or why there is none
 BOOTSTRAP = "bootstrap"
 OF_BOUND = "none: the score is a bound with an error of its own"
+OF_COUNT = "none: what was read is counted, and not estimated"
 OF_EQUALS = "none: all units score alike"
 SPREAD = 1e-9  # relative width below which an interval is rounding
 
@@ -131,11 +132,13 @@ class Scorer(ABC):
         metric: name of the score.
         higher: True if a larger score is a more successful attack.
         bound: True if the score is itself the end of a confidence interval.
+        counted: True if the score counts what was read exactly, so that one success is one.
     """
 
     metric: str
     higher: bool = True
     bound: ClassVar[bool] = False
+    counted: ClassVar[bool] = False
 
     @abstractmethod
     def units(self, guess: Guess, truth: Truth) -> Array:
@@ -326,6 +329,8 @@ def _interval(
     count = len(units)
     if scorer.bound:
         return None, OF_BOUND
+    if scorer.counted:
+        return None, OF_COUNT
     summary = scorer.fixed(units)
     # Units are resampled whole: rows of one client depend on each other.
     resampled = []

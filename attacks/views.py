@@ -169,6 +169,7 @@ def knowledge_of(
     federation: Federation | None = None,
     colluders: Iterable[Client] = (),
     samples: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    taps: Collection[Tap] = (),
 ) -> Knowledge:
     """Return what an adversary may know of a run besides its view.
 
@@ -178,6 +179,7 @@ def knowledge_of(
         colluders: the clients that collude with the adversary, each as for
             `ClusteringProtocol.model_of`.
         samples: public samples (X, y) of the same distribution as the clients'.
+        taps: replies before any protection, of which the colluders' own are used.
 
     Raises:
         UsageError: not fitted, colluders without a federation, or a client that does not exist.
@@ -189,7 +191,8 @@ def knowledge_of(
         secrets = fitted.secrets_of(at(number))
         if federation is None:
             raise UsageError("colluding clients give their data away: give the federation, too")
-        colluding[number] = Colluder(number, federation.shards[number], secrets)
+        replies = _replies_of(number, taps)
+        colluding[number] = Colluder(number, federation.shards[number], secrets, replies)
     config = learned.config
     network = fitted.network_
     pipeline = fitted.result_.method.pipeline(config)
@@ -205,6 +208,16 @@ def knowledge_of(
         samples=samples,
         names=tuple(learned.names) if learned.named_draws else (),
     )
+
+
+def _replies_of(client: int, taps: Collection[Tap]) -> dict[tuple[str, int], Any]:
+    """Return what one client computed, by method and call."""
+    replies = {}
+    for tap in taps:
+        if client in tap.ids:
+            own = select(tap.reply, [tap.ids.index(client)])
+            replies[tap.method, tap.step] = own
+    return replies
 
 
 def truth_of(

@@ -43,8 +43,10 @@ AVERAGES = Upto("moved", "model_averages")  # averages of all models in one fram
 class ModelAverages:
     """Server to client: the averages of each of the k models that it lacks, oldest first."""
 
-    # (r, d)
-    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta", average=True)]
+    # (r, d), in hidden sums of blocks
+    means: Annotated[
+        Picks, Real((AVERAGES, "dimension"), sent="delta", average=True, made_of=("blocks",))
+    ]
     # (r,) int64, the call whose updates each row averages: it names the mask
     steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
     # (r,) int64, the model that each average moves

@@ -61,7 +61,7 @@ class PublicParts:
 class PublicMean:
     """Server to client: the mean of all points."""
 
-    mean: Annotated[Shared, Real(("signature",))]  # (q,)
+    mean: Annotated[Shared, Real(("signature",), average=True, made_of=("point",))]  # (q,)
     # (c, q) as in `PublicParts`; None where nothing is subtracted
     parts: Annotated[Shared | None, Real(("classes", "signature"))] = None
 
@@ -77,7 +77,7 @@ class MomentSum:
 class PublicCentres:
     """Server to client: centres in the leading directions of all clients' points."""
 
-    mean: Annotated[Shared, Real(("signature",))]  # (q,)
+    mean: Annotated[Shared, Real(("signature",), average=True, made_of=("point",))]  # (q,)
     basis: Annotated[Shared, Real(("signature", "subspace"))]  # (q, r)
     centres: Annotated[Shared, Real((Upto("centres", "cells", minimum=1), "subspace"))]  # (c, r)
     # (c, q) as in `PublicParts`; None where nothing is subtracted

@@ -651,12 +651,12 @@ class Hidden(ClusteringProtocol):
         parts = []
         if self.residuals:
             parts = [
-                f"a sum over all clients{noisy} of what each class adds to their points and of its "
+                f"a sum over clients{noisy} of what each class adds to their points and of its "
                 "weight there, which tells about how many clients have it"
             ]
         server = [
             *parts,
-            f"sums over all clients{noisy}: of their points, of these points' second moments, and "
+            f"sums over clients{noisy}: of their points, of these points' second moments, and "
             "of how many clients are in each cell of a public code book and near each centre",
             f"the sum of updates of each of the {self.k} clusters{noisy}, over the clients of each "
             "sum: no reply and no single sum tells who is in a cluster, and what all sums together "
@@ -677,8 +677,7 @@ class Hidden(ClusteringProtocol):
         if not self.privacy.noisy:
             server.append(
                 "without noise, by the difference of two sums, what one client added that is in "
-                "one of them only: its cluster and its update; and a block over one client is its "
-                "update"
+                "one of them only: its cluster and its update"
             )
         return Disclosures(
             server=server,

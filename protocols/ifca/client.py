@@ -264,7 +264,6 @@ def hidden_view(k: int, weights: bool) -> list[str]:
         "where all others keep their choice",
         f"the sum of updates of each of the {k} models over two clients or more; of a model that "
         "one client chose it reads zeros, and that client trains alone",
-        "with a block of two clients, each of them can subtract its own update from the average",
         "a server that reports false counts to clients, or names other survivors to each of them, "
         "could read a block of one client: clients check their own choice and the number of "
         "clients, and cannot check who else chose their model; who refuses false counts tells by "

@@ -145,6 +145,11 @@ PRIVACY: Rule = {
             "method field verb reader mechanism derived masked central summed paired encrypted",
         )
     ),
+    "occupancy": Each(
+        _all(
+            PUBLIC, "method field sums coordinates of_one of_few blocks blocks_of_one least_members"
+        )
+    ),
     "releases": Each(_all(PUBLIC, "method field mechanism noise_multiplier times reader")),
     # clusters in which clients trained alone
     "unshared_models": _all(UNCOVERED, "labels file"),

@@ -804,7 +804,8 @@ def finding_of(
         attack = _active(attack, fitted, federation, adversary)
         view = view_of(fitted, adversary.parties, attack.anonymous)
         samples = known_samples(federation, asks_about_candidates(attack))
-        knowledge = knowledge_of(fitted, federation, map(at, adversary.clients), samples)
+        clients = map(at, adversary.clients)
+        knowledge = knowledge_of(fitted, federation, clients, samples, taps)
         truth = truth_of(fitted, federation, view, taps)
         reason = unmet(attack, truth) or attack.applies(view, knowledge) or ""
         if not reason:

@@ -76,7 +76,7 @@ FACTS = {
     "pacfl": Fact("may", "groups, by subspaces of samples", "singular vectors, once"),
     "rdpcfl": Fact("may", "groups, by private gradients", "noisy gradients, choices"),
     "flux": Fact("may", "groups, by moments of samples", "moments of latent vectors"),
-    "hidden": Fact("yes", "groups that only clients know", "sums over all clients"),
+    "hidden": Fact("yes", "groups that only clients know", "sums over clients"),
     "local-kmeans": Fact("yes", "groups, by models trained alone", "masked models, once"),
     "random": Fact("yes", "none: random groups", "weighted updates"),
     "fedavg": Fact("no", "none: one model for all", "weighted updates"),

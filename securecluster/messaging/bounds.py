@@ -73,6 +73,7 @@ class Real:
         squared: True if the recipient squares the numbers; the sum of squares must then be finite.
         average: True for averages over the clients that replied to a call. Over one client it is
             its reply, which then reaches those that did not reply.
+        made_of: further fields of replies that it may be made of, which reports name.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -83,6 +84,7 @@ class Real:
     finite: bool = True
     squared: bool = False
     average: bool = False
+    made_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

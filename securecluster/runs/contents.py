@@ -176,6 +176,29 @@ class OverRounds(TypedDict):
     """clients whose row is a combination of sums"""
 
 
+class Occupied(TypedDict):
+    """How many members moved the coordinates of one field of hidden sums, over all of these."""
+
+    method: str
+    """the client method"""
+    field: str
+    """of its reply"""
+    sums: int
+    """that were formed"""
+    coordinates: int
+    """of all sums together"""
+    of_one: int
+    """coordinates that one member alone moved"""
+    of_few: int
+    """coordinates that one or two members moved"""
+    blocks: int
+    """that a member filled; rows, where the field has no blocks"""
+    blocks_of_one: int
+    """blocks that one member alone filled"""
+    least_members: int
+    """of the block that fewest filled"""
+
+
 class Privacy(TypedDict):
     """Section `privacy` of result.json."""
 
@@ -199,6 +222,8 @@ class Privacy(TypedDict):
     """what went without mask or noise"""
     fields: list[Field]
     """all that clients sent"""
+    occupancy: NotRequired[list[Occupied]]
+    """what members of exact hidden sums moved, where it was counted"""
     unshared_models: NotRequired[UnsharedModels]
     """clusters whose clients trained alone, under noise"""
     tuned_models: NotRequired[str]

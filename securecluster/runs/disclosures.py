@@ -10,32 +10,27 @@ releases, and a cluster of one client that trained alone has no shared model (`S
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from securecluster.messaging.bounds import Real, declared
 from securecluster.privacy.cohorts import RowSpace
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
+from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Kind, Pipeline
+from securecluster.protections.occupancy import FieldOccupancy
 from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
 from securecluster.runs.contents import Field, OverRounds, Privacy
 from securecluster.runs.derived import adds_noise
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.method import Method
 from securecluster.runs.number_format import enumerated, times
+from securecluster.runs.occupancy_words import hidden_in
 from securecluster.runs.serialization import CLIENTS, LEARNED, MODELS, SHARED, FittedSummary
 from securecluster.runtime import run_secret
-from securecluster.runtime.endpoint import (
-    GATHER,
-    PAIRS,
-    SUM,
-    ReleasePolicy,
-    message_types,
-    release_of,
-)
+from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 
 NOISY = ("gaussian", "skellam")  # mechanisms of the ledger
 READERS = {
@@ -46,10 +41,6 @@ READERS = {
 }
 
 CLIENT = "client"  # reader of sealed fields: other clients
-# what covers the rows that queries bring to clients
-SEALED = "sealed, which every client that receives them opens"
-UNDONE = "under the mask, which every client undoes"
-AS_THEY_ARE = "as they are"
 IN_CLEAR = "as they are: no mask covers them"
 
 # protections of a run
@@ -64,8 +55,9 @@ ENCRYPTED = (
     "client on its side, and a roster against it."
 )
 SUMMED = (
-    "Secure sums hide each client's reply: the server reads only the sum over a group of clients, "
-    "as long as it does not collude with all other members of the group."
+    "Secure sums hide each client's reply among those of a group of clients, of which the server "
+    "reads only the sum, as long as it does not collude with all other members of the group. What "
+    "one of them alone moves stands in the sum as it is."
 )
 NOISED = (
     "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is that "
@@ -138,6 +130,21 @@ class Disclosure:
     def noised(self) -> bool:
         """Return whether its reader sees it with noise only."""
         return self.mechanism in NOISY and not self.central
+
+    @property
+    def in_exact_sums(self) -> bool:
+        """Return whether one client's numbers may stand in sums of it as they are."""
+        return self.summed and self.mechanism not in NOISY and self.mechanism not in COSTLESS
+
+    def covered(self, part: str) -> str:
+        """Return what covers numbers that one client alone moves, where they are not exact.
+
+        Args:
+            part: what of a single client is not read by itself.
+        """
+        if self.mechanism in NOISY:
+            return f"{part}: its noise is in every coordinate, also in one that it alone moves"
+        return f"{part}, {self._noise()}"
 
     @property
     def plain(self) -> bool:
@@ -242,46 +249,6 @@ class Disclosure:
         if self.mechanism == "skellam":
             return "with noise of which each client adds a share"
         return "with noise"
-
-
-@dataclass(frozen=True)
-class Brought:
-    """One field of queries, as clients received it.
-
-    Args:
-        field: of the query.
-        source: the field of replies that it is made of; empty where its bound names none.
-        average: True for averages over the clients that replied.
-        relayed: True if it may have rows of single clients.
-        lone: True if a single client may be all of those that replied.
-        cover: what covers it on its way.
-    """
-
-    field: str
-    source: str
-    average: bool
-    relayed: bool
-    lone: bool
-    cover: str
-
-    def sentence(self, methods: Sequence[str]) -> str:
-        """Return what clients received, in words.
-
-        Args:
-            methods: client methods whose queries have the field.
-        """
-        source = self.source or "replies"
-        place = f"{self.field} of {', '.join(methods)}"
-        if self.average and self.relayed:
-            return f"averages of {source}, also of a single client's, {self.cover} ({place})"
-        if self.average:
-            one = "; over one client it is that client's own" if self.lone else ""
-            return f"averages of {source}, {self.cover} ({place}){one}"
-        if self.relayed:
-            return f"rows of single clients: their {source}, {self.cover} ({place})"
-        if self.source:
-            return f"what the server made of {source}, {self.cover} ({place})"
-        return f"numbers of the server ({place})"
 
 
 def protections(privacy: Privacy) -> list[str]:
@@ -414,8 +381,8 @@ def unseen(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[str]:
     names_read = {field.name for field in by_server}
     paired = [field for field in by_server if field.paired]
     # a field that the server read in another call is not hidden from it
-    hidden = [_hidden_from_server(field) for field in paired]
-    hidden += [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
+    apart = [field for field in disclosed if field.name not in names_read]
+    hidden = [_hidden_from_server(fitted, field) for field in (*paired, *apart)]
     if not by_server and any(field.summed or field.opened for field in disclosed):
         return hidden
     if not by_server:
@@ -461,65 +428,6 @@ def over_rounds(fitted: FittedRun) -> OverRounds:
     return {"sentence": sentence, "rank": space.rank, "solvable": solvable}
 
 
-def query_view(fitted: FittedRun) -> list[str]:
-    """Return what the queries of a run brought to clients.
-
-    These are the averages and models that the server made of replies, and rows of single clients
-    where a method declares that it relays them. Whole numbers, such as labels, are left out, and so
-    is what would be made of a field that no client sent.
-
-    Args:
-        fitted: the result of the run.
-    """
-    sent = {name for event in fitted.ledger_.events for name in event.fields}
-    methods_of: dict[Brought, list[str]] = {}
-    for method in fitted.bytes_["by_message"]:
-        release = getattr(getattr(fitted.method.client, method, None), "__release__", None)
-        if not isinstance(release, ReleasePolicy):  # a message of secure sums, or between servers
-            continue
-        query, _ = message_types(fitted.method.client, method)
-        for name, bound in declared(cast(Hashable, query)).items():
-            if isinstance(bound, Real) and (not bound.sent or bound.sent in sent):
-                brought = _brought(fitted, name, bound, name in release.relays)
-                methods_of.setdefault(brought, []).append(method)
-    return [brought.sentence(methods) for brought, methods in methods_of.items()]
-
-
-def _brought(fitted: FittedRun, name: str, bound: Real, relayed: bool) -> Brought:
-    """Return what a field of queries brings to clients.
-
-    Args:
-        fitted: the result of the run.
-        name: of the field.
-        bound: of the field.
-        relayed: True if its method declares that it relays rows of single clients.
-    """
-    pipeline = fitted.method.pipeline(fitted.kept_.learned.config)
-    sealed = bound.sealed and pipeline.seal is not None
-    masked = False
-    if bound.sent and not sealed:
-        stages = pipeline.of(bound.sent).stages
-        masked = any(stage.kind is Kind.MASK for stage in stages)
-    return Brought(
-        field=name,
-        source=bound.sent,
-        average=bound.average,
-        relayed=relayed,
-        lone=bound.average and _read_alone(fitted, bound.sent),
-        cover=SEALED if sealed else UNDONE if masked else AS_THEY_ARE,
-    )
-
-
-def _read_alone(fitted: FittedRun, source: str) -> bool:
-    """Return True if some reply with a field could be averaged with no other client's."""
-    events = fitted.ledger_.events
-    releases = {
-        event.method: release_of(getattr(fitted.method.client, event.method)) for event in events
-    }
-    of_field = [own for own in releases.values() if source in own.through and not own.derived]
-    return any(GATHER in own.via for own in of_field)
-
-
 def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
     """Return what the server read without mask or noise, from which a client's data may follow.
 
@@ -542,10 +450,41 @@ def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
     return sentences
 
 
-def _hidden_from_server(field: Disclosure) -> str:
-    """Return what the server did not see of a field that it did not read."""
+def figures_of(fitted: FittedRun, field: Disclosure) -> FieldOccupancy | None:
+    """Return how many members moved what of a field of sums; None where nobody counted.
+
+    Args:
+        fitted: the result of the run.
+        field: of the run's disclosures.
+    """
+    occupancy = fitted.kept_.learned.occupancy
+    return None if occupancy is None else occupancy.of(field.method, field.field)
+
+
+def mixed(fitted: FittedRun, field: Disclosure) -> bool:
+    """Return whether a mask that mixes coordinates covers a field.
+
+    Args:
+        fitted: the result of the run.
+        field: of the run's disclosures.
+    """
+    return field.masked and fitted.method.mask not in ENTRYWISE
+
+
+def _hidden_from_server(fitted: FittedRun, field: Disclosure) -> str:
+    """Return what the server did not see of a field that it did not read.
+
+    Args:
+        fitted: the result of the run.
+        field: of the run's disclosures.
+    """
     if field.protection is not None and field.released:
-        return field.protection.unseen(field.name, field.released)
+        hidden = field.protection.unseen(field.name, field.released)
+        if field.in_exact_sums:
+            return hidden_in(hidden, figures_of(fitted, field), mixed(fitted, field))
+        if field.summed:
+            return field.covered(hidden)
+        return hidden
     if field.reader == CLIENT:
         return f"{field.name}, which is sealed for other clients"
     return f"{field.name}, which only the client's local parameter server reads"

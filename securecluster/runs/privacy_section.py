@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from securecluster.data.scaling import Scaling
@@ -19,12 +20,12 @@ from securecluster.runs.disclosures import (
     disclosures,
     free,
     over_rounds,
-    query_view,
     uncovered,
     unprotected,
     unseen,
 )
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.query_view import occupied, of_one_client, query_view
 from securecluster.runs.serialization import CLIENTS
 from securecluster.runtime import run_secret
 
@@ -206,8 +207,11 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
     }
     views.update({name: view for name, view in of_some_runs.items() if view})
     views["unseen"] = unseen(fitted, disclosed)
-    views["unprotected"] = unprotected(disclosed)
+    views["unprotected"] = [*unprotected(disclosed), *of_one_client(fitted, disclosed)]
     views["fields"] = [field.as_json() for field in disclosed]
+    counted = occupied(fitted, disclosed)
+    if counted:
+        views["occupancy"] = [asdict(figures) for figures in counted]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
     rounds = fitted.method.training.tuning(fitted.method)

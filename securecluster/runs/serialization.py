@@ -16,6 +16,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.privacy.dp.ledger import Ledger
+from securecluster.protections.occupancy import Occupancy
 from securecluster.runs import newcomers
 from securecluster.runs.client_state import ClientState
 from securecluster.runs.method import Method
@@ -76,6 +77,8 @@ class FittedSummary:
     program: str = UNKNOWN  # digest of the protocol's source as the run began; empty where unknown
     power: dict[str, Any] | None = None  # of a private run's noise, as `PowerCheck.as_json` has it
     named_draws: bool = False  # clients drew by their names; by their positions in versions before
+    # what the members of hidden sums moved; None where nobody counts it, on many machines
+    occupancy: Occupancy | None = None
 
 
 @dataclass

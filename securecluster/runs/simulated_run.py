@@ -16,6 +16,7 @@ from securecluster.core.serialization import pack
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
 from securecluster.messaging.transcript import Transcript
+from securecluster.protections.occupancy import Occupancy, SumTap
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types, params_as_json, program_of, server_copy
@@ -29,7 +30,7 @@ from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary
 from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime import run_secret
 from securecluster.runtime.authority import Authority
-from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.endpoint import SUM, config_hash
 from securecluster.runtime.run import CheckpointPart, Line, Run, checkpoints
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Transport, WithAuthority, random_dropouts
@@ -91,12 +92,28 @@ class SimulatedRun:
         self.server = ServerHalf.over(
             transport, method, self._config, self._transcript(), device=device, secrets=secrets
         )
+        self._tap = self._tapped()
         ledger = self.server.net.state.ledger
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger does not have
         # them.
         ledger.samples = self.clients.samples
         ledger.names = dict(enumerate(federation.names))
         ledger.unit = self._config["dp_unit"]
+
+    def _tapped(self) -> SumTap | None:
+        """Return what counts which coordinates of hidden sums clients move.
+
+        None where sums are plain, and where clients are in other processes.
+        """
+        half = None
+        if isinstance(self.clients, ClientsHalf):
+            half = self.clients.endpoint.halves.get(SUM)
+        if half is None:
+            return None
+        tap = SumTap()
+        half.tap = tap.add
+        self.server.net.settle = tap.settle
+        return tap
 
     def close(self) -> None:
         """End what the run has started."""
@@ -133,6 +150,9 @@ class SimulatedRun:
             "origin": CheckpointPart(Origin, self._origin, self._check_origin),
             "clients": self.clients.part(),
         }
+        tap = self._tap
+        if tap is not None:
+            parts["occupancy"] = CheckpointPart(Occupancy, lambda: tap.occupancy, tap.restore)
         authority = self._authority
         if authority is not None:
             parts["authority"] = CheckpointPart(
@@ -203,6 +223,7 @@ class SimulatedRun:
             program=self._program,
             power=power_entry(method, self._federation.facts, self._config),
             named_draws=True,
+            occupancy=None if self._tap is None else self._tap.occupancy,
         )
         final = clients.final(models, labels)
         final.extra |= kept_scales(self._federation)

@@ -8,14 +8,21 @@ known without any keys, so that every party finds the same message classes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.messaging.messages import Call
 from securecluster.runtime.services import MessageTypes, Service
 
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import ReleasePolicy
+
+
+# (call, field, encoded rows, largest integer by client where these are clamped to it) -> nothing
+Tap = Callable[[Call, str, "NDArray[np.signedinteger]", Sequence[int] | None], None]
 
 
 class HiddenReplies(Protocol):
@@ -44,7 +51,14 @@ class HiddenReplies(Protocol):
 
 
 class ClientHalf(Service, Protocol):
-    """Interface of the part of one endpoint's clients in a protection."""
+    """Interface of the part of one endpoint's clients in a protection.
+
+    Attributes:
+        tap: called in simulations with the integers of each field of a sum, before these are
+            hidden; None calls nothing.
+    """
+
+    tap: Tap | None = None
 
     @property
     def least_survivors(self) -> Callable[[int], int] | None:

@@ -150,6 +150,8 @@ class ServerChannel:
         self.record: Callable[[list[Event]], None] = self.add
         # called with what each verb gives its reader; audits set it in a replay
         self.observe: Callable[[VerbOutcome], None] | None = None
+        # called with the clients of each sum of a call, by its method and step; simulations set it
+        self.settle: Callable[[str, int, Sequence[Sequence[int]]], None] | None = None
         self.connect()
 
     def connect(self) -> None:
@@ -378,6 +380,8 @@ class ServerChannel:
             self._record_sums(method, sums, rows, step, group_of, ready_groups)
         self._record_unseen(method, SUM, step, sums.ids)
         members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
+        if self.settle is not None:
+            self.settle(method.__name__, step, members_of)
         self._observe(method, SUM, step, members_of, rows)
         lost = self._note_lost(to, sums.ids)
         return Sums(ids=sums.ids, rows=cast(A, rows), counts=sums.counts, lost=lost, step=step)

@@ -182,6 +182,21 @@ CLAIMS = (
         protocol="fedavg",
     ),
     Claim(
+        "one of them alone moves stands in the sum as it is",
+        "securecluster/runs/disclosures.py",
+        "sums-single-coordinate",
+        {"aggregation": "secagg"},
+        protocol="fedavg",
+        hidden=False,
+    ),
+    Claim(
+        "its noise is in every coordinate, also in one that it alone moves",
+        "securecluster/runs/disclosures.py",
+        "sums-single-coordinate",
+        {"aggregation": "secagg", "clip": 1.0, "noise": 1.0, "placement": "distributed"},
+        protocol="fedavg",
+    ),
+    Claim(
         "Pads hide what a client contributes to the matrix over pairs",
         "securecluster/runs/disclosures.py",
         "relevance-oracle",
@@ -224,7 +239,7 @@ CLAIMS = (
         protocol="oneshot",
     ),
     Claim(
-        "of a single client, in any one reply or sum",
+        "of a single client",
         "securecluster/protections/secure_sums/protection.py",
         "label-counts",
         {"aggregation": "secagg"},
@@ -238,7 +253,7 @@ CLAIMS = (
         protocol="oneshot",
     ),
     Claim(
-        "of a single client, in any one reply or sum",
+        "of a single client",
         "securecluster/protections/encryption/protection.py",
         "label-counts",
         {"aggregation": "bfv"},

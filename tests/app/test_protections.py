@@ -66,6 +66,8 @@ STANDINGS = {
     "label-counts": OF_UPDATES,
     "label-distributions": UNDER_MASKS,
     "linkage": UNDER_MASKS,
+    # of blocks, which none of these runs has
+    "lone-blocks": NEVER,
     "low-bits": OF_NOISE,
     "mask-invariants": UNDER_MASKS,
     "mask-known-plaintext": UNDER_MASKS,
@@ -87,6 +89,7 @@ STANDINGS = {
     "sums-over-rounds-clusters": NEVER,
     "sums-over-rounds-labels": OF_UPDATES,
     "sums-over-rounds-sizes": UNDER_MASKS,
+    "sums-single-coordinate": OF_UPDATES,
 }
 TABLE = [
     (attack, run, standing)
@@ -110,6 +113,9 @@ ELSEWHERE = [
     ("sums-over-rounds-labels", "encrypted", (), BROKEN),
     ("sums-over-rounds-sizes", "encrypted", (), BROKEN),
     ("sums-over-rounds-clusters", "hidden", (), BROKEN),
+    ("lone-blocks", "hidden", (), BROKEN),
+    ("lone-blocks", "choices", (), BROKEN),
+    ("sums-single-coordinate", "encrypted", (), BROKEN),
     ("sums-over-rounds-clusters", "choices", (), BROKEN),
     # averages that a client sends on are made of secure sums
     ("linkage", "sketched", (), BROKEN),

@@ -340,6 +340,13 @@ class EncryptedSumService(EncryptionService):
         rows = []
         for k, (_, members) in enumerate(members_of(call)):
             rows.append(self._encoded(reply, layout, k, len(members)))
+        if self.tap is not None:
+            for name in rows[0].integers:
+                integers = np.concatenate([row.integers[name] for row in rows])
+                largest = None
+                if self._ranges.saturates(name):
+                    largest = [row.largest[name] for row in rows]
+                self.tap(call, name, integers, largest)
         return self._closed(call, layout, rows, encrypted, call.origins)
 
     def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:

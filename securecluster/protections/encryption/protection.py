@@ -148,13 +148,13 @@ class EncryptedSumProtection(_Encryption, SumProtection):
         return f"sums of {reply}: over two clients or more, which a key authority decrypts"
 
     def unseen(self, field: str, released: str) -> str:
-        """Return that the server sees no single reply.
+        """Return what the server sees sums of alone: what these tell of it, a run counts.
 
         Args:
             field: its name.
             released: that it is sums.
         """
-        return f"{field} of a single client, in any one reply or sum"
+        return f"{field} of a single client"
 
 
 class EncryptedPairProtection(_Encryption, PairProtection):

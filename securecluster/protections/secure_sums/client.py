@@ -212,6 +212,10 @@ class SecureSumService(ClientHalf):
                     tables[name] = self._noised(name, rows, groups, call.step)
                 else:
                     tables[name] = self._encoded(name, rows, width, groups)
+                    # rows with shares of noise move every coordinate
+                    if self.tap is not None:
+                        largest = self._largest(name, width, groups)
+                        self.tap(call, name, tables[name].numpy(), largest)
         commitments = []
         boxes: list[bytes] = []
         picks = []
@@ -258,6 +262,15 @@ class SecureSumService(ClientHalf):
             codec = self._ranges.fixed_point(name, bits, members)
             encoded.append(codec.encode(row[None], saturates))
         return torch.cat(encoded)
+
+    def _largest(
+        self, name: str, bits: int, groups: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> list[int] | None:
+        """Return by client the integer that larger ones are clamped to; None where none are."""
+        if not self._ranges.saturates(name):
+            return None
+        codecs = [self._ranges.fixed_point(name, bits, len(members)) for _, members in groups]
+        return [codec.largest for codec in codecs]
 
     def _noised(
         self,

@@ -69,13 +69,13 @@ class SecureSumProtection(SumProtection):
             reply: the field, with what else is to be said of it.
             released: that it is sums.
         """
-        return f"sums of {reply}: over two clients or more, in secure sums that hide each one's"
+        return f"sums of {reply}: over two clients or more, in secure sums"
 
     def unseen(self, field: str, released: str) -> str:
-        """Return that the server sees no single reply.
+        """Return what the server sees sums of alone: what these tell of it, a run counts.
 
         Args:
             field: its name.
             released: that it is sums.
         """
-        return f"{field} of a single client, in any one reply or sum"
+        return f"{field} of a single client"
