@@ -39,10 +39,11 @@ from securecluster.messaging.messages import Ack, Call, Empty, reply_header
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot, Signature
-from securecluster.runs import flower, party
+from securecluster.runs import flower, hello, party
 from securecluster.runs.agent import Agent
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.flower_hello import introduced
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runtime import endpoint, run_number
@@ -207,20 +208,24 @@ def test_another_s_introduction_does_not_count_again(
     identities = [Identity.generate() for _ in range(CLIENTS)]
     roster = Roster({i: one.public for i, one in enumerate(identities)})
     node = Node(FEDAVG, federation.select([0]), tmp_path, identity=identities[0], roster=roster)
-    challenge = {"run": 1, "node": 100, "nonce": "00"}
-    data = node.hello(json.dumps(challenge).encode())
-    number, facts, clock = flower._introduced(data, flower.hello_statement(challenge), roster)
+    challenge = hello.challenge_of(1, 100, "00", roster, "here")
+
+    def statement(**changed: Any) -> bytes:
+        return hello.statement_of(hello.INTRODUCTION, {**challenge, **changed})
+
+    data = node.introduce(json.dumps(challenge).encode())
+    number, facts, clock = introduced(data, statement(), roster)
     assert number == 0 and facts == federation.facts_of(0)
     assert clock is not None and abs(clock - time.time()) < 60
-    for changed in ({"run": 2}, {"node": 101}, {"nonce": "01"}):
-        statement = flower.hello_statement({**challenge, **changed})
+    others = {"run": 2, "node": 101, "nonce": "01", "roster": "ab", "server": "elsewhere"}
+    for name, value in others.items():
         with pytest.raises(FrameError, match="did not sign"):
-            flower._introduced(data, statement, roster)
+            introduced(data, statement(**{name: value}), roster)
     begun = b'{"number": 0, "signature": "", "facts": {}, "clock": '
     clocks = [begun + one for one in (b"-1}", b"1.5}", b'"1"}', b"1e30}", b"1" + b"0" * 400 + b"}")]
     for junk in (b"", b"[]", b"{}", b'{"number": -1, "signature": "", "facts": {}}', *clocks):
         with pytest.raises(FrameError, match="did not say which client"):
-            flower._introduced(junk, b"", roster)
+            introduced(junk, b"", roster)
 
 
 def test_a_node_that_does_not_answer_is_lost_and_one_that_ended_too(
@@ -374,7 +379,7 @@ def test_a_client_that_does_not_agree_ends_the_run_before_it_begins(
     grid = Grid(apps(noisy, federation, tmp_path))
     with pytest.raises(RefusedError, match="client 0: the node refused the run: its own protocol"):
         run(FedAvg(**SMALL, clip=1.0, noise=0.1), grid)
-    assert set(grid.asked) == {"query.hello", "query.agree"}
+    assert set(grid.asked) == {"query.introduce", "query.agree"}
 
 
 SHIM = Path(flower.__file__).with_name("flower_shim.py")

@@ -41,6 +41,7 @@ SECRET = "37.25"  # a number of the client's data
 CODES = {
     PolicyError: "rule",
     OwnerPolicyError: "policy",
+    RevokedRunError: "revoked",
     ProposalError: "proposal",
     StaleError: "stale",
     LateError: "late",
