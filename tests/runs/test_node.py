@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import stat
 import time
@@ -18,7 +17,6 @@ import pytest
 
 from securecluster import Federation, LabelSwap, Settings
 from securecluster.core import atomic_files
-from securecluster.data.facts import ClientFacts
 from securecluster.errors import (
     FrameError,
     PolicyError,

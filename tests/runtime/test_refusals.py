@@ -18,6 +18,7 @@ from securecluster.errors import (
     PolicyError,
     ProposalError,
     RefusedError,
+    RevokedRunError,
     SecureClusterError,
     SecureClusterWarning,
     StaleError,
