@@ -21,8 +21,8 @@ IDENTITY, ROSTER, POLICY, SOCKET = "identity.key", "roster.txt", "policy.toml", 
 ROLES = ("client", "authority")
 ABOUT = (
     "A client of runs on many machines, or their key authority, run by its owner: `init` makes its "
-    "folder, `serve` answers for it, `ledger` shows what it has released, and `revoke` takes it out "
-    "of a run."
+    "folder, `serve` answers for it, `ledger` shows what it has released, and `revoke` takes it "
+    "out of a run."
 )
 TEMPLATE = """\
 # What runs this client takes part in. Without a line, any is allowed. Changes hold at once, also

@@ -4,9 +4,9 @@ Such a program, a ClientApp that somebody else's server ships for instance, hand
 bytes out. It runs in a process of its own, and reads neither data nor keys nor state.
 
 A message is a kind (`facts`, `introduce`, `agree`, `hello`, `frame` or `score`) and its data, each
-with its length in eight bytes before it. The answer is a status (`ok`, or the code of a refusal) and data,
-in the same form. No message is longer than what the node has agreed to lets it be, and few are read
-at a time: whoever connects and says nothing gives way to whoever comes next.
+with its length in eight bytes before it. The answer is a status (`ok`, or the code of a refusal)
+and data, in the same form. No message is longer than what the node has agreed to lets it be, and
+few are read at a time: whoever connects and says nothing gives way to whoever comes next.
 """
 
 from __future__ import annotations
