@@ -490,9 +490,10 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     options: dict[str, Any] = {name: config[name] for name in ("clients", "seed") if name in config}
     options["classes"] = config.get("classes") or None
-    options["server"] = str(config.get("server", ""))
     options["scores"] = bool(config.get("scores", False))
     options["patience"] = Patience(call=float(config.get("seconds", 3600.0)))
+    if config.get("server"):
+        options["server"] = str(config["server"])
     if config.get("out"):
         options["folder"] = Path(str(config["out"]))
     if config.get("roster"):

@@ -202,6 +202,53 @@ def test_clients_prove_their_numbers_by_the_roster(federation: Federation, tmp_p
         run(made, grid, roster=other, patience=flower.Patience(start=0.1))
 
 
+def test_a_server_that_hands_on_messages_of_another_federation_is_no_client_there(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """Of two federations with one owner, the first one's server is node 100 in the second one."""
+    owner, *others = [Identity.generate() for _ in range(2 * CLIENTS - 1)]
+    teams = [[owner, *others[: CLIENTS - 1]], [owner, *others[CLIENTS - 1 :]]]
+    rosters = [Roster({i: one.public for i, one in enumerate(team)}) for team in teams]
+    grids = []
+    for name, team, roster in zip("ab", teams, rosters, strict=True):
+        (tmp_path / name).mkdir()
+        grids.append(Grid(apps(FEDAVG, federation, tmp_path / name, team, roster)))
+    assert run(FEDAVG, grids[0], roster=rosters[0]).refused_ == {}
+    own = grids[1].apps[100]
+    grids[1].apps[100] = grids[0].apps[100]
+    with pytest.raises(UsageError, match="not there: client 0;"):
+        run(FEDAVG, grids[1], roster=rosters[1], patience=flower.Patience(start=0.1))
+    # neither where it lets the owner's node introduce itself, and answers for it then
+    frames = grids[0].apps[100]
+
+    def relay(message: Message, context: Context) -> Message:
+        kinds = ("query.introduce", "query.agree")
+        return (own if message.metadata.message_type in kinds else frames)(message, context)
+
+    grids[1].apps[100] = relay
+    with pytest.raises(RefusedError, match="client 0: the node refused to sign that it agreed"):
+        run(FEDAVG, grids[1], roster=rosters[1])
+
+
+def test_an_owner_names_the_server_that_its_node_answers(
+    federation: Federation, tmp_path: Path
+) -> None:
+    identities = [Identity.generate() for _ in range(CLIENTS)]
+    roster = Roster({i: one.public for i, one in enumerate(identities)})
+
+    def node_of(context: Context) -> Node:
+        i = int(context.node_config["partition-id"])
+        given: dict[str, Any] = {"identity": identities[i], "policy": Policy(server="here")}
+        own = federation.select([i])
+        return Node(FEDAVG, own, tmp_path / f"node-{i}", roster=roster, **given)
+
+    grid = Grid([flower.client_app(node_of)] * CLIENTS)
+    assert run(FEDAVG, grid, roster=roster, server="here").refused_ == {}
+    with pytest.raises(UsageError, match="these are not there"):
+        patience = flower.Patience(start=0.1)
+        run(FEDAVG, grid, roster=roster, server="there", patience=patience)
+
+
 def test_another_s_introduction_does_not_count_again(
     federation: Federation, tmp_path: Path
 ) -> None:
