@@ -104,6 +104,10 @@ class OwnerPolicyError(PolicyError):
     """A run or a release that the policy of the client's owner forbids."""
 
 
+class RevokedRunError(OwnerPolicyError):
+    """A request of a run that the client's owner has taken it out of."""
+
+
 class ProposalError(PolicyError):
     """A proposed run that is not the one of the client's own protocol object and data."""
 

@@ -24,6 +24,7 @@ from securecluster.protocols.common.client_tensors import (
     ClientTensor,
     check_kept,
     check_names,
+    declared_tensors,
     kept_rows,
     restore_rows,
 )
@@ -488,6 +489,12 @@ class TrainingClient:
         table = state.table.to(self.cohort.start.device)
         self.models = Rows(table, tuple(state.index))
         self.recall(state.extra)
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """Return what of `memory` a newcomer's node keeps when it joins a run again."""
+        declared = declared_tensors(type(self)).values()
+        return frozenset(tensor.key for tensor in declared if tensor.lasting)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return by name all state beside the models that a later call depends on.

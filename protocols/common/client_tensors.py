@@ -65,17 +65,22 @@ class ClientTensor:
             number.
         start: that rows begin with: a number, or "model" for the initial model θ_0.
         dtype: "model" for the type of the model's weights, "int64", "bool" or "uint8".
+        lasting: True for what a client answers in one way in a run: a newcomer's node keeps it when
+            it joins the run again, where everything else begins anew.
 
     Raises:
         UsageError: another dtype.
     """
 
-    def __init__(self, *shape: int | str, start: float | str = 0, dtype: str = MODEL) -> None:
+    def __init__(
+        self, *shape: int | str, start: float | str = 0, dtype: str = MODEL, lasting: bool = False
+    ) -> None:
         if dtype not in DTYPES:
             raise unknown("dtype", dtype, DTYPES)
         self._shape = shape
         self._start = start
         self._dtype = dtype
+        self.lasting = lasting
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:

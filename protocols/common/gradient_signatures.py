@@ -210,12 +210,12 @@ class SignatureSender(TrainingClient):
     # None in runs without gradient signatures, where clients send none
     _signature_options: SignatureOptions | None = None
     # digests of what each client has answered in one way; zeros before
-    _asked = ClientTensor(32, dtype="uint8")  # centre, and kind beyond class sums
-    _subtracted = ClientTensor(32, dtype="uint8")  # means of classes
-    _answered = ClientTensor(32, dtype="uint8")  # directions
+    _asked = ClientTensor(32, dtype="uint8", lasting=True)  # centre, and kind beyond class sums
+    _subtracted = ClientTensor(32, dtype="uint8", lasting=True)  # means of classes
+    _answered = ClientTensor(32, dtype="uint8", lasting=True)  # directions
     # the centre of each client's signatures, and the number of its kind, from 1
-    _centre = ClientTensor(1)
-    _kind = ClientTensor(dtype="int64")
+    _centre = ClientTensor(1, lasting=True)
+    _kind = ClientTensor(dtype="int64", lasting=True)
 
     def use_signatures(self, options: SignatureOptions) -> None:
         """Let the clients send signatures.

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from securecluster.core.lazy_torch import torch
+from securecluster.messaging.bounds import MOST_SAMPLES as MOST_SAMPLES
 from securecluster.messaging.bounds import Between, Real, Upto, Whole
 from securecluster.messaging.messages import Picks, Rows
 
 NO_END = 1 << 62  # larger than the number of any post
 AVERAGES = Upto("posts", "averages")  # averages in one frame
-MOST_SAMPLES = 2.0**53  # float64 represents all whole numbers up to it
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,19 +21,22 @@ IDENTITY, ROSTER, POLICY, SOCKET = "identity.key", "roster.txt", "policy.toml", 
 ROLES = ("client", "authority")
 ABOUT = (
     "A client of runs on many machines, or their key authority, run by its owner: `init` makes its "
-    "folder, `serve` answers for it, and `ledger` shows what it has released."
+    "folder, `serve` answers for it, `ledger` shows what it has released, and `revoke` takes it "
+    "out of a run."
 )
 TEMPLATE = """\
-# What runs this client takes part in. Without a line, any is allowed.
+# What runs this client takes part in. Without a line, any is allowed. Changes hold at once, also
+# for runs that were agreed to before.
 # protocols = ["cfl", "fedavg"]
 # masks = ["rotation", "permutation"]
 # aggregations = ["secagg"]
-# least_noise = 1.0
+# least_noise = 1.0        # of every single release
 # least_clients = 8        # an average over few tells more of each
 # unit = "client"
 # most_epsilon = 8.0       # of all runs together
 # samples = false          # never tell how many samples there are
-# scores = true            # tell the score on test samples, also in runs with noise
+# scores = true            # tell the score on test samples once a run, also with noise or sums
+# server = "aggregator"    # answer no server of another name
 roster = true              # only runs whose clients are on roster.txt
 """
 
@@ -52,6 +55,15 @@ class Released:
 
 
 @dataclass(frozen=True)
+class Revoked:
+    """Take a node out of a run for good, and remove its keys and state in it.
+
+    The run is given after the folder, by its fingerprint or the beginning of it, as `run-*` in the
+    folder has it. The ledger of what was released keeps every line.
+    """
+
+
+@dataclass(frozen=True)
 class Serve:
     """Answer for a client, or as the key authority, until it is stopped."""
 
@@ -65,21 +77,21 @@ class Serve:
 
 
 def node(argv: list[str]) -> int:
-    """Make a node's folder, serve it, or show its ledger, and return the exit code.
+    """Make a node's folder, serve it, show its ledger, or revoke a run, and return the exit code.
 
     Args:
-        argv: init, serve or ledger, the folder, then options.
+        argv: init, serve, ledger or revoke, the folder, then options.
     """
-    actions = {"init": _init, "serve": _serve, "ledger": _ledger}
+    actions = {"init": _init, "serve": _serve, "ledger": _ledger, "revoke": _revoke}
     if command_line.asks_for_help(argv[:1]):
-        command_line.parsed("securecluster node init|serve|ledger DIR", argv, ABOUT, {})
+        command_line.parsed("securecluster node init|serve|ledger|revoke DIR", argv, ABOUT, {})
     if not argv:
         raise UsageError("node takes what to do and a folder: securecluster node init DIR")
     name, *arguments = argv
     if name not in actions:
         raise unknown("action of node", name, actions)
     if command_line.asks_for_help(arguments):
-        kinds = {"init": Init, "serve": Serve, "ledger": Released}
+        kinds = {"init": Init, "serve": Serve, "ledger": Released, "revoke": Revoked}
         command_line.of_folder(f"node {name}", arguments, kinds[name])
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"node {name} takes the node's folder: securecluster node {name} DIR")
@@ -158,6 +170,24 @@ def _ledger(folder: Path, arguments: list[str]) -> int:
     return 0
 
 
+def _revoke(folder: Path, arguments: list[str]) -> int:
+    """Take a node out of a run."""
+    from securecluster.runs.party import locked, revoke
+
+    if not (folder / IDENTITY).exists():
+        raise UsageError(f"{folder} is no node's folder: make one with securecluster node init")
+    if len(arguments) != 1:
+        raise UsageError(
+            "node revoke takes the node's folder and a run: securecluster node revoke DIR RUN, "
+            "where RUN is the fingerprint in the name of its run-* there, or the beginning of it"
+        )
+    with locked(folder):
+        run = revoke(folder, arguments[0])
+    with output():
+        print(f"this node answers nothing of the run {run} any more; its ledger keeps every line")
+    return 0
+
+
 def _decrypted(folder: Path) -> int:
     """Print what a key authority was asked for in all runs, by its own log."""
     from rich.console import Console
@@ -185,7 +215,7 @@ def _node_of(folder: Path, name: str) -> Any:
     from securecluster.runs.authority_node import AuthorityNode
     from securecluster.runs.node import Node
     from securecluster.runs.party import number_of
-    from securecluster.runs.policy import Policy
+    from securecluster.runs.policy_file import PolicyFile
 
     if not (folder / IDENTITY).exists():
         raise UsageError(f"{folder} is no node's folder: make one with securecluster node init")
@@ -195,7 +225,7 @@ def _node_of(folder: Path, name: str) -> Any:
         )
     identity = Identity.load(folder / IDENTITY)
     roster = Roster.load(folder / ROSTER)
-    policy = Policy.load(folder / POLICY)
+    policy = PolicyFile(folder / POLICY)
     number = number_of(None, identity, roster)
     if number == AUTHORITY_NUMBER:
         method, _ = _project(name, None, roster.size)

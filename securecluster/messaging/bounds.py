@@ -36,6 +36,10 @@ RING = {32: "int32 numbers of a ring", 64: "int64 numbers of a ring"}
 BYTES = {REAL: 8, WHOLE: 8, OCTETS: 1, RING[32]: 4, RING[64]: 8}  # of a number, at most
 # largest norms of rows of float32 and of float64: sums of squares of thousands of these are finite
 LONGEST = (1e17, 1e150)
+# maximum of a number of samples, by which its field declares that it is one: float64 represents all
+# whole numbers up to it
+MOST_SAMPLES = 2.0**53
+SAMPLES = "size"  # name of a field that is a number of samples, whatever its bound
 Size = int | str  # a number, or the name of one in `Limits.sizes`
 
 
@@ -246,6 +250,19 @@ def squared(message: Any) -> list[str]:
     names = []
     for name, bound in declared(cast(Hashable, message)).items():
         if isinstance(bound, Real) and bound.squared:
+            names.append(name)
+    return names
+
+
+def sample_fields(message: Any) -> list[str]:
+    """Return the fields of a message class that are numbers of samples.
+
+    Args:
+        message: the class.
+    """
+    names = []
+    for name, bound in declared(cast(Hashable, message)).items():
+        if name == SAMPLES or (isinstance(bound, Real) and bound.maximum == MOST_SAMPLES):
             names.append(name)
     return names
 

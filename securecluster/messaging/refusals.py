@@ -22,6 +22,7 @@ from securecluster.errors import (
     PolicyError,
     ProposalError,
     RefusedError,
+    RevokedRunError,
     StaleError,
     TargetError,
     UnforeseenError,
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 FRAME, RUN, PROPOSAL, STALE, LATE = "frame", "run", "proposal", "stale", "late"
 POLICY, RULE, BUDGET, TARGET = "policy", "rule", "budget", "target"
-UPDATE, FAILED = "update", "failed"
+REVOKED, UPDATE, FAILED = "revoked", "update", "failed"
 # by code: what its sender says by it
 SENTENCES: Mapping[str, str] = {
     FRAME: "the request is damaged, forged, or not for it",
@@ -44,6 +45,7 @@ SENTENCES: Mapping[str, str] = {
     "that started over without its checkpoint",
     LATE: "the request's deadline had passed",
     POLICY: "its owner's policy forbids what the request asks for",
+    REVOKED: "its owner has taken it out of this run for good",
     RULE: "a rule of the protocol, which protects clients, forbids what the request asks for",
     BUDGET: "the release would exceed its owner's privacy budget",
     TARGET: "the release would exceed the run's target epsilon",
@@ -51,11 +53,12 @@ SENTENCES: Mapping[str, str] = {
     FAILED: "the request could not be answered",
 }
 # of refusals before anything is released; by the others a client may have written down a release
-WITHOUT_RELEASE = (FRAME, RUN, PROPOSAL, STALE, LATE, POLICY, BUDGET, TARGET)
+WITHOUT_RELEASE = (FRAME, RUN, PROPOSAL, STALE, LATE, POLICY, REVOKED, BUDGET, TARGET)
 # the first class that fits decides
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (BudgetError, BUDGET),
     (TargetError, TARGET),
+    (RevokedRunError, REVOKED),
     (OwnerPolicyError, POLICY),
     (ProposalError, PROPOSAL),
     (StaleError, STALE),

@@ -3,10 +3,10 @@
 Such a program, a ClientApp that somebody else's server ships for instance, hands bytes in and takes
 bytes out. It runs in a process of its own, and reads neither data nor keys nor state.
 
-A message is a kind (`facts`, `hello`, `agree`, `frame` or `score`) and its data, each with its
-length in eight bytes before it. The answer is a status (`ok`, or the code of a refusal) and data,
-in the same form. No message is longer than what the node has agreed to lets it be, and few are read
-at a time: whoever connects and says nothing gives way to whoever comes next.
+A message is a kind (`facts`, `introduce`, `agree`, `hello`, `frame` or `score`) and its data, each
+with its length in eight bytes before it. The answer is a status (`ok`, or the code of a refusal)
+and data, in the same form. No message is longer than what the node has agreed to lets it be, and
+few are read at a time: whoever connects and says nothing gives way to whoever comes next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from securecluster.runs.frame_bounds import largest_authority_request, largest_r
 from securecluster.runs.node import Node
 from securecluster.runs.party import Party
 
-FACTS, HELLO, AGREE, FRAME, SCORE = "facts", "hello", "agree", "frame", "score"
+FACTS, INTRODUCE, AGREE, HELLO = "facts", "introduce", "agree", "hello"
+FRAME, SCORE = "frame", "score"
 OK = "ok"
 MOST_BYTES = 1 << 32  # of an answer: beyond the largest frame
 SHORT = 1 << 20  # bytes of a message that is no frame
@@ -187,6 +188,7 @@ def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, b
     try:
         node = node_of()
         answers: dict[str, Callable[[bytes], bytes]] = {
+            INTRODUCE: lambda data: node.introduce(_short(data)),
             HELLO: lambda data: node.hello(_short(data)),
             AGREE: lambda data: node.agree(_short(data)).encode(),
             FRAME: node.answer,

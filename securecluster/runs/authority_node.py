@@ -25,6 +25,7 @@ from securecluster.runs.derived import opened_verbs, server_copy
 from securecluster.runs.method import Method
 from securecluster.runs.party import STATE, Party, number_of, stamp_of
 from securecluster.runs.policy import Policy
+from securecluster.runs.policy_file import PolicyFile
 from securecluster.runs.proposal import Proposal, accepted_by_authority
 from securecluster.runtime.authority import Authority
 
@@ -46,7 +47,8 @@ class AuthorityNode(Party):
         identity: signs its keys; None in runs without a roster.
         roster: public keys of all clients and of the authority, from who enrols them, and not from
             the server.
-        policy: what its owner allows; None allows every run of the method that has a roster.
+        policy: what its owner allows, or the file that says so; None allows every run of the method
+            that has a roster.
 
     Raises:
         UsageError: a method without a key authority, or a roster that has this identity as a
@@ -62,7 +64,7 @@ class AuthorityNode(Party):
         *,
         identity: Identity | None = None,
         roster: Roster | None = None,
-        policy: Policy | None = None,
+        policy: Policy | PolicyFile | None = None,
     ) -> None:
         if not opened_verbs(method):
             sums = [name for name, ours in AGGREGATIONS.items() if ours.by_authority]
@@ -78,8 +80,8 @@ class AuthorityNode(Party):
                 "its line there begins with the word authority"
             )
         super().__init__(method, folder, number, identity, roster, policy)
-        # by run: the authority, and the stamp of the state's file that it agrees with
-        self._running: dict[str, tuple[Authority, tuple[int, int] | None]] = {}
+        # by run: the authority, the stamp of the state's file that it agrees with, and the policy
+        self._running: dict[str, tuple[Authority, tuple[int, int] | None, Policy]] = {}
 
     def __repr__(self) -> str:
         return f"AuthorityNode({self.method.name}, {self.folder})"
@@ -97,7 +99,8 @@ class AuthorityNode(Party):
         header = wire.peek(frame)
         run = header.config
         with self._alone():
-            authority = self._living(run)
+            policy = self.policy
+            authority = self._living(run, policy)
             outcome = refusals.FAILED
             try:
                 reply = authority.reply_frame(frame)
@@ -106,40 +109,45 @@ class AuthorityNode(Party):
                 outcome = refusals.code_of(error)
                 raise
             finally:
-                self._store(run, authority)
+                self._store(run, authority, policy)
                 self._log(header, outcome)
         return reply
 
-    def _living(self, run: str) -> Authority:
+    def _living(self, run: str, policy: Policy) -> Authority:
         """Return the authority of a run as it is on the disk, from memory where that agrees.
 
         Raises:
             UnknownRunError: a run that the authority has not agreed to.
         """
+        self._refuse_revoked(run)
         stamp = stamp_of(self._folder_of(run) / STATE)
         if run in self._running:
-            authority, known = self._running[run]
-            if known == stamp:
+            authority, *known = self._running[run]
+            if known == [stamp, policy]:
                 return authority
-        authority = self._authority(self._agreed(run))
+        authority = self._authority(self._check_allowed(run, policy), policy)
         if stamp is not None:
             data = atomic_files.read(self._folder_of(run) / STATE)
             authority.restore(unpack(data, type(authority.state)))
         return authority
 
-    def _authority(self, config: Mapping[str, Any]) -> Authority:
+    def _authority(self, config: Mapping[str, Any], policy: Policy) -> Authority:
         """Return the authority as it is before the first request."""
         deployment = Deployment(server_copy(self.method), config)
-        least = math.ceil(self.policy.least_clients)
+        least = math.ceil(policy.least_clients)
         authority = deployment.authority(False, self._identity, roster=self._roster, least=least)
         assert authority is not None  # of the method, as was checked
         return authority
 
-    def _store(self, run: str, authority: Authority) -> None:
+    def _store(self, run: str, authority: Authority, policy: Policy) -> None:
         """Write the state of a run; what is in memory counts only when it is on the disk."""
         self._running = {}
         stamp = self._write_state(run, pack(authority.state))
-        self._running = {run: (authority, stamp)}
+        self._running = {run: (authority, stamp, policy)}
+
+    def _forget(self, run: str) -> None:
+        """Forget what is in memory of a run that was revoked."""
+        self._running.pop(run, None)
 
     def _released_in(self) -> set[str]:
         """Return the fingerprints of runs in which the authority has decrypted something."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,7 @@ from securecluster.data.facts import Facts, Form
 from securecluster.data.federation import Shard
 from securecluster.data.scaling import Scaling
 from securecluster.errors import SecureClusterError
-from securecluster.messaging.messages import Rows
+from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Expense, expense_of
@@ -283,6 +283,53 @@ def _counted(
     return counts
 
 
+def events_of_stand_ins(
+    protocol: Method, facts: Facts, clients: int, watch: Callable[[Call, Any], Any]
+) -> list[Event]:
+    """Return what stand-ins for a run's clients release, in all runs that find how much it may be.
+
+    Noise has the multipliers of the method; those at multiplier 1 where `target_epsilon` is to find
+    it.
+
+    Args:
+        protocol: the method.
+        facts: of the clients and their data.
+        clients: number of the run's clients.
+        watch: called with each reply before the pipeline, and returns it.
+
+    Raises:
+        SecureClusterError: the run with the method's own options does not come to its end.
+    """
+    params = protocol.get_params()
+    changes = {name: value for name, value in COMMON.items() if name in params}
+    if initial_model(protocol, facts).dimension > LARGE:
+        # options may name layers that a small network lacks
+        with suppress(SecureClusterError):
+            return _events_of_runs(
+                protocol, facts, clients, watch, {**changes, "model": SMALL_NETWORK}
+            )
+    return _events_of_runs(protocol, facts, clients, watch, changes)
+
+
+def _events_of_runs(
+    protocol: Method,
+    facts: Facts,
+    clients: int,
+    watch: Callable[[Call, Any], Any],
+    common: Mapping[str, Any],
+) -> list[Event]:
+    """Return what `events_of_stand_ins` does, with other hyper-parameters for all runs."""
+    stand_ins = _stand_ins(facts, clients)
+    found: list[Event] = []
+    for further in ({}, *protocol.dry_runs()):
+        dry = type(protocol)(**{**protocol.get_params(), **common, **further})
+        dry.privacy = dry.privacy.for_stand_ins()
+        by_client, _ = _events_by_client(dry, stand_ins, not further, watch=watch)
+        for events in by_client.values():
+            found += events
+    return found
+
+
 @dataclass(frozen=True)
 class Draw:
     """Gaussian noise that a client adds to one row.
@@ -380,7 +427,11 @@ def _observed(dry: Any, stand_ins: Federation) -> Observed:
 
 
 def _events_by_client(
-    dry: Any, federation: Federation, whole: bool, streams: type[NoiseStreams] = StandInStreams
+    dry: Any,
+    federation: Federation,
+    whole: bool,
+    streams: type[NoiseStreams] = StandInStreams,
+    watch: Callable[[Call, Any], Any] | None = None,
 ) -> tuple[dict[int, list[Event]], Any]:
     """Return the events of each client in a run of stand-ins, and the server's final state.
 
@@ -392,6 +443,7 @@ def _events_by_client(
         whole: whether a run that does not come to its end is an error; otherwise what it released
             before counts, and a run that goes further is held to its target.
         streams: class of their noise.
+        watch: called with each reply before the pipeline, and returns it; None for none.
     """
     from securecluster.runs.endpoints import build_client
 
@@ -404,6 +456,8 @@ def _events_by_client(
         streams=streams,
         deployment_class=_OfStandIns,
     )
+    if watch is not None:
+        endpoint.before_pipeline = watch
     config = dry.config(federation, settings.dtype)
     server = server_copy(dry)
     server.privacy = server.privacy.for_stand_ins()

@@ -25,9 +25,10 @@ from securecluster.runs.derived import adds_noise, as_agreed, initial_model
 from securecluster.runs.dry_run import run_releases
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.method import Method
-from securecluster.runtime.endpoint import Endpoint, config_hash
+from securecluster.runtime.endpoint import Endpoint, Reservation, config_hash
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.release_budget import ReleaseBudget
+from securecluster.runtime.release_floor import ReleaseFloor
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
@@ -74,6 +75,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     deployment_class: type[Deployment] = Deployment,
     least: int = 0,
     names: Sequence[str] | None = None,
+    least_noise: float = 0.0,
+    tells_samples: bool = True,
 ) -> Endpoint[Any]:
     """Return the endpoint of some clients, with their data, models, keys and release policy.
 
@@ -99,6 +102,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         least: fewest members and survivors of a sum that the clients' owner asks for.
         names: by which the federation's clients draw; None is their names in it, or, where it does
             not have all clients of the run and calls these 0, 1, …, their numbers.
+        least_noise: least noise multiplier of a release that the clients' owner allows.
+        tells_samples: whether the owner tells numbers of samples outside of hidden sums.
 
     Raises:
         UsageError: a roster without an identity, or one that lacks clients of the run or has
@@ -158,12 +163,40 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
-    # Newcomers' releases come on top of a run that is over: `join` warns of them.
-    if joins is None and method.privacy.holds_target:
-        endpoint.reservations.append(_release_target(method, config, endpoint, federation))
-    if budget is not None:
-        endpoint.reservations.append(_release_budget(method, config, endpoint, budget))
+    endpoint.tells_samples = tells_samples
+    # In one process newcomers' releases come on top of a run that is over: `join` warns of them.
+    target = None
+    if method.privacy.holds_target and (joins is None or budget is not None):
+        target = _target(method, config, endpoint, federation)
+    if least_noise > 0:
+        costs = _costs(method, config, endpoint)
+        endpoint.reservations.append(ReleaseFloor(least_noise, costs, endpoint.least_survivors))
+    endpoint.reservations += _held_to(method, config, endpoint, budget, target)
     return endpoint
+
+
+def _held_to(
+    method: Method,
+    config: Mapping[str, Any],
+    endpoint: Endpoint[Any],
+    budget: Budget | None,
+    target: Target | None,
+) -> list[Reservation]:
+    """Return what holds the clients of an endpoint to a budget and to the run's target.
+
+    Args:
+        method: with its hyper-parameters.
+        config: what clients and server agreed on.
+        endpoint: of the clients.
+        budget: of the one client, over all runs; its file counts towards the target, too.
+        target: of the clients in this run.
+    """
+    if budget is not None:
+        return [_release_budget(method, config, endpoint, budget, target)]
+    if target is None:
+        return []
+    costs = _costs(method, config, endpoint)
+    return [ReleaseTarget(target, costs, least_survivors=endpoint.least_survivors)]
 
 
 def _as_in_run(
@@ -218,9 +251,9 @@ def _keeps_counts(method: Method, config: Mapping[str, Any]) -> bool:
     return adds_noise(method, config) and config["dp_unit"] == "example"
 
 
-def _release_target(
+def _target(
     method: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], federation: Federation
-) -> ReleaseTarget:
+) -> Target:
     """Return the target ε of the clients of an endpoint.
 
     Args:
@@ -230,12 +263,7 @@ def _release_target(
         federation: of all clients.
     """
     samples = samples_of(endpoint.client) if method.privacy.per_example else {}
-    costs = _costs(method, config, endpoint)
-    return ReleaseTarget(
-        target_of(method, config, samples, federation),
-        costs,
-        least_survivors=endpoint.least_survivors,
-    )
+    return target_of(method, config, samples, federation)
 
 
 def target_of(
@@ -271,7 +299,11 @@ def _costs(method: Method, config: Mapping[str, Any], endpoint: Endpoint[Any]) -
 
 
 def _release_budget(
-    method: Method, config: Mapping[str, Any], endpoint: Endpoint[Any], budget: Budget
+    method: Method,
+    config: Mapping[str, Any],
+    endpoint: Endpoint[Any],
+    budget: Budget,
+    target: Target | None,
 ) -> ReleaseBudget:
     """Return the budget of the one client of an endpoint.
 
@@ -280,6 +312,7 @@ def _release_budget(
         config: what clients and server agreed on.
         endpoint: of the client.
         budget: over all runs.
+        target: of the client in this run; None for none.
 
     Raises:
         UsageError: no budget, several clients, or another unit of privacy.
@@ -301,7 +334,8 @@ def _release_budget(
     costs = _costs(method, config, endpoint)
     samples = endpoint.client.cohort.sizes[0] if method.privacy.per_example else None
     key = partial(endpoint.keys.noise, endpoint.ids[0])
-    return ReleaseBudget(budget, run, key, costs, samples, endpoint.least_survivors)
+    survivors = endpoint.least_survivors
+    return ReleaseBudget(budget, run, key, costs, samples, survivors, target)
 
 
 def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> KeyRing:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,23 @@ from flwr.serverapp import Grid, ServerApp
 
 from securecluster.core import atomic_files
 from securecluster.data import Federation
-from securecluster.data.facts import ClientFacts, agree
-from securecluster.errors import FrameError, RefusedError, SecureClusterError, UsageError
+from securecluster.data.facts import agree
+from securecluster.errors import RefusedError, SecureClusterError, UsageError
 from securecluster.messaging import refusals
 from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
 from securecluster.runs import run_folder
-from securecluster.runs.agent import AGREE, FRAME, HELLO, OK, SCORE, answer
+from securecluster.runs.agent import AGREE, FRAME, HELLO, INTRODUCE, OK, SCORE, answer
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import as_agreed, call_types, needs_samples, opened_verbs
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.flower_hello import Introduction, Patience, gathered, name_of, proven
 from securecluster.runs.flower_messages import asked, bytes_of, pulled, pushed, record_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
 from securecluster.runs.node import Node
-from securecluster.runs.party import Party, hello_statement
+from securecluster.runs.party import Party
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_run import ServerRun
@@ -53,11 +53,7 @@ from securecluster.runtime.run import Line
 from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
-KINDS = (HELLO, AGREE, FRAME, SCORE)
-SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
-SECONDS_ON_THE_WAY = 10.0  # at most, of the time that a node tells: deadlines are not too early
-LATEST = 1 << 40  # seconds since 1970, of a clock
-
+KINDS = (INTRODUCE, AGREE, HELLO, FRAME, SCORE)
 
 Request = tuple[int, int]  # position of a call among those that are sent together, and client
 
@@ -93,19 +89,6 @@ def _handler(
 
 
 # --- the server ---
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a server waits.
-
-    Args:
-        call: seconds for the replies to one call; None waits for all of them.
-        start: seconds for the nodes to be there; None waits for all of them.
-    """
-
-    call: float | None = 3600.0
-    start: float | None = 600.0
 
 
 class FlowerTransport(Framed):
@@ -260,144 +243,6 @@ class FlowerTransport(Framed):
         self._away |= {client for _, client in silent}
 
 
-@dataclass(frozen=True)
-class Introduction:
-    """What a party told of itself.
-
-    Args:
-        node: Flower's.
-        facts: of its data; None for the key authority.
-        clock: seconds since 1970 by its own clock when this machine's monotonic clock is 0; None
-            where it told none.
-    """
-
-    node: int
-    facts: ClientFacts | None
-    clock: float | None
-
-
-def gathered(
-    grid: Grid,
-    parties: Sequence[int],
-    run: int,
-    roster: Roster | None,
-    patience: Patience,
-    welcome: Sequence[int] = (),
-) -> dict[int, Introduction]:
-    """Return what each party told of itself, by its number.
-
-    A party's number is that of its key on the roster, which it proves by a signature of this run,
-    of Flower's node and of a number drawn for it. Without a roster it is what the node says.
-
-    Args:
-        grid: of the ServerApp.
-        parties: numbers of the clients, and of the key authority where there is one.
-        welcome: numbers of parties that are not waited for.
-        run: Flower's number of the run.
-        roster: public keys of the clients; None takes their word.
-        patience: how long to wait for them.
-
-    Raises:
-        UsageError: not all parties are there, or two nodes are one of them.
-    """
-    began = time.monotonic()
-    found: dict[int, Introduction] = {}
-    missing = list(parties)
-    while missing:
-        known = {told.node for told in found.values()}
-        for number, told in _introductions(grid, known, run, roster, patience):
-            if number in found:
-                party = _name_of(number)
-                raise UsageError(f"two of Flower's nodes are {party}: stop one of them")
-            if number in parties or number in welcome:
-                found[number] = told
-        late = patience.start is not None and time.monotonic() - began > patience.start
-        missing = [i for i in parties if i not in found]
-        if missing and late:
-            listed = ", ".join(map(_name_of, missing))
-            raise UsageError(
-                f"after {patience.start:g} s these are not there: {listed}; start their nodes, or "
-                "look at their logs"
-            )
-        if missing:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-    return found
-
-
-def _name_of(number: int) -> str:
-    """Return a party in words."""
-    return "the key authority" if number == AUTHORITY_NUMBER else f"client {number}"
-
-
-def _introductions(
-    grid: Grid, known: set[int], run: int, roster: Roster | None, patience: Patience
-) -> Iterator[tuple[int, Introduction]]:
-    """Yield the number of each node that says who it is, and what it told.
-
-    A stranger, whose key is not on the roster, keeps no run from its clients: it is left out.
-
-    Args:
-        grid: of the ServerApp.
-        known: nodes that are not asked again.
-        run: Flower's number of the run.
-        roster: public keys of the clients; None takes their word.
-        patience: how long to wait.
-    """
-    nonce = secrets.token_hex(16)
-    challenges = {
-        node: {"run": run, "node": node, "nonce": nonce}
-        for node in grid.get_node_ids()
-        if node not in known
-    }
-    sent = (
-        (node, node, record_of(json.dumps(challenge).encode()))
-        for node, challenge in challenges.items()
-    )
-    seconds = patience.call if patience.start is None else patience.start
-    for node, code, data in pulled(grid, pushed(grid, HELLO, sent), seconds):
-        arrived = time.monotonic()
-        if code != OK:
-            continue
-        try:
-            statement = hello_statement(challenges[node])
-            number, facts, clock = _introduced(data, statement, roster)
-        except (FrameError, UsageError) as error:
-            refusals.log(error)
-            continue
-        if clock is not None:
-            clock += SECONDS_ON_THE_WAY - arrived
-        yield number, Introduction(node, facts, clock)
-
-
-def _introduced(
-    data: bytes, statement: bytes, roster: Roster | None
-) -> tuple[int, ClientFacts | None, float | None]:
-    """Return the number of a node, what it told of its data, and the time by its clock.
-
-    The key authority tells nothing of data.
-
-    Raises:
-        FrameError: no introduction, or one that the roster's key did not sign.
-    """
-    try:
-        told = json.loads(data)
-        number = told["number"]
-        signature = bytes.fromhex(told["signature"])
-        clock = told.get("clock")
-        if clock is not None and not (type(clock) is int and 0 <= clock < LATEST):
-            raise ValueError
-        if type(number) is not int or number < 0:
-            raise ValueError
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise FrameError("a node did not say which client it is") from None
-    if roster is not None:
-        roster.check(number, statement, signature)
-    time_there = None if clock is None else float(clock)
-    if number == AUTHORITY_NUMBER:
-        return number, None, time_there
-    return number, ClientFacts.read(told["facts"]), time_there
-
-
 def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     grid: Grid,
     context: Context,
@@ -413,6 +258,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     dtype: str = "float32",
     patience: Patience | None = None,
     scores: bool = False,
+    server: str = "",
     report: Callable[[Line], None] = lambda line: None,
 ) -> FittedRun:
     """Return the result of a run, of which a ServerApp is the server.
@@ -433,6 +279,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         patience: how long to wait.
         scores: ask the clients for the scores of their models at the end, which no ε covers; their
             policies decide.
+        server: name of this server, which owners of nodes may have in their policies.
         report: called with the history line of each round.
 
     Raises:
@@ -445,11 +292,12 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     parties = [*range(clients)]
     if opened_verbs(method):
         parties.append(AUTHORITY_NUMBER)
-    told = gathered(grid, parties, context.run_id, roster, patience)
+    told = gathered(grid, parties, context.run_id, roster, patience, server=server)
     nodes = {number: one.node for number, one in told.items()}
     facts = [one.facts for _, one in sorted(told.items()) if one.facts is not None]
     proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster, folder)
     _agree(grid, nodes, proposal, patience)
+    nodes = proven(grid, nodes, config_hash(proposal.config), roster, patience, server)
     method = as_agreed(method, proposal.config)
     authority = nodes.pop(AUTHORITY_NUMBER, None)
 
@@ -494,17 +342,17 @@ def _agree(grid: Grid, nodes: Mapping[int, int], proposal: Proposal, patience: P
     for party, node in sorted(nodes.items()):
         if node not in answers:
             raise RefusedError(
-                f"{_name_of(party)} does not answer the proposal of a run: look at its log, and "
+                f"{name_of(party)} does not answer the proposal of a run: look at its log, and "
                 "at that of its SuperNode",
                 refusals.FAILED,
             )
         code, _ = answers[node]
         if code != OK:
             refusal = refusals.refusal("the run", code)
-            raise RefusedError(f"{_name_of(party)}: {refusal}", refusal.code)
+            raise RefusedError(f"{name_of(party)}: {refusal}", refusal.code)
 
 
-def join(
+def join(  # noqa: PLR0913 (what a run over Flower is made of)
     grid: Grid,
     context: Context,
     method: Method,
@@ -513,6 +361,7 @@ def join(
     *,
     roster: Roster | None = None,
     patience: Patience | None = None,
+    server: str = "",
 ) -> Joined:
     """Assign newcomers' nodes to the clusters of a finished run over Flower.
 
@@ -527,6 +376,7 @@ def join(
         newcomers: their numbers on the roster, after those of the run's clients.
         roster: public keys of all parties; None verifies nothing.
         patience: how long to wait.
+        server: name of this server, which owners of nodes may have in their policies.
 
     Raises:
         RefusedError: a newcomer that refuses the run, or what it is asked for.
@@ -538,7 +388,7 @@ def join(
     method = as_agreed(method, config)
     clients = range(int(config["clients"]))
     needed = [*newcomers, *(clients if needs_samples(method) else ())]
-    told = gathered(grid, needed, context.run_id, roster, patience, clients)
+    told = gathered(grid, needed, context.run_id, roster, patience, clients, server)
     nodes = {number: one.node for number, one in told.items()}
     samples = {
         number: None if one.facts is None else one.facts.samples for number, one in told.items()
@@ -546,6 +396,7 @@ def join(
     of_clients = tuple(samples[i] or 0 for i in clients) if needs_samples(method) else None
     proposal = Proposal(config, of_clients, joins=True)
     _agree(grid, {i: nodes[i] for i in newcomers}, proposal, patience)
+    nodes = proven(grid, nodes, config_hash(config), roster, patience, server, newcomers)
 
     def replies(name: str) -> type:
         return call_types(method, name)[1]
@@ -632,7 +483,7 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         config: the `run_config` of Flower's context: clients, seed, out, classes, roster, key,
-            scores and seconds, each of which may be left out.
+            scores, server and seconds, each of which may be left out.
 
     Raises:
         UsageError: a file that is not there, or a key of another length.
@@ -641,6 +492,8 @@ def configured(config: Mapping[str, Any]) -> dict[str, Any]:
     options["classes"] = config.get("classes") or None
     options["scores"] = bool(config.get("scores", False))
     options["patience"] = Patience(call=float(config.get("seconds", 3600.0)))
+    if config.get("server"):
+        options["server"] = str(config["server"])
     if config.get("out"):
         options["folder"] = Path(str(config["out"]))
     if config.get("roster"):

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-KINDS = ("hello", "agree", "frame", "score")
+KINDS = ("introduce", "agree", "hello", "frame", "score")
 
 
 def receive(end: socket.socket) -> bytes:

@@ -23,19 +23,23 @@ from securecluster.data.federation import Federation
 from securecluster.errors import OwnerPolicyError, PolicyError, UsageError
 from securecluster.messaging import wire
 from securecluster.privacy.dp.budget import UNITS, Budget
+from securecluster.privacy.dp.ledger import Event
 from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.runs import run_progress
 from securecluster.runs.client_state import ClientState
-from securecluster.runs.derived import adds_noise, needs_samples, training_sizes
+from securecluster.runs.derived import adds_noise, as_agreed, needs_samples, training_sizes
 from securecluster.runs.endpoints import KeySource, build_client
-from securecluster.runs.method import Method, MethodObserver
+from securecluster.runs.method import Method
 from securecluster.runs.newcomers import check_sizes, samples_batches
 from securecluster.runs.party import STATE, Party, number_of, stamp_of
 from securecluster.runs.policy import Policy
-from securecluster.runs.proposal import Proposal, accepted
+from securecluster.runs.policy_events import check_run
+from securecluster.runs.policy_file import PolicyFile
+from securecluster.runs.proposal import Proposal, accepted, facts_in
+from securecluster.runs.run_progress import Progress
 from securecluster.runtime import run_number
-from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.endpoint import GATHER, Endpoint
 from securecluster.runtime.release_budget import ReleaseBudget
-from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
 
 NO_BUDGET = math.inf
@@ -49,11 +53,13 @@ class _Running:
         endpoint: answers its frames.
         stamp: of the state's file that the endpoint agrees with; None without a file.
         config: that the node agreed to.
+        policy: of its owner, by which the endpoint was built.
     """
 
     endpoint: Endpoint[Any]
     stamp: tuple[int, int] | None
     config: Mapping[str, Any]
+    policy: Policy
 
 
 class Node(Party):
@@ -71,7 +77,8 @@ class Node(Party):
         roster: public keys of all clients, from the party that enrols them, and not from the
             server.
         number: of the client; None is that of its key on the roster.
-        policy: what its owner allows; None allows every run of the method that has a roster.
+        policy: what its owner allows, or the file that says so, which then holds from the message
+            after it was changed; None allows every run of the method that has a roster.
         settings: device and threads.
         durable: state and ledger outlive a power cut. Only a simulation, whose server is on the
             same machine, may do without: it then waits for no disk.
@@ -90,7 +97,7 @@ class Node(Party):
         identity: Identity | None = None,
         roster: Roster | None = None,
         number: int | None = None,
-        policy: Policy | None = None,
+        policy: Policy | PolicyFile | None = None,
         settings: Settings | None = None,
         durable: bool = True,
     ) -> None:
@@ -130,10 +137,20 @@ class Node(Party):
             self._start_anew(run)
         return run
 
+    def _forget(self, run: str) -> None:
+        """Forget what is in memory of a run that was revoked."""
+        self._running.pop(run, None)
+
+    def _check(self, config: Mapping[str, Any], policy: Policy) -> None:
+        """Raise OwnerPolicyError for a run that the owner does not allow."""
+        own = self._data.facts_of(0, samples=True, classes=True)
+        check_run(policy, self.method, facts_in(config, own), config)
+
     def _start_anew(self, run: str) -> None:
         """Let a newcomer join a run from the beginning, with the keys that it has.
 
-        Whatever is asked of it again has the same noise, and anything else draws anew.
+        Whatever is asked of it again has the same noise, and anything else draws anew and costs
+        anew. What a client answers in one way alone stays answered (`ClientTensor(lasting=True)`).
         """
         with self._alone():
             path = self._folder_of(run) / STATE
@@ -142,17 +159,22 @@ class Node(Party):
             self._running.pop(run, None)
             state: ClientState = unpack(atomic_files.read(path), ClientState)
             endpoint = self._endpoint(self._agreed(run))
-            self._write_state(run, pack(endpoint.client.state(state.secrets)))
+            anew: ClientState = endpoint.client.state(state.secrets)
+            lasting = endpoint.client.lasting & anew.extra.keys() & state.extra.keys()
+            anew.extra |= {name: state.extra[name] for name in lasting}
+            self._write_state(run, pack(anew))
 
     def _answered(self, frame: bytes) -> bytes:
         """Return the reply to a frame, or raise one of many errors."""
-        run = wire.peek(frame).config
+        header = wire.peek(frame)
+        run = header.config
         with self._alone(), cpu_threads(self._settings.threads):
             running = self._living(run)
             try:
                 self._check_size(running.config, frame)
                 reply = running.endpoint.reply_frame(frame)
                 self._store(run, running)
+                self._come_to(run, header.round)
             except BaseException:
                 # what it changed in memory is not what is on the disk
                 del self._running[run]
@@ -171,10 +193,18 @@ class Node(Party):
         except UsageError as error:
             raise PolicyError(str(error)) from None
 
+    def _come_to(self, run: str, number: int) -> None:
+        """Write down that the run has come to a round."""
+        progress = run_progress.read(self._folder_of(run))
+        if number > progress.round:
+            self._write_progress(run, replace(progress, round=number))
+
     def score(self, run: bytes) -> bytes:
         """Return the score of the client's model on its own test samples, as JSON.
 
-        It is outside the protocol, and no ε covers it: the policy decides.
+        It is outside the protocol, and no ε covers it: the policy decides. It is told once a run,
+        after the node has answered in the last round, and is an exact release in the ledger.
+        Whoever asks again is told the same, whatever model the node was sent since.
 
         Args:
             run: fingerprint of a run that the node agreed to.
@@ -184,29 +214,58 @@ class Node(Party):
 
         Raises:
             UnknownRunError: no such run.
-            PolicyError: scores that the owner does not tell, or that need the server's state.
+            PolicyError: scores that the owner does not tell, or that need the server's state; or a
+                run that has not come to its last round.
         """
         name = run.decode("ascii", "replace")
-        observer = self.method.observer
         with self._alone(), cpu_threads(self._settings.threads):
-            self._check_scores(self._agreed(name), observer)
-            client = self._living(name).endpoint.client
-            (score,) = client.cohort.scores(observer.kept_models(client, None)).tolist()
-        return json.dumps(None if math.isnan(score) else score).encode()
+            config = self._check_allowed(name, self.policy)
+            self._check_scores(config)
+            progress = run_progress.read(self._folder_of(name))
+            if not progress.told:
+                self._check_ended(config, progress)
+                progress = replace(progress, told=True, score=self._evaluated(name, progress.round))
+                self._write_progress(name, progress)
+        return json.dumps(progress.score).encode()
 
-    def _check_scores(self, config: Mapping[str, Any], observer: MethodObserver) -> None:
+    def _evaluated(self, run: str, number: int) -> float | None:
+        """Return the score of the client's model, whose release is in the ledger."""
+        endpoint = self._living(run).endpoint
+        client = endpoint.client
+        models = self.method.observer.kept_models(client, None)
+        (score,) = client.cohort.scores(models).tolist()
+        if math.isnan(score):
+            return None
+        event = Event("score", GATHER, ("score",), number, (self.number,))
+        for each in endpoint.reservations:
+            if isinstance(each, ReleaseBudget):
+                each.record(event)
+        return float(score)
+
+    def _check_scores(self, config: Mapping[str, Any]) -> None:
         """Raise PolicyError for a score that is not told."""
         allowed = self.policy.scores
         if allowed is None:
-            allowed = not adds_noise(self.method, config)
+            hidden = self.method.sums.hide_replies or self.method.pairs.hide_rows
+            allowed = not (hidden or adds_noise(self.method, config))
         if not allowed:
             raise OwnerPolicyError(
-                "this client does not tell its score, which no noise covers (scores of its policy)"
+                "this client does not tell its score, which no noise covers and no sum hides "
+                "(scores of its policy)"
             )
-        if observer.needs_state:
+        if self.method.observer.needs_state:
             raise PolicyError(
                 f"a client of {self.method.name} has several models, and the server knows which "
                 "one is its own: it tells no score"
+            )
+
+    def _check_ended(self, config: Mapping[str, Any], progress: Progress) -> None:
+        """Raise PolicyError for a run in which the node has not answered in the last round."""
+        last = as_agreed(self.method, config).total_rounds
+        if progress.round < last:
+            raise PolicyError(
+                f"the score of a run is told after its last round, {last}, and this client has "
+                f"answered in none after round {progress.round}"
             )
 
     def spent(self, unit: str | None = None) -> dict[str, float]:
@@ -227,18 +286,21 @@ class Node(Party):
         """Return a run as it is on the disk, from memory where that agrees with it.
 
         Raises:
+            OwnerPolicyError: a run that its owner allows no more.
             UnknownRunError: a run that the node has not agreed to.
         """
+        policy = self.policy
+        self._refuse_revoked(run)
         path = self._folder_of(run) / STATE
         stamp = stamp_of(path)
         running = self._running.get(run)
-        # another process may have answered since
-        if running is not None and running.stamp == stamp:
+        # another process may have answered since, or the owner have changed the policy
+        if running is not None and running.stamp == stamp and running.policy == policy:
             return running
-        config = self._agreed(run)
+        config = self._check_allowed(run, policy)
         # of which nothing is left if its state cannot be read
         running = self._running.pop(run, None)
-        if running is not None and stamp is not None and not _targets(running.endpoint):
+        if running is not None and stamp is not None and running.policy == policy:
             endpoint = running.endpoint  # with the keys that it derived
         else:
             endpoint = self._endpoint(config)
@@ -246,8 +308,7 @@ class Node(Party):
             state: ClientState = unpack(atomic_files.read(path), ClientState)
             endpoint.client.restore(state)
             endpoint.keys.restore(state.secrets)
-        self._resume(endpoint)
-        running = _Running(endpoint, stamp, config)
+        running = _Running(endpoint, stamp, config, policy)
         if stamp is None:
             # its keys are on the disk before they are used: new ones would draw other noise
             self._store(run, running)
@@ -257,6 +318,7 @@ class Node(Party):
 
     def _endpoint(self, config: Mapping[str, Any]) -> Endpoint[Any]:
         """Return an endpoint of this client, as it is before the first call."""
+        policy = self.policy
         signed = self._roster is not None
         keys = KeySource(False, self._identity if signed else None, self._roster)
         joins = self.number >= int(config["clients"])
@@ -271,19 +333,11 @@ class Node(Party):
             agreed=None if joins else config,
             numbers=[self.number],
             budget=self._budget(str(config["dp_unit"])),
-            least=math.ceil(self.policy.least_clients),
+            least=math.ceil(policy.least_clients),
             names=[str(self.number)] if by_number else None,
+            least_noise=policy.least_noise,
+            tells_samples=policy.samples,
         )
-
-    def _resume(self, endpoint: Endpoint[Any]) -> None:
-        """Hold an endpoint to a target ε, of which the run has spent a part."""
-        targets = _targets(endpoint)
-        if not targets:
-            return
-        own = [each for each in endpoint.reservations if isinstance(each, ReleaseBudget)]
-        spent = [replace(event, ids=(self.number,)) for each in own for event in each.recorded()]
-        for target in targets:
-            target.learn(spent)
 
     def _store(self, run: str, running: _Running) -> None:
         """Write the state of a run, so that it is on the disk when this returns."""
@@ -320,8 +374,3 @@ def ledger_of(folder: Path, unit: str) -> Path:
         unit: of privacy, "client" or "example".
     """
     return folder / f"ledger-{unit}.jsonl"
-
-
-def _targets(endpoint: Endpoint[Any]) -> list[ReleaseTarget]:
-    """Return the targets ε of an endpoint, which count releases in memory."""
-    return [each for each in endpoint.reservations if isinstance(each, ReleaseTarget)]

@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,21 @@ from filelock import FileLock, Timeout
 
 from securecluster.core import atomic_files
 from securecluster.errors import (
-    FrameError,
     ProposalError,
+    RevokedRunError,
     RunFolderError,
     UnknownRunError,
     UsageError,
 )
 from securecluster.messaging import refusals
 from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.runs import idle_runs
+from securecluster.runs import hello, idle_runs, run_progress
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
+from securecluster.runs.policy_file import PolicyFile
 from securecluster.runs.proposal import Proposal
+from securecluster.runs.revoked_runs import RevokedRuns, named
+from securecluster.runs.run_progress import Progress
 from securecluster.runtime import run_number
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.refusals import answered
@@ -39,9 +43,10 @@ from securecluster.runtime.refusals import answered
 RUN = "run-"  # and its fingerprint: the folder of a run
 AGREED = "agreed.json"
 STATE = "state.safetensors"
+IN_RUN = (AGREED, run_progress.NAME, STATE)  # files of a run that was begun
 LOCK = "lock"
 # what may be removed: files of runs, and of what a kill left half-written also the party's own
-FILES = r"agreed\.json|state\.safetensors"
+FILES = r"agreed\.json|state\.safetensors|progress\.json"
 OWN = atomic_files.Own(
     (LOCK,),
     re.compile(rf"{RUN}[0-9a-z]+(/({FILES}))?|{FILES}|[\w-]+\.jsonl|identity\.key|policy\.toml"),
@@ -58,7 +63,8 @@ class Party(ABC):
         number: on the roster.
         identity: signs what it sends; None in runs without a roster.
         roster: public keys of all parties, from who enrols them, and not from the server.
-        policy: what its owner allows; None allows every run of the method that has a roster.
+        policy: what its owner allows, or the file that says so; None allows every run of the method
+            that has a roster.
         durable: what it writes outlives a power cut.
     """
 
@@ -71,11 +77,11 @@ class Party(ABC):
         number: int,
         identity: Identity | None,
         roster: Roster | None,
-        policy: Policy | None,
+        policy: Policy | PolicyFile | None,
         durable: bool = True,
     ) -> None:
         self.method = method
-        self.policy = policy or Policy()
+        self._policy = policy or Policy()
         self.folder = Path(folder)
         self.number = number
         self._identity = identity
@@ -83,7 +89,40 @@ class Party(ABC):
         self._durable = durable
         self._thread = threading.RLock()
         atomic_files.make_private_folder(self.folder)
+        self._revoked = RevokedRuns(self.folder, durable)
         self._remove_half_written()
+
+    @property
+    def policy(self) -> Policy:
+        """Return what the owner allows now.
+
+        Raises:
+            OwnerPolicyError: the policy's file cannot be read, so that nothing is allowed.
+        """
+        if isinstance(self._policy, PolicyFile):
+            return self._policy.current()
+        return self._policy
+
+    def revoke(self, run: str) -> str:
+        """Take this party out of a run for good, and remove its keys and state in it.
+
+        No frame of the run is answered ever again, and no proposal of it accepted. The ledger of
+        what was released keeps every line.
+
+        Args:
+            run: the run's fingerprint, or the beginning of it.
+
+        Returns:
+            The fingerprint.
+
+        Raises:
+            RunFolderError: what is left of the run cannot be removed.
+            UsageError: no run, or several, that begin so; or one that was revoked already.
+        """
+        with self._alone():
+            found = revoke(self.folder, run, self._durable)
+            self._forget(found)
+            return found
 
     def agree(self, data: bytes) -> str:
         """Take part in a run that a server proposes.
@@ -106,6 +145,10 @@ class Party(ABC):
             raise ProposalError(str(error)) from None
 
     @abstractmethod
+    def _forget(self, run: str) -> None:
+        """Forget what is in memory of a run that was revoked."""
+
+    @abstractmethod
     def _agree(self, proposal: Proposal) -> str:
         """Take part in a run, and return its fingerprint, or raise PolicyError."""
 
@@ -117,28 +160,49 @@ class Party(ABC):
         """Return what the party tells of its data, as JSON has it; None for a party without any."""
         return None
 
-    def hello(self, challenge: bytes) -> bytes:
+    def introduce(self, challenge: bytes) -> bytes:
         """Return which party this is, what it tells of its data, a signature, and the time here.
 
+        The signature is for the server and the roster that the challenge names, and for no run.
+
         Args:
-            challenge: JSON of a server: the run, its number for the node, and a number drawn for
-                this answer.
+            challenge: JSON of a server, as of `hello.challenge_of`.
 
         Raises:
             FrameError: no challenge.
+            PolicyError: of another server or roster than this party's.
         """
-        try:
-            statement = hello_statement(json.loads(challenge))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise FrameError("a server's challenge has no run, node and nonce") from None
-        signature = b"" if self._identity is None else self._identity.sign(statement)
+        named = hello.challenge_in(challenge, self._roster, self.policy)
         told = {
             "number": self.number,
             "facts": self._told(),
-            "signature": signature.hex(),
+            "signature": self._signature(hello.INTRODUCTION, named),
             "clock": int(time.time()),  # by which the server names deadlines
         }
         return json.dumps(told).encode()
+
+    def hello(self, challenge: bytes) -> bytes:
+        """Return a signature by which this party is the one that agreed to a run.
+
+        Args:
+            challenge: JSON of a server, as of `hello.challenge_of`, with the run's fingerprint.
+
+        Raises:
+            FrameError: no challenge.
+            PolicyError: of another server or roster than this party's.
+            UnknownRunError: of a run that it has not agreed to.
+        """
+        named = hello.challenge_in(challenge, self._roster, self.policy)
+        with self._alone():
+            self._check_allowed(str(named["run"]), self.policy)
+        told = {"number": self.number, "signature": self._signature(hello.HELLO, named)}
+        return json.dumps(told).encode()
+
+    def _signature(self, kind: str, challenge: Mapping[str, Any]) -> str:
+        """Return the signature of a statement; "" of a party without a roster."""
+        if self._identity is None or self._roster is None:
+            return ""
+        return self._identity.sign(hello.statement_of(kind, challenge)).hex()
 
     def answer(self, frame: bytes) -> bytes:
         """Answer a frame of a run that the party agreed to.
@@ -177,6 +241,7 @@ class Party(ABC):
         """
         run = config_hash(config)
         with self._alone():
+            self._refuse_revoked(run)
             folder = self._folder_of(run)
             if not (folder / AGREED).exists():
                 if run_number.of(config) is None and not joins:
@@ -190,7 +255,7 @@ class Party(ABC):
                     folder / AGREED, text.encode(), atomic_files.OWNER, durable=self._durable
                 )
                 unasked = [name for name in self.runs() if not self._begun(name)]
-                idle_runs.forget_surplus(self.folder, OWN, unasked, (AGREED,))
+                idle_runs.forget_surplus(self.folder, OWN, unasked, (run_progress.NAME, AGREED))
         return run
 
     def _begun(self, name: str) -> bool:
@@ -206,8 +271,10 @@ class Party(ABC):
 
         Raises:
             UnknownRunError: a run that the party has not agreed to.
+            RevokedRunError: a run that its owner has taken it out of.
             RunFolderError: its file was changed.
         """
+        self._refuse_revoked(run)
         path = self._folder_of(run) / AGREED
         if not path.is_file():
             raise UnknownRunError("the node has agreed to no run of this configuration")
@@ -218,6 +285,34 @@ class Party(ABC):
         if config_hash(config) != run:
             raise RunFolderError(f"{path} is not what the node agreed to: restore it from a copy")
         return config
+
+    def _refuse_revoked(self, run: str) -> None:
+        """Raise RevokedRunError for a run that the owner has revoked."""
+        if run in self._revoked.read():
+            raise RevokedRunError(f"the owner of this node has taken it out of the run {run}")
+
+    def _check_allowed(self, run: str, policy: Policy) -> Mapping[str, Any]:
+        """Return the configuration of a run that the owner allows, also since it was agreed to.
+
+        Raises:
+            OwnerPolicyError: the owner allows it no more.
+            UnknownRunError: as of `_agreed`.
+        """
+        config = self._agreed(run)
+        progress = run_progress.read(self._folder_of(run))
+        allowed = run_progress.digest_of(policy)
+        if progress.allowed != allowed:  # a run without data takes a while
+            self._check(config, policy)
+            self._write_progress(run, replace(progress, allowed=allowed))
+        return config
+
+    def _check(self, config: Mapping[str, Any], policy: Policy) -> None:
+        """Raise OwnerPolicyError for a run that the owner does not allow."""
+        policy.check(config)
+
+    def _write_progress(self, run: str, progress: Progress) -> None:
+        """Write how far this party came in a run."""
+        run_progress.write(self._folder_of(run), progress, self._durable)
 
     def _write_state(self, run: str, data: bytes) -> tuple[int, int] | None:
         """Write the state of a run, so that it is on the disk when this returns.
@@ -232,7 +327,7 @@ class Party(ABC):
         if len(asked) > idle_runs.MOST_IDLE:  # else nobody reads the ledger for it
             released = self._released_in()
             idle = [name for name in asked if name.removeprefix(RUN) not in released]
-            idle_runs.forget_surplus(self.folder, OWN, idle, (AGREED, STATE))
+            idle_runs.forget_surplus(self.folder, OWN, idle, IN_RUN)
         return stamp_of(path)
 
     def _folder_of(self, run: str) -> Path:
@@ -245,6 +340,9 @@ class Party(ABC):
         with suppress(Timeout), FileLock(self.folder / LOCK, timeout=0, mode=0o600):
             for folder in (self.folder, *self.folder.glob(f"{RUN}*")):
                 atomic_files.remove_half_written(folder, OWN)
+            for run in self._revoked.read():  # of which a kill may have left something
+                with suppress(OSError):
+                    self._revoked.erase(f"{RUN}{run}", OWN)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -253,23 +351,55 @@ class Party(ABC):
         Raises:
             RunFolderError: another one has it for too long.
         """
-        try:
-            with self._thread, FileLock(self.folder / LOCK, timeout=SECONDS_FOR_LOCK, mode=0o600):
-                yield
-        except Timeout:
-            raise RunFolderError(
-                f"another process has {self.folder} for more than {SECONDS_FOR_LOCK:.0f} s: stop it"
-            ) from None
+        with self._thread, locked(self.folder):
+            yield
 
 
-def hello_statement(challenge: Mapping[str, Any]) -> bytes:
-    """Return what a node signs to prove which client it is.
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from a party's folder.
 
     Args:
-        challenge: the run, the server's number for the node, and a number drawn for this answer.
+        folder: of the party.
+
+    Raises:
+        RunFolderError: another one has it for too long.
     """
-    named = {name: challenge[name] for name in ("run", "node", "nonce")}
-    return b"securecluster hello v1 " + json.dumps(named, sort_keys=True).encode()
+    try:
+        with FileLock(folder / LOCK, timeout=SECONDS_FOR_LOCK, mode=0o600):
+            yield
+    except Timeout:
+        raise RunFolderError(
+            f"another process has {folder} for more than {SECONDS_FOR_LOCK:.0f} s: stop it"
+        ) from None
+
+
+def revoke(folder: Path, run: str, durable: bool = True) -> str:
+    """Revoke a run in the folder of a party, whose lock the caller has.
+
+    Args:
+        folder: of the party.
+        run: the run's fingerprint, or the beginning of it.
+        durable: what is written outlives a power cut.
+
+    Returns:
+        The fingerprint.
+
+    Raises:
+        RunFolderError: what is left of the run cannot be removed.
+        UsageError: no run, or several, that begin so; or one that was revoked already.
+    """
+    revoked = RevokedRuns(folder, durable)
+    before = revoked.read()
+    agreed = [path.parent.name.removeprefix(RUN) for path in folder.glob(f"{RUN}*/{AGREED}")]
+    found = named(run, agreed, before)
+    if found not in before:
+        revoked.add(found)
+    with atomic_files.as_run_folder_error(folder / f"{RUN}{found}", "remove"):
+        revoked.erase(f"{RUN}{found}", OWN)
+    if found in before:
+        raise UsageError(f"the run {found} was revoked at {before[found]}: it stays so")
+    return found
 
 
 def number_of(number: int | None, identity: Identity | None, roster: Roster | None) -> int:

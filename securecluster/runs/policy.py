@@ -27,17 +27,20 @@ class Policy:
         masks: names of masks; None allows any.
         aggregations: protections of sums, such as secagg; None allows any.
         relevances: protections of pairs, such as pads; None allows any.
-        least_noise: smallest noise multiplier of a run.
+        least_noise: smallest noise multiplier of any release of a run; an exact one has 0.
         least_clients: smallest number of clients of a run, and of members and survivors of each sum
             that is hidden: an average over few tells more of each.
         most_epsilon: largest ε of all runs together, which the node's own ledger holds.
         delta: δ of that ε.
         unit: what runs protect, "client" or "example"; None allows both, and no `most_epsilon`.
         placements: of the noise, such as local; None allows any.
-        samples: whether the server may be told the number of samples.
+        samples: whether the server may be told the number of samples, but in a hidden sum over
+            several clients.
         roster: whether runs need a roster.
-        scores: whether the server may be told the score on the client's test samples, which no ε
-            covers; None allows it where a run adds no noise.
+        scores: whether the server may be told the score on the client's test samples, once at the
+            end of a run, which no ε covers; None allows it where a run adds no noise, and the
+            server reads the replies of single clients as well.
+        server: name of the server that the client answers; None answers any.
 
     Raises:
         UsageError: a value out of range.
@@ -56,6 +59,7 @@ class Policy:
     samples: bool = True
     roster: bool = True
     scores: bool | None = None
+    server: str | None = None
 
     def __post_init__(self) -> None:
         if self.unit is not None and self.unit not in UNITS:
@@ -124,8 +128,8 @@ class Policy:
             if allowed is not None and value not in allowed:
                 listed = ", ".join(allowed) or "none at all"
                 raise OwnerPolicyError(f"this client allows {entry} {listed}, and not {value}")
-        # released losses may have less noise than the rest
-        noise = float(config["noise"]) * min(1.0, float(config.get("loss_noise", 1.0)))
+        # of each release: `policy_events`
+        noise = float(config["noise"])
         if noise < self.least_noise:
             raise OwnerPolicyError(
                 f"this client allows noise multipliers of at least {self.least_noise:g}, and the "
@@ -137,7 +141,7 @@ class Policy:
                 f"this client takes part in runs of at least {self.least_clients:g} clients, and "
                 f"this one has {clients}"
             )
-        asked = round(float(config.get("participation", 1.0)) * clients)
+        asked = round(float(config.get("participation", 1.0)) * clients)  # of cohorts: `check_run`
         if config.get("aggregation", "plain") != "plain" and asked < self.least_clients:
             raise OwnerPolicyError(
                 f"this client takes part in sums over at least {self.least_clients:g} clients, and "
@@ -167,7 +171,9 @@ def _check_entry(name: str, value: Any) -> None:
         raise UsageError(f'{name} is a list of names, such as ["none"]')
     if name in SWITCHES and not isinstance(value, bool):
         raise UsageError(f"{name} is true or false")
-    if name not in (*LISTS, *SWITCHES, "unit") and not _is_number(value):
+    if name == "server" and not isinstance(value, str):
+        raise UsageError('server is a name, such as "aggregator"')
+    if name not in (*LISTS, *SWITCHES, "unit", "server") and not _is_number(value):
         raise UsageError(f"{name} is a number")
 
 

@@ -26,6 +26,7 @@ from securecluster.runs import run_folder
 from securecluster.runs.derived import needs_samples, opened_verbs
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
+from securecluster.runs.policy_events import check_run
 from securecluster.runtime import run_number
 
 MOST_CLIENTS = 1 << 20
@@ -239,26 +240,39 @@ def _derived(
         ProposalError: it is not, or its owner forbids it.
     """
     proposed = proposal.config
-    facts = Facts(
-        clients=int(proposed["clients"]),
+    facts = facts_in(proposed, own, proposal.samples)
+    # all but the number is derived here: a server draws it, and it says nothing but which run it is
+    number = run_number.of(proposed)
+    config = agreed_config(method, facts, str(proposed["dtype"]), roster, number)
+    _check_equal(proposed, config)
+    check_run(policy, method, facts, config)
+    return config
+
+
+def facts_in(
+    config: Mapping[str, Any], own: ClientFacts, samples: tuple[int, ...] | None = None
+) -> Facts:
+    """Return the facts of all clients of a run, as one of them knows them.
+
+    Args:
+        config: of the run.
+        own: facts of the client's data.
+        samples: number of training samples of each client; None where no client told it.
+    """
+    return Facts(
+        clients=int(config["clients"]),
         x=own.x,
         y=own.y,
-        classes=int(proposed["classes"]),
-        seed=int(proposed["seed"]),
+        classes=int(config["classes"]),
+        seed=int(config["seed"]),
         objective=objective(own.objective),
         feature_names=own.feature_names,
         class_names=own.class_names,
         scaling=own.scaling,
         bright=own.bright,
         mean=own.mean,
-        samples=proposal.samples,
+        samples=samples,
     )
-    # all but the number is derived here: a server draws it, and it says nothing but which run it is
-    number = run_number.of(proposed)
-    config = agreed_config(method, facts, str(proposed["dtype"]), roster, number)
-    _check_equal(proposed, config)
-    policy.check(config)
-    return config
 
 
 def _check_samples(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
+from securecluster.errors import OwnerPolicyError, UsageError
 from securecluster.messaging.messages import Rows, Shared
 from securecluster.messaging.receipts import GAUSSIAN, PUBLIC, Receipt, Receipts
 from securecluster.privacy.dp import exponential_mechanism, loss_mechanism
@@ -173,6 +173,7 @@ class CallContext:
         noise: of the run; None where a method is called outside a run.
         releases: of this call.
         origins: digests of what `bind` has bound in this call, by client.
+        tells_samples: whether the clients' owner lets the reader know numbers of samples.
     """
 
     ids: tuple[int, ...]
@@ -182,6 +183,7 @@ class CallContext:
     noise: ClientNoise | None = field(default=None, compare=False, repr=False)
     releases: Releases = field(default_factory=Releases, compare=False, repr=False)
     origins: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)
+    tells_samples: bool = field(default=True, compare=False, repr=False)
 
     def select(self, frames: Sequence[int]) -> CallContext:
         """Return the context of some of the clients.
@@ -356,7 +358,15 @@ class CallContext:
         Args:
             counts: number of training or validation samples of each client.
             dtype: of the result.
+
+        Raises:
+            OwnerPolicyError: the clients' owner does not tell them to who would read them.
         """
+        if not self.tells_samples:
+            raise OwnerPolicyError(
+                f"{self.releases.method} would tell this client's number of samples in the clear, "
+                "which its owner does not tell (samples of its policy)"
+            )
         numbers = torch.as_tensor(counts, dtype=dtype)
         if not self.releases.are_public(self.ids, counts):
             return numbers

@@ -26,9 +26,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, LateError, PolicyError, UnknownRunError, UsageError
+from securecluster.errors import (
+    FrameError,
+    LateError,
+    OwnerPolicyError,
+    PolicyError,
+    UnknownRunError,
+    UsageError,
+)
 from securecluster.messaging import refusals, wire
-from securecluster.messaging.bounds import Limits, check, out_of_range, undeclared
+from securecluster.messaging.bounds import Limits, check, out_of_range, sample_fields, undeclared
 from securecluster.messaging.messages import (
     RELAY,
     Batched,
@@ -634,6 +641,8 @@ class Endpoint(Generic[C]):
         self.guard: ReleaseGuard | None = None
         # Asked about each reply before it leaves, in this order.
         self.reservations: list[Reservation] = []
+        # Whether the clients' owner tells numbers of samples; in hidden sums they are told.
+        self.tells_samples = True
         # Called with each error that a frame caused: its text stays here. Simulations raise it.
         self.on_refusal: Callable[[Exception], None] = refusals.log
         services: list[Service] = [KeyAgreement(keys), *self.halves.values()]
@@ -730,12 +739,16 @@ class Endpoint(Generic[C]):
         # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
         context = self.context(call.to, call.round, call.step, call.method)
+        tells_samples = self.tells_samples or (call.verb == SUM and half is not None)
+        context = dataclasses.replace(context, tells_samples=tells_samples)
         with self._guarded(call, release, expected, context) as traces:
             reply = method(context, call.query)
         receipts = self._receipts(traces, reply, expected, context)
         if self.before_pipeline is not None:
             reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
+        if not tells_samples:
+            _refuse_samples(call, reply)
         reply, receipts = self._after_pipeline(call, release, reply, receipts)
         if half is not None:
             origins = origins_of(call.query, call.to, context.origins)
@@ -957,6 +970,16 @@ def _refuse_other_verbs(call: Call, release: ReleasePolicy) -> None:
         raise PolicyError(
             f"{call.method} may leave its client through {allowed}, not {call.verb}: the request "
             "is refused"
+        )
+
+
+def _refuse_samples(call: Call, reply: Any) -> None:
+    """Raise OwnerPolicyError for a reply with a field that declares a number of samples."""
+    told = [name for name in sample_fields(type(reply)) if getattr(reply, name) is not None]
+    if told:
+        raise OwnerPolicyError(
+            f"{call.method} would tell this client's number of samples as {told[0]}, which its "
+            "owner does not tell (samples of its policy)"
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from securecluster.messaging.digests import reply_digests, tells_noise
@@ -12,11 +13,12 @@ from securecluster.messaging.messages import Call
 from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import CHOICE, Event
+from securecluster.privacy.dp.target import Target
 from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.runtime.release_accounting import ReleaseAccounting
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReleaseBudget:
     """Budget of the one client of an endpoint in a run.
 
@@ -29,6 +31,8 @@ class ReleaseBudget:
         samples: that the client trains on; None where the price does not depend on it.
         least_survivors: returns the smallest number of survivors of a sum over some members; None
             where no noise is in shares.
+        target: of the client in this run, which counts what the budget's file has of it, whichever
+            process or call of `join` has released it; None for none.
     """
 
     budget: Budget
@@ -37,6 +41,8 @@ class ReleaseBudget:
     costs: ReleaseAccounting
     samples: int | None = None
     least_survivors: Callable[[int], int] | None = None
+    target: Target | None = None
+    _counted: int = 0  # events of the file that the target knows
 
     def reserve(
         self, call: Call, release: ReleasePolicy, reply: Any, receipts: Sequence[Receipts]
@@ -51,6 +57,7 @@ class ReleaseBudget:
 
         Raises:
             BudgetError: it would cost more than is left.
+            TargetError: it would cost more than the run's target.
         """
         run = self._name
         written = self.budget.due(run, receipts[0], call.method, call.step)
@@ -77,11 +84,37 @@ class ReleaseBudget:
             self.costs.events(release, event, reply, [written], call.members[0], survivors)
         )
         if events:
-            self.budget.reserve(run, events, self.samples)
+            (client,) = call.to
+            admit = partial(self._admit, client)
+            self._learn(client)
+            self.budget.reserve(run, events, self.samples, admit)
 
-    def recorded(self) -> list[Event]:
-        """Return what the client has released in this run, by the budget's file."""
-        return self.budget.events(self._name)
+    def record(self, event: Event) -> None:
+        """Write to the budget what leaves beside the run's calls, whatever its target.
+
+        Args:
+            event: of the client.
+
+        Raises:
+            BudgetError: it would cost more than is left.
+        """
+        self.budget.reserve(self._name, [event], self.samples)
+
+    def _learn(self, client: int) -> None:
+        """Count towards the target what the file has of this run."""
+        if self.target is None:
+            return
+        recorded = self.budget.events(self._name)
+        new = recorded[self._counted :]
+        self.target.learn([replace(event, ids=(client,)) for event in new])
+        self._counted = len(recorded)
+
+    def _admit(self, client: int, events: Sequence[Event]) -> None:
+        """Count what is new towards the target, or raise TargetError."""
+        if self.target is None:
+            return
+        self.target.admit([replace(event, ids=(client,)) for event in events])
+        self._counted += len(events)
 
     @property
     def _name(self) -> str:

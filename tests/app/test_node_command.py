@@ -169,6 +169,10 @@ def test_sigterm_ends_an_agent(folders: list[Path]) -> None:
         (["node", "init"], "takes the node's folder"),
         (["node", "ledger", "n0", "more"], "leave out more"),
         (["node", "ledger", "nowhere"], "no node's folder"),
+        (["node", "revoke", "nowhere", "ab"], "no node's folder"),
+        (["node", "revoke", "n0"], "takes the node's folder and a run"),
+        (["node", "revoke", "n0", "ab", "cd"], "takes the node's folder and a run"),
+        (["node", "revoke", "n0", "ab"], "it takes part in no run"),
         (["node", "serve", "nowhere", "--app", "own_project"], "no node's folder"),
         (["node", "serve", "n0", "--app", "nothing"], "gives no protocol and no data"),
         (["node", "serve", "n0", "--app", "json"], "gives no protocol and no data"),
@@ -280,3 +284,36 @@ def running(node: Party) -> Iterator[Path]:
     yield agent.path
     agent.stop()
     thread.join()
+
+
+def test_an_owner_changes_the_policy_and_revokes_a_run_while_the_node_serves(
+    folders: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN", "0")
+    made = _node_of(folders[0], "own_project")
+    roster = Roster.load(folders[0] / "roster.txt")
+    facts = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=1), clients=CLIENTS, samples=20, seed=0
+    ).facts
+    proposals = [Proposal.of(made.method, facts, "float32", roster) for _ in range(2)]
+    policy = folders[0] / "policy.toml"
+    allowed = policy.read_text()
+
+    def refused(kind: str, data: bytes) -> str:
+        with pytest.raises(RefusedError) as told:
+            ask(path, kind, data)
+        return told.value.code
+
+    with running(made) as path:
+        run = ask(path, AGREE, proposals[0].packed()).decode()
+        policy.write_text(f"{allowed}\nleast_clients = 9\n")
+        assert refused(AGREE, proposals[1].packed()) == "policy"
+        policy.write_text("no policy")
+        assert refused(AGREE, proposals[1].packed()) == "policy"
+        policy.write_text(allowed)
+        assert main(["node", "revoke", str(folders[0]), run[:8]]) == 0
+        assert f"nothing of the run {run} any more" in capsys.readouterr().out
+        assert refused(AGREE, proposals[0].packed()) == "revoked"
+        assert ask(path, AGREE, proposals[1].packed()).decode() != run
+    assert main(["node", "revoke", str(folders[0]), run]) == 2
+    assert f"the run {run} was revoked at" in capsys.readouterr().err

@@ -151,7 +151,7 @@ def test_no_node_unmasks_a_sum_of_which_fewer_survive_than_its_owner_allows(
     assert opened(made, federation, policy, tmp_path, gone) == survivors
 
 
-@pytest.mark.parametrize("aggregation", ["secagg", "bfv"])
+@pytest.mark.parametrize("aggregation", ["secagg", "bfv", "ckks"])
 def test_no_node_takes_part_in_a_sum_with_fewer_members_than_its_owner_allows(
     aggregation: str, federation: Federation, tmp_path: Path
 ) -> None:

@@ -39,10 +39,11 @@ from securecluster.messaging.messages import Ack, Call, Empty, reply_header
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot, Signature
-from securecluster.runs import flower, party
+from securecluster.runs import flower, hello, party
 from securecluster.runs.agent import Agent
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.fitted import FittedRun
+from securecluster.runs.flower_hello import introduced
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runtime import endpoint, run_number
@@ -201,26 +202,77 @@ def test_clients_prove_their_numbers_by_the_roster(federation: Federation, tmp_p
         run(made, grid, roster=other, patience=flower.Patience(start=0.1))
 
 
+def test_a_server_that_hands_on_messages_of_another_federation_is_no_client_there(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """Of two federations with one owner, the first one's server is node 100 in the second one."""
+    owner, *others = [Identity.generate() for _ in range(2 * CLIENTS - 1)]
+    teams = [[owner, *others[: CLIENTS - 1]], [owner, *others[CLIENTS - 1 :]]]
+    rosters = [Roster({i: one.public for i, one in enumerate(team)}) for team in teams]
+    grids = []
+    for name, team, roster in zip("ab", teams, rosters, strict=True):
+        (tmp_path / name).mkdir()
+        grids.append(Grid(apps(FEDAVG, federation, tmp_path / name, team, roster)))
+    assert run(FEDAVG, grids[0], roster=rosters[0]).refused_ == {}
+    own = grids[1].apps[100]
+    grids[1].apps[100] = grids[0].apps[100]
+    with pytest.raises(UsageError, match="not there: client 0;"):
+        run(FEDAVG, grids[1], roster=rosters[1], patience=flower.Patience(start=0.1))
+    # neither where it lets the owner's node introduce itself, and answers for it then
+    frames = grids[0].apps[100]
+
+    def relay(message: Message, context: Context) -> Message:
+        kinds = ("query.introduce", "query.agree")
+        return (own if message.metadata.message_type in kinds else frames)(message, context)
+
+    grids[1].apps[100] = relay
+    with pytest.raises(RefusedError, match="client 0: the node refused to sign that it agreed"):
+        run(FEDAVG, grids[1], roster=rosters[1])
+
+
+def test_an_owner_names_the_server_that_its_node_answers(
+    federation: Federation, tmp_path: Path
+) -> None:
+    identities = [Identity.generate() for _ in range(CLIENTS)]
+    roster = Roster({i: one.public for i, one in enumerate(identities)})
+
+    def node_of(context: Context) -> Node:
+        i = int(context.node_config["partition-id"])
+        given: dict[str, Any] = {"identity": identities[i], "policy": Policy(server="here")}
+        own = federation.select([i])
+        return Node(FEDAVG, own, tmp_path / f"node-{i}", roster=roster, **given)
+
+    grid = Grid([flower.client_app(node_of)] * CLIENTS)
+    assert run(FEDAVG, grid, roster=roster, server="here").refused_ == {}
+    with pytest.raises(UsageError, match="these are not there"):
+        patience = flower.Patience(start=0.1)
+        run(FEDAVG, grid, roster=roster, server="there", patience=patience)
+
+
 def test_another_s_introduction_does_not_count_again(
     federation: Federation, tmp_path: Path
 ) -> None:
     identities = [Identity.generate() for _ in range(CLIENTS)]
     roster = Roster({i: one.public for i, one in enumerate(identities)})
     node = Node(FEDAVG, federation.select([0]), tmp_path, identity=identities[0], roster=roster)
-    challenge = {"run": 1, "node": 100, "nonce": "00"}
-    data = node.hello(json.dumps(challenge).encode())
-    number, facts, clock = flower._introduced(data, flower.hello_statement(challenge), roster)
+    challenge = hello.challenge_of(1, 100, "00", roster, "here")
+
+    def statement(**changed: Any) -> bytes:
+        return hello.statement_of(hello.INTRODUCTION, {**challenge, **changed})
+
+    data = node.introduce(json.dumps(challenge).encode())
+    number, facts, clock = introduced(data, statement(), roster)
     assert number == 0 and facts == federation.facts_of(0)
     assert clock is not None and abs(clock - time.time()) < 60
-    for changed in ({"run": 2}, {"node": 101}, {"nonce": "01"}):
-        statement = flower.hello_statement({**challenge, **changed})
+    others = {"run": 2, "node": 101, "nonce": "01", "roster": "ab", "server": "elsewhere"}
+    for name, value in others.items():
         with pytest.raises(FrameError, match="did not sign"):
-            flower._introduced(data, statement, roster)
+            introduced(data, statement(**{name: value}), roster)
     begun = b'{"number": 0, "signature": "", "facts": {}, "clock": '
     clocks = [begun + one for one in (b"-1}", b"1.5}", b'"1"}', b"1e30}", b"1" + b"0" * 400 + b"}")]
     for junk in (b"", b"[]", b"{}", b'{"number": -1, "signature": "", "facts": {}}', *clocks):
         with pytest.raises(FrameError, match="did not say which client"):
-            flower._introduced(junk, b"", roster)
+            introduced(junk, b"", roster)
 
 
 def test_a_node_that_does_not_answer_is_lost_and_one_that_ended_too(
@@ -374,7 +426,7 @@ def test_a_client_that_does_not_agree_ends_the_run_before_it_begins(
     grid = Grid(apps(noisy, federation, tmp_path))
     with pytest.raises(RefusedError, match="client 0: the node refused the run: its own protocol"):
         run(FedAvg(**SMALL, clip=1.0, noise=0.1), grid)
-    assert set(grid.asked) == {"query.hello", "query.agree"}
+    assert set(grid.asked) == {"query.introduce", "query.agree"}
 
 
 SHIM = Path(flower.__file__).with_name("flower_shim.py")

@@ -14,6 +14,7 @@ from securecluster import Federation, LabelSwap, Settings, load
 from securecluster.errors import PolicyError, RefusedError, RunFolderError, UpdateError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Header, Shared
+from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import Peers
 from securecluster.protocols import (
@@ -34,6 +35,11 @@ from securecluster.protocols import (
     RandomClusters,
     Signature,
 )
+from securecluster.protocols.common.gradient_signatures import (
+    ClassMeans,
+    SignatureRequest,
+    SignatureSender,
+)
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
 from securecluster.runs.joining import Joined
@@ -41,6 +47,7 @@ from securecluster.runs.labels import UNKNOWN_LABEL
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
+from securecluster.runs.server_half import ServerHalf
 from securecluster.runs.server_run import ServerRun
 from securecluster.runtime.transport import Framed
 
@@ -266,3 +273,96 @@ def test_a_mistake_is_one_sentence(everyone: Federation, tmp_path: Path) -> None
     other = World(METHODS["fedavg"], everyone, tmp_path / "other").server()
     with pytest.raises(RunFolderError, match="another configuration"):
         other.join(world.out, {4: None})
+
+
+# --- a newcomer that is asked to join again and again ---
+
+REJOINED = Signature(**SMALL, k=2, mask="none", clip=1.0, dp_unit="example", target_epsilon=4.0)
+
+
+def asked_again(world: World, times: int, means_of: Any) -> list[str]:
+    """Let a newcomer join a finished run again and again, and return what became of each.
+
+    Args:
+        means_of: returns the means of classes that the server sends, by the number of the join.
+    """
+    newcomer = CLIENTS
+    half = ServerHalf.over(
+        Framed(
+            {newcomer: lambda frame: world.node(newcomer).answer(frame)},
+            lambda name: call_types(world.made, name)[1],
+        ),
+        world.made,
+        world.proposal.config,
+        Transcript("none"),
+        key=b"k" * 32,
+        roster=world.roster,
+    )
+    half.started()
+    centre = Shared(torch.tensor([float(world.proposal.config["signature_centre"])]))
+    client = world.made.client
+    invitation = dataclasses.replace(world.proposal, joins=True).packed()
+    outcomes = []
+    for number in range(times):
+        world.node(newcomer).agree(invitation)
+        try:
+            sums = half.net.gather(client.send_class_sums, SignatureRequest(centre), to=(newcomer,))
+            shape = sums.rows.projections.values.shape[1:]
+            means = ClassMeans(Shared(means_of(number, shape)), sums.step)
+            half.net.gather(client.send_residuals, means, to=(newcomer,))
+            outcomes.append("answered")
+        except RefusedError as error:
+            outcomes.append(error.code)
+    return outcomes
+
+
+def drawn(number: int, shape: Any) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(number))
+
+
+@pytest.fixture(scope="module")
+def rejoined(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    many = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS + 1, samples=40, seed=0
+    )
+
+    def world(name: str, made: Any = REJOINED) -> World:
+        folder = tmp_path_factory.mktemp(name)
+        found = World.__new__(World)
+        found.made, found.everyone = made, many
+        found.run_of = many.select(range(CLIENTS))
+        found.folder, found.out = folder, folder / "server"
+        found.identities = [Identity.generate() for _ in range(CLIENTS + 1)]
+        found.roster = Roster({i: one.public for i, one in enumerate(found.identities)})
+        found.proposal = Proposal.of(made, found.run_of.facts, "float32", found.roster)
+        return found
+
+    return world
+
+
+def test_a_newcomer_that_is_asked_again_answers_the_same_at_no_cost(rejoined: Any) -> None:
+    world = rejoined("same")
+    node = world.node(CLIENTS)
+    assert asked_again(world, 1, lambda _, shape: drawn(0, shape)) == ["answered"]
+    spent = node.spent()["example"]
+    assert 0 < spent <= 4.0
+    assert asked_again(world, 4, lambda _, shape: drawn(0, shape)) == ["answered"] * 4
+    assert node.spent()["example"] == spent
+
+
+def test_a_newcomer_answers_one_question_in_all_its_joins(rejoined: Any) -> None:
+    world = rejoined("other")
+    assert asked_again(world, 8, drawn) == ["answered", *["rule"] * 7]
+    assert world.node(CLIENTS).spent()["example"] <= 4.0
+
+
+def test_a_newcomer_is_held_to_the_target_over_all_its_joins(
+    rejoined: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no rule of the protocol keeps it from answering again."""
+    monkeypatch.setattr(SignatureSender, "_once", lambda *given: None)
+    world = rejoined("target")
+    outcomes = asked_again(world, 12, drawn)
+    answered = outcomes.count("answered")
+    assert 0 < answered < 12 and outcomes[answered:] == ["target"] * (12 - answered)
+    assert world.node(CLIENTS).spent()["example"] <= 4.0

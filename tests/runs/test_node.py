@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import stat
 import time
@@ -18,7 +17,6 @@ import pytest
 
 from securecluster import Federation, LabelSwap, Settings
 from securecluster.core import atomic_files
-from securecluster.data.facts import ClientFacts
 from securecluster.errors import (
     FrameError,
     PolicyError,
@@ -637,28 +635,6 @@ def test_a_ledger_without_a_limit_is_a_budget_of_any_size(tmp_path: Path) -> Non
     assert atomic_files.OWNER == 0o600
 
 
-def test_a_node_proves_who_it_is_for_one_challenge(
-    federation: Federation, enrolled: Enrolled, tmp_path: Path
-) -> None:
-    _, roster = enrolled
-    node = nodes_of(EQUAL["fedavg"], federation, enrolled, tmp_path)[1]
-    challenge = {"run": 7, "node": 5, "nonce": "ab"}
-    told = json.loads(node.hello(json.dumps(challenge).encode()))
-    signature = bytes.fromhex(told["signature"])
-    assert told["number"] == 1
-    assert ClientFacts.read(told["facts"]) == federation.facts_of(1)
-    roster.check(1, party.hello_statement(challenge), signature)
-    for name, other in (("run", 8), ("node", 6), ("nonce", "ac")):
-        statement = party.hello_statement({**challenge, name: other})
-        with pytest.raises(FrameError, match="client 1 did not sign"):
-            roster.check(1, statement, signature)
-    # what the node signs for a server is nothing that it signs in a run
-    assert party.hello_statement(challenge).startswith(b"securecluster hello v1 ")
-    for malformed in (b"", b"[]", b"1", b'{"run":1,"node":1}', b"\xff"):
-        with pytest.raises(FrameError, match="has no run, node and nonce"):
-            node.hello(malformed)
-
-
 def test_no_run_has_a_folder_elsewhere(
     federation: Federation, enrolled: Enrolled, tmp_path: Path
 ) -> None:
@@ -666,35 +642,6 @@ def test_no_run_has_a_folder_elsewhere(
     for run in ("../other", "a/b", "", ".", "a\x00"):
         with pytest.raises(FrameError, match="agreed to no run"):
             node._folder_of(run)
-
-
-# --- scores ---
-
-
-@pytest.mark.parametrize(
-    ("made", "policy", "sentence"),
-    [
-        (FedAvg(**SMALL, clip=1.0, noise=1.0), Policy(roster=False), "which no noise covers"),
-        (FedAvg(**SMALL), Policy(roster=False, scores=False), "which no noise covers"),
-        (IFCA(**SMALL, k=2), Policy(roster=False), "several models"),
-        (FedAvg(**SMALL, clip=1.0, noise=1.0), Policy(roster=False, scores=True), None),
-        (FedAvg(**SMALL), Policy(roster=False), None),
-    ],
-)
-def test_a_node_tells_its_score_as_its_policy_says(
-    made: Any, policy: Policy, sentence: str | None, federation: Federation, tmp_path: Path
-) -> None:
-    node = Node(made, federation.select([0]), tmp_path / "node", number=0, policy=policy)
-    proposal = Proposal.of(made, federation.facts, "float32", None)
-    run = node.agree(proposal.packed()).encode()
-    if sentence is None:
-        assert 0 <= json.loads(node.score(run)) <= 1
-    else:
-        with pytest.raises(PolicyError, match=sentence):
-            node.score(run)
-    for other in (b"", b"../..", b"a" * 32, b"\xff"):
-        with pytest.raises(FrameError, match="agreed to no run"):
-            node.score(other)
 
 
 def test_what_a_killed_node_left_half_written_is_removed_when_nobody_writes(

@@ -18,6 +18,7 @@ from securecluster.errors import (
     PolicyError,
     ProposalError,
     RefusedError,
+    RevokedRunError,
     SecureClusterError,
     SecureClusterWarning,
     StaleError,
@@ -41,6 +42,7 @@ SECRET = "37.25"  # a number of the client's data
 CODES = {
     PolicyError: "rule",
     OwnerPolicyError: "policy",
+    RevokedRunError: "revoked",
     ProposalError: "proposal",
     StaleError: "stale",
     LateError: "late",

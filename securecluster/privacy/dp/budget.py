@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
@@ -127,7 +127,13 @@ class Budget:
             number = self._numbers.get(run, -1)
             return [event for event in self._ledger.events if event.ids == (number,)]
 
-    def reserve(self, run: str, events: Sequence[Event], samples: int | None = None) -> None:
+    def reserve(
+        self,
+        run: str,
+        events: Sequence[Event],
+        samples: int | None = None,
+        admit: Callable[[Sequence[Event]], None] | None = None,
+    ) -> None:
         """Write releases to the file, or refuse.
 
         Args:
@@ -135,6 +141,7 @@ class Budget:
                 the client's key of noise.
             events: what a reply releases, of one client.
             samples: that the client trains on; None where the price does not depend on it.
+            admit: called with those events that are new, before they are written; it may raise.
 
         Raises:
             BudgetError: all releases with these would cost more than the budget; nothing was
@@ -157,6 +164,8 @@ class Budget:
                     f"epsilon = {cost:.4g} at delta = {self.delta:g}, and its budget is "
                     f"{self.epsilon:g}: the request is refused"
                 )
+            if admit is not None:
+                admit(new)
             if not self._log.mark.size:
                 self._log.append([self._header(self.unit).decode()])
             for event in new:
