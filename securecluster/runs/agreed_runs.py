@@ -217,8 +217,8 @@ class AgreedRuns:
     def _nonces(self, draw: Draw) -> tuple[bytes, bytes]:
         """Return the nonces for a run and for its roster, which nobody can guess."""
         key = self._secret()
-        of_run = encoded("securecluster run nonce v1", draw.digest)
-        of_cohorts = encoded("securecluster roster nonce v1", draw.of_roster)
+        of_run = encoded("securecluster run nonce v1", self._number, draw.digest)
+        of_cohorts = encoded("securecluster roster nonce v1", self._number, draw.of_roster)
         return hmac.digest(key, of_run, "sha256"), hmac.digest(key, of_cohorts, "sha256")
 
     def _secret(self) -> bytes:

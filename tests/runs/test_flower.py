@@ -39,7 +39,7 @@ from securecluster.messaging.messages import Ack, Call, Empty, reply_header
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot, Signature
-from securecluster.runs import flower, party
+from securecluster.runs import flower, party, run_folder
 from securecluster.runs.agent import Agent
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.fitted import FittedRun
@@ -609,7 +609,9 @@ def test_a_newcomer_s_node_joins_a_finished_run(
     grid = Grid(everybody, first_host_is_gone)
     patience = flower.Patience(call=1.0)
     joined = flower.join(grid, context, made, out, [new], roster=roster, patience=patience)
-    whole = made.fit(federation.select(range(new)), Settings(threads=1))
+    drawn = run_folder.run_config(out)["network"]["seed"]
+    of_run = dataclasses.replace(federation.select(range(new)), seed=drawn)
+    whole = made.fit(of_run, Settings(threads=1))
     if not options:
         assert list(joined.labels) == whole.join(federation.select([new])).tolist()
     assert [e.method for e in joined.ledger.events]
@@ -640,7 +642,8 @@ def test_a_key_authority_is_one_of_flower_s_nodes(
     clients = apps(made, federation, tmp_path, identities, roster)
     everybody = [*clients, authority_app(made, tmp_path, identities[-1], roster)]
     served = run(made, Grid(everybody), roster=roster, key=bytes(range(32)))
-    whole = made.fit(federation, Settings(threads=1))
+    drawn = dataclasses.replace(federation, seed=served.kept_.learned.config["seed"])
+    whole = made.fit(drawn, Settings(threads=1))
     assert list(served.labels_) == list(whole.labels_)
     assert served.bytes_ == whole.bytes_
     assert served.dropped_ == {} and served.refused_ == {}
