@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation, LabelSwap, load
+from securecluster.app.cli import main
 from securecluster.errors import (
     FrameError,
     OwnerPolicyError,
@@ -28,12 +30,16 @@ from securecluster.protocols import CFL, FedAvg
 from securecluster.runs.agreed_runs import LOG, SECRET
 from securecluster.runs.agreement import agreed, agreed_among
 from securecluster.runs.deployment import Deployment
+from securecluster.runs.derived import call_types
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.public_randomness import Draw, Signed, digest_of, proposed_of
+from securecluster.runs.server_run import ServerRun
+from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.transport import Framed
 
-SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear"}
+SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 MADE = FedAvg(**SMALL, aggregation="secagg", participation=0.5)
 CLIENTS = 6
 VICTIM = 0
@@ -453,6 +459,70 @@ def test_a_server_names_the_client_that_keeps_a_run_from_beginning(world: World)
         ):
             with pytest.raises(RefusedError, match=f"^client 5 .*{sentence}"):
                 agreed(proposal, world.roster, [*range(CLIENTS)], lying(stage, answer))
+
+
+def served(world: World, proposal: Proposal, out: Path, rounds: int | None = None) -> Any:
+    """The run of a server in a folder, which is killed after some rounds."""
+    doors = {i: lambda frame, i=i: world.node(i).answer(frame) for i in range(CLIENTS)}
+    transport = Framed(doors, lambda name: call_types(MADE, name)[1])
+
+    def stop(line: Any) -> None:
+        if line["round"] == rounds:
+            raise KeyboardInterrupt
+
+    server = ServerRun(MADE, proposal.config, transport, roster=world.roster)
+    return server.carried_out(out, stop)
+
+
+def test_a_server_that_is_killed_goes_on_with_the_nonces_in_its_folder(
+    world: World, tmp_path: Path
+) -> None:
+    out = tmp_path / "server"
+    proposal = world.agreed()
+    with pytest.raises(KeyboardInterrupt):
+        served(world, proposal, out, 1)
+    world.policy = Policy(most_runs=1)
+    asked: list[int] = []
+
+    def ask(sent: Mapping[int, bytes]) -> Mapping[int, str]:
+        asked.append(len(sent))
+        return {i: world.node(i).agree(data) for i, data in sent.items()}
+
+    facts = world.federation.facts
+    again = Proposal.of(MADE, facts, "float32", world.roster, out)
+    assert again.config == proposal.config
+    assert agreed(again, world.roster, [*range(CLIENTS)], ask) == again
+    assert asked == [CLIENTS]
+    fitted = served(world, again, out)
+    assert fitted.kept_.learned.config["seed"] == proposal.config["seed"]
+    assert load(out).kept_.learned.config["nonces"] == proposal.config["nonces"]
+    assert main(["replay", str(out)]) == 0
+    with pytest.raises(OwnerPolicyError, match="in 1 runs at most"):
+        world.agreed()
+
+
+def test_a_server_s_folder_with_other_nonces_is_a_mistake(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "server"
+    with pytest.raises(KeyboardInterrupt):
+        served(world, world.agreed(), out, 1)
+    path = out / "config.json"
+    content = json.loads(path.read_text())
+    content["network"]["nonces"][0] = content["network"]["nonces"][1]
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunFolderError, match="no run that can go on: client 1 has the nonces"):
+        Proposal.of(MADE, world.federation.facts, "float32", world.roster, out)
+
+
+def test_a_run_of_an_earlier_version_goes_on_by_its_server_s_seed(world: World) -> None:
+    proposal = world.proposal()
+    run = config_hash(proposal.config)
+    for i in range(CLIENTS):
+        folder = world.node(i).folder / f"run-{run}"
+        folder.mkdir()
+        (folder / "agreed.json").write_text(json.dumps(proposal.config, sort_keys=True))
+    nodes = [world.node(i) for i in range(CLIENTS)]
+    assert agreed_among(proposal, world.roster, nodes) == proposal
+    assert {node.agree(proposal.packed()) for node in nodes} == {run}
 
 
 def test_most_runs_is_a_whole_number(tmp_path: Path) -> None:
