@@ -141,17 +141,19 @@ def _config_in(folder: Path) -> Mapping[str, Any]:
 def _as_drawn(
     config: dict[str, Any], known: Mapping[str, Any], roster: Roster | None, folder: Path
 ) -> dict[str, Any]:
-    """Return a configuration with the nonces of a run in a folder, if this is that run."""
-    own = json.loads(json.dumps(config))
+    """Return a configuration with the nonces of the run in a folder, which goes on."""
     if roster is None or not public_randomness.is_drawn(known):
         return config
-    if own != public_randomness.proposed_of(known):
-        return config  # `ServerRun` says how it differs
-    try:
-        nonces = public_randomness.nonces_in(known)
-        return public_randomness.Draw(config, roster).configured(nonces)
-    except (FrameError, ProposalError) as error:
-        raise RunFolderError(f"{folder} has no run that can go on: {error}") from None
+    own = json.loads(json.dumps(config))
+    proposed = public_randomness.proposed_of(known)
+    differing = [name for name in sorted(own | proposed) if own.get(name) != proposed.get(name)]
+    if differing:
+        raise RunFolderError(
+            f"{folder} holds a run of another configuration ({', '.join(differing)}): resume with "
+            "the same one, or give another folder"
+        )
+    nonces = public_randomness.nonces_in(known)
+    return public_randomness.Draw(config, roster).configured(nonces)
 
 
 def agreed_config(
