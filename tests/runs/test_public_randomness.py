@@ -348,6 +348,20 @@ def test_parties_derive_the_seeds_themselves(name: str, world: World) -> None:
     assert world.node(0).agree(replace(proposal, config=config).packed())
 
 
+def test_a_newcomer_checks_the_nonces_of_the_run_that_it_joins(world: World) -> None:
+    new = CLIENTS - 1
+    proposal = replace(world.agreed(clients=new), joins=True)
+    config = proposal.config
+    forged = [{**config, **change(dict(config))} for change in FINAL.values()]
+    for wrong in (*forged, proposed_of(config)):
+        with pytest.raises((ProposalError, FrameError)):
+            world.node(new).agree(replace(proposal, config=wrong).packed())
+    assert world.node(new).runs() == []
+    world.node(new).agree(proposal.packed())
+    world.policy = Policy(most_runs=1)
+    world.node(new).agree(proposal.packed())
+
+
 # --- one partition of a roster ---
 
 
