@@ -63,7 +63,6 @@ class AgreedRuns:
         number: of the party.
         identity: signs nonces; None in runs without a roster.
         roster: public keys of all parties; None for none.
-        most: runs that its owner allows; None is no bound.
         durable: what is written outlives a power cut.
     """
 
@@ -74,7 +73,6 @@ class AgreedRuns:
         number: int,
         identity: Identity | None,
         roster: Roster | None,
-        most: int | None,
         durable: bool,
     ) -> None:
         self._log = manifest.Log(folder / LOG, atomic_files.OWNER, durable)
@@ -83,15 +81,15 @@ class AgreedRuns:
         self._number = number
         self._identity = identity
         self._roster = roster
-        self._most = most
         self._durable = durable
 
-    def drawn(self, proposal: Proposal, config: Mapping[str, Any]) -> str | None:
+    def drawn(self, proposal: Proposal, config: Mapping[str, Any], most: int | None) -> str | None:
         """Return a client's commitments, or the nonces that open them; None where all are open.
 
         Args:
             proposal: of the server.
             config: that the client derived from it.
+            most: runs that the owner allows; None is no bound.
 
         Raises:
             OwnerPolicyError: a run more than the owner allows.
@@ -105,7 +103,7 @@ class AgreedRuns:
         nonces = self._nonces(draw)
         commitments = draw.commitments(self._number, *nonces)
         if proposal.commitments is None:
-            self._check_new(self._agreement(config, "", ""))
+            self._check_new(self._agreement(config, "", ""), most)
             return self._signed(commitments, draw.commitment_statement(self._number, *commitments))
         listed = [Signed.read(text) for text in proposal.commitments]
         draw.check_commitments(listed)
@@ -113,14 +111,16 @@ class AgreedRuns:
         if pairs[self._number] != commitments:
             raise ProposalError("the server gives other commitments in this client's name")
         digest = public_randomness.digest_of(pairs)
-        self._keep(self._agreement(config, digest, public_randomness.cohorts_digest_of(pairs)))
+        of_cohorts = public_randomness.cohorts_digest_of(pairs)
+        self._keep(self._agreement(config, digest, of_cohorts), most)
         return self._signed(nonces, draw.nonce_statement(self._number, digest))
 
-    def keep(self, config: Mapping[str, Any]) -> None:
+    def keep(self, config: Mapping[str, Any], most: int | None) -> None:
         """Write down that the party agrees to a run, whose nonces are open where it has a roster.
 
         Args:
             config: of the run.
+            most: runs that the owner allows; None is no bound.
 
         Raises:
             OwnerPolicyError: a run more than the owner allows.
@@ -138,7 +138,7 @@ class AgreedRuns:
             pairs = draw.check_nonces(public_randomness.nonces_in(config))
             listed = public_randomness.digest_of(pairs)
             of_cohorts = public_randomness.cohorts_digest_of(pairs)
-        self._keep(self._agreement(config, listed, of_cohorts))
+        self._keep(self._agreement(config, listed, of_cohorts), most)
 
     def runs(self) -> list[Agreement]:
         """Return all runs that the party agreed to, in their order.
@@ -162,12 +162,12 @@ class AgreedRuns:
             None if cohorts is None else len(cohorts.of(range(clients))),
         )
 
-    def _keep(self, agreement: Agreement) -> None:
+    def _keep(self, agreement: Agreement, most: int | None) -> None:
         """Write down a run, unless it is there."""
-        if self._check_new(agreement):
+        if self._check_new(agreement, most):
             self._log.append([json.dumps(asdict(agreement))])
 
-    def _check_new(self, agreement: Agreement) -> bool:
+    def _check_new(self, agreement: Agreement, most: int | None) -> bool:
         """Return whether a run is new, or raise PolicyError where it must not be agreed to."""
         runs = self.runs()
         for known in runs:
@@ -178,9 +178,9 @@ class AgreedRuns:
                         "has opened its own for the first one"
                     )
                 return False
-        if self._most is not None and len(runs) >= self._most:
+        if most is not None and len(runs) >= most:
             raise OwnerPolicyError(
-                f"this client takes part in {self._most} runs at most, and has agreed to as many "
+                f"this client takes part in {most} runs at most, and has agreed to as many "
                 "(most_runs of its policy)"
             )
         self._check_cohorts(agreement, runs)

@@ -82,8 +82,7 @@ class Party(ABC):
         self._roster = roster
         self._durable = durable
         self._thread = threading.RLock()
-        most = self.policy.most_runs
-        self._agreed_runs = AgreedRuns(self.folder, method, number, identity, roster, most, durable)
+        self._agreed_runs = AgreedRuns(self.folder, method, number, identity, roster, durable)
         atomic_files.make_private_folder(self.folder)
         self._remove_half_written()
 
@@ -173,7 +172,7 @@ class Party(ABC):
         with self._alone():
             if (self._folder_of(config_hash(config)) / AGREED).exists():
                 return None
-            return self._agreed_runs.drawn(proposal, config)
+            return self._agreed_runs.drawn(proposal, config, self.policy.most_runs)
 
     def _keep(self, config: Mapping[str, Any], joins: bool = False) -> str:
         """Write down that the party agreed to a run, and return its fingerprint.
@@ -196,7 +195,7 @@ class Party(ABC):
                         "the server proposes a run without a number of its own, as earlier "
                         "versions did: let it run this version"
                     )
-                self._agreed_runs.keep(config)
+                self._agreed_runs.keep(config, self.policy.most_runs)
                 atomic_files.make_private_folder(folder)
                 text = json.dumps(config, sort_keys=True)
                 atomic_files.write_atomic(
