@@ -103,6 +103,8 @@ NETWORK: Rule = {
     **_all(UNCOVERED, "sizes signature_sizes most_samples"),
     # with it a simulation's data can be made again
     "seed": OWNER,
+    # on many machines, where seeds follow from clients' nonces
+    **_all(OWNER, "nonces proposed_seed cohort_seed"),
 }
 CONFIG: Rule = {
     **_all(PUBLIC, "schema version"),

@@ -32,6 +32,7 @@ TEMPLATE = """\
 # aggregations = ["secagg"]
 # least_noise = 1.0        # of every single release
 # least_clients = 8        # an average over few tells more of each
+# most_runs = 20           # agreed to over the life of the node
 # unit = "client"
 # most_epsilon = 8.0       # of all runs together
 # samples = false          # never tell how many samples there are

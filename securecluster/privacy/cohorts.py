@@ -52,11 +52,11 @@ class Cohorts:
     def drawn(
         cls, clients: int, seed: int, minimum: int, share: float, size: int | None
     ) -> Cohorts:
-        """Return the rule of a run, whose order follows from its seed.
+        """Return the rule of a run, whose order follows from a seed.
 
         Args:
             clients: m.
-            seed: of the run.
+            seed: of the run, or of a roster, the same in all of its runs.
             minimum: members of the smallest sum.
             share: share of the clients that a round asks.
             size: members of a cohort; None for the default.

@@ -42,6 +42,7 @@ from securecluster.protections.registry import survivors_of
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runs.derived import as_agreed, call_types, model_of
 from securecluster.runs.method import Method
+from securecluster.runs.public_randomness import cohort_seed
 from securecluster.runtime.aggregators import Aggregator
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.client_half import ClientHalf
@@ -204,7 +205,7 @@ class Deployment:
             return None
         return Cohorts.drawn(
             int(config["clients"]),
-            int(config["seed"]),
+            cohort_seed(config),
             MINIMUM,
             float(config["participation"]),
             config["cohort_size"],

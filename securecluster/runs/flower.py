@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
 from securecluster.runs import run_folder
 from securecluster.runs.agent import AGREE, FRAME, HELLO, INTRODUCE, OK, SCORE, answer
+from securecluster.runs.agreement import agreed
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import as_agreed, call_types, needs_samples, opened_verbs
@@ -296,7 +298,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     nodes = {number: one.node for number, one in told.items()}
     facts = [one.facts for _, one in sorted(told.items()) if one.facts is not None]
     proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster, folder)
-    _agree(grid, nodes, proposal, patience)
+    proposal = agreed(proposal, roster, sorted(nodes), partial(_answers, grid, nodes, patience))
     nodes = proven(grid, nodes, config_hash(proposal.config), roster, patience, server)
     method = as_agreed(method, proposal.config)
     authority = nodes.pop(AUTHORITY_NUMBER, None)
@@ -325,31 +327,37 @@ def _clocks(told: Mapping[int, Introduction]) -> dict[int, float]:
     return {number: one.clock for number, one in told.items() if one.clock is not None}
 
 
-def _agree(grid: Grid, nodes: Mapping[int, int], proposal: Proposal, patience: Patience) -> None:
-    """Propose a run to parties.
+def _answers(
+    grid: Grid, nodes: Mapping[int, int], patience: Patience, sent: Mapping[int, bytes]
+) -> dict[int, str]:
+    """Return what parties answer to a proposal.
 
     Args:
         grid: of the ServerApp.
         nodes: Flower's node of each party.
-        proposal: of the server.
         patience: how long to wait.
+        sent: what each party is sent.
 
     Raises:
         RefusedError: a party that refuses the run, or does not answer.
     """
-    sent = {node: record_of(proposal.packed()) for node in nodes.values()}
-    answers = asked(grid, AGREE, sent, patience.call)
-    for party, node in sorted(nodes.items()):
+    records = {nodes[party]: record_of(data) for party, data in sent.items()}
+    answers = asked(grid, AGREE, records, patience.call)
+    told = {}
+    for party in sorted(sent):
+        node = nodes[party]
         if node not in answers:
             raise RefusedError(
                 f"{name_of(party)} does not answer the proposal of a run: look at its log, and "
                 "at that of its SuperNode",
                 refusals.FAILED,
             )
-        code, _ = answers[node]
+        code, data = answers[node]
         if code != OK:
             refusal = refusals.refusal("the run", code)
             raise RefusedError(f"{name_of(party)}: {refusal}", refusal.code)
+        told[party] = data.decode("ascii", "replace")
+    return told
 
 
 def join(  # noqa: PLR0913 (what a run over Flower is made of)
@@ -395,7 +403,7 @@ def join(  # noqa: PLR0913 (what a run over Flower is made of)
     }
     of_clients = tuple(samples[i] or 0 for i in clients) if needs_samples(method) else None
     proposal = Proposal(config, of_clients, joins=True)
-    _agree(grid, {i: nodes[i] for i in newcomers}, proposal, patience)
+    agreed(proposal, roster, sorted(newcomers), partial(_answers, grid, nodes, patience))
     nodes = proven(grid, nodes, config_hash(config), roster, patience, server, newcomers)
 
     def replies(name: str) -> type:

@@ -66,8 +66,8 @@ class Node(Party):
     """A client of runs on many machines.
 
     Its folder can be read by its owner alone. It has a folder for each run that the node agreed to
-    (`agreed.json`, `state.safetensors`), and a ledger over all runs of each unit of privacy
-    (`ledger-client.jsonl`, `ledger-example.jsonl`).
+    (`agreed.json`, `state.safetensors`), a line for each of them in `agreements.jsonl`, and a
+    ledger over all runs of each unit of privacy (`ledger-client.jsonl`, `ledger-example.jsonl`).
 
     Args:
         method: the protocol that the node runs, with its owner's hyper-parameters.
@@ -129,9 +129,12 @@ class Node(Party):
         return self.facts().as_json()
 
     def _agree(self, proposal: Proposal) -> str:
-        """Take part in a run, and return its fingerprint, or raise PolicyError."""
+        """Take part in a run, and return as `agree` does, or raise PolicyError."""
         own = self._data.facts_of(0, samples=True, classes=True)
         config = accepted(proposal, self.method, own, self.number, self.policy, self._roster)
+        drawn = self._drawn(proposal, config)
+        if drawn is not None:
+            return drawn
         run = self._keep(config, proposal.joins)
         if proposal.joins:
             self._start_anew(run)

@@ -30,6 +30,7 @@ from securecluster.errors import (
 from securecluster.messaging import refusals
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.runs import hello, idle_runs, run_progress
+from securecluster.runs.agreed_runs import AgreedRuns
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
 from securecluster.runs.policy_file import PolicyFile
@@ -48,8 +49,7 @@ LOCK = "lock"
 # what may be removed: files of runs, and of what a kill left half-written also the party's own
 FILES = r"agreed\.json|state\.safetensors|progress\.json"
 OWN = atomic_files.Own(
-    (LOCK,),
-    re.compile(rf"{RUN}[0-9a-z]+(/({FILES}))?|{FILES}|[\w-]+\.jsonl|identity\.key|policy\.toml"),
+    (LOCK,), re.compile(rf"{RUN}[0-9a-z]+(/({FILES}))?|{FILES}|[\w-]+\.jsonl|\w+\.key|policy\.toml")
 )
 SECONDS_FOR_LOCK = 600.0  # an answer of another process may take as long as a client trains
 
@@ -88,6 +88,7 @@ class Party(ABC):
         self._roster = roster
         self._durable = durable
         self._thread = threading.RLock()
+        self._agreed_runs = AgreedRuns(self.folder, method, number, identity, roster, durable)
         atomic_files.make_private_folder(self.folder)
         self._revoked = RevokedRuns(self.folder, durable)
         self._remove_half_written()
@@ -131,7 +132,8 @@ class Party(ABC):
             data: a packed `Proposal`, of a server that may propose anything.
 
         Returns:
-            The fingerprint of the configuration, which frames of the run carry.
+            The fingerprint of the configuration, which frames of the run carry. Before, where there
+            is a roster, a client's commitments and then its nonces (`public_randomness`).
 
         Raises:
             FrameError: no proposal.
@@ -229,6 +231,13 @@ class Party(ABC):
             with suppress(RunFolderError):  # of a run that it can no longer answer
                 yield run, self._agreed(run)
 
+    def _drawn(self, proposal: Proposal, config: Mapping[str, Any]) -> str | None:
+        """Return what a client adds to the public randomness of a run; None where all is drawn."""
+        with self._alone():
+            if (self._folder_of(config_hash(config)) / AGREED).exists():
+                return None
+            return self._agreed_runs.drawn(proposal, config, self.policy.most_runs)
+
     def _keep(self, config: Mapping[str, Any], joins: bool = False) -> str:
         """Write down that the party agreed to a run, and return its fingerprint.
 
@@ -237,7 +246,9 @@ class Party(ABC):
             joins: whether the run has ended, and this party is a newcomer.
 
         Raises:
-            ProposalError: a new run without a number, which could be taken for an earlier one.
+            OwnerPolicyError: a run more than the owner allows.
+            ProposalError: a new run without a number, which could be taken for an earlier one, or
+                one of other nonces or cohorts than the party has seen.
         """
         run = config_hash(config)
         with self._alone():
@@ -249,6 +260,7 @@ class Party(ABC):
                         "the server proposes a run without a number of its own, as earlier "
                         "versions did: let it run this version"
                     )
+                self._agreed_runs.keep(config, self.policy.most_runs)
                 atomic_files.make_private_folder(folder)
                 text = json.dumps(config, sort_keys=True)
                 atomic_files.write_atomic(

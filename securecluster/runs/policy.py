@@ -30,6 +30,7 @@ class Policy:
         least_noise: smallest noise multiplier of any release of a run; an exact one has 0.
         least_clients: smallest number of clients of a run, and of members and survivors of each sum
             that is hidden: an average over few tells more of each.
+        most_runs: number of runs that may be agreed to over the life of the node; None is no bound.
         most_epsilon: largest ε of all runs together, which the node's own ledger holds.
         delta: δ of that ε.
         unit: what runs protect, "client" or "example"; None allows both, and no `most_epsilon`.
@@ -53,6 +54,7 @@ class Policy:
     placements: Sequence[str] | None = None
     least_noise: float = 0.0
     least_clients: int = 0
+    most_runs: int | None = None
     most_epsilon: float | None = None
     delta: float = DELTA
     unit: str | None = None
@@ -76,6 +78,8 @@ class Policy:
         }
         if self.most_epsilon is not None:
             numbers["most_epsilon"] = self.most_epsilon
+        if self.most_runs is not None and (type(self.most_runs) is not int or self.most_runs < 0):
+            raise UsageError(f"most_runs is {self.most_runs!r}: give a whole number of at least 0")
         for name, value in numbers.items():
             if not _is_number(value) or value < 0:
                 raise UsageError(f"{name} is {value!r}: give a number of at least 0")

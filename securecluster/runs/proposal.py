@@ -22,7 +22,7 @@ from securecluster.errors import (
 )
 from securecluster.models.objectives import objective
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
-from securecluster.runs import run_folder
+from securecluster.runs import public_randomness, run_folder
 from securecluster.runs.derived import needs_samples, opened_verbs
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
@@ -44,12 +44,14 @@ class Proposal:
         facts: what the data of all clients have in common, for a key authority, which has none;
             None in runs without one.
         joins: whether it is a finished run, of which newcomers join the clusters.
+        commitments: of all clients to their nonces, for which the server asks; None before.
     """
 
     config: Mapping[str, Any]
     samples: tuple[int, ...] | None = None
     facts: ClientFacts | None = None
     joins: bool = False
+    commitments: tuple[str, ...] | None = None
 
     @classmethod
     def of(
@@ -67,8 +69,8 @@ class Proposal:
             facts: of all clients.
             dtype: of the models.
             roster: public keys of the clients; None where nothing is verified.
-            folder: of the server's run. A run that is there goes on, under its own number; every
-                other one begins, under a new number.
+            folder: of the server's run. A run that is there goes on, under its own number and with
+                the nonces of its clients; every other one begins, under a new number.
 
         Raises:
             RunFolderError: a run in the folder that has ended, or that cannot be read.
@@ -77,9 +79,11 @@ class Proposal:
         samples = facts.sizes if needs_samples(method) else None
         shared = facts.shared if opened_verbs(method) else None
         number: str | None = run_number.drawn()
-        if folder is not None and run_folder.is_run(Path(folder)):
-            number = _number_in(Path(folder))
-        return cls(agreed_config(method, facts, dtype, roster, number), samples, shared)
+        if folder is None or not run_folder.is_run(Path(folder)):
+            return cls(agreed_config(method, facts, dtype, roster, number), samples, shared)
+        known = _config_in(Path(folder))
+        config = agreed_config(method, facts, dtype, roster, run_number.of(known))
+        return cls(_as_drawn(config, known, roster, Path(folder)), samples, shared)
 
     def packed(self) -> bytes:
         """Return the proposal as bytes."""
@@ -89,6 +93,7 @@ class Proposal:
             "samples": self.samples,
             "facts": facts,
             "joins": self.joins,
+            "commitments": self.commitments,
         }
         return json.dumps(content, sort_keys=True).encode()
 
@@ -109,6 +114,8 @@ class Proposal:
             facts = None if facts is None else ClientFacts.read(facts)
             described = [config["protocol"], config["dtype"], config["mask"]]
             counted = [config["clients"], config["classes"], *(samples or ())]
+            commitments = content.get("commitments")
+            commitments = None if commitments is None else tuple(map(str, commitments))
             known = all(isinstance(value, str) for value in described)
             known = known and config["dtype"] in DTYPES
             whole = all(type(n) is int and 0 <= n < MOST_CLIENTS for n in counted)
@@ -117,16 +124,37 @@ class Proposal:
             raise FrameError("the server proposed no run") from None
         if not known or not whole or type(config["seed"]) is not int:
             raise FrameError("the server proposed no run")
-        return cls(config, None if samples is None else tuple(samples), facts, joins)
+        samples = None if samples is None else tuple(samples)
+        return cls(config, samples, facts, joins, commitments)
 
 
-def _number_in(folder: Path) -> str | None:
-    """Return the number of the run in a folder, which goes on there."""
+def _config_in(folder: Path) -> Mapping[str, Any]:
+    """Return what was agreed on of the run in a folder, which goes on there."""
     run_folder.check_under_way(folder)
+    config: Mapping[str, Any] = run_folder.run_config(folder)["network"]
     try:
-        return run_number.of(run_folder.run_config(folder)["network"])
+        run_number.of(config)
     except ValueError as error:
         raise RunFolderError(f"{folder} has no run that can go on: {error}") from None
+    return config
+
+
+def _as_drawn(
+    config: dict[str, Any], known: Mapping[str, Any], roster: Roster | None, folder: Path
+) -> dict[str, Any]:
+    """Return a configuration with the nonces of the run in a folder, which goes on."""
+    if roster is None or not public_randomness.is_drawn(known):
+        return config
+    own = json.loads(json.dumps(config))
+    proposed = public_randomness.proposed_of(known)
+    differing = [name for name in sorted(own | proposed) if own.get(name) != proposed.get(name)]
+    if differing:
+        raise RunFolderError(
+            f"{folder} holds a run of another configuration ({', '.join(differing)}): resume with "
+            "the same one, or give another folder"
+        )
+    nonces = public_randomness.nonces_in(known)
+    return public_randomness.Draw(config, roster).configured(nonces)
 
 
 def agreed_config(
@@ -239,14 +267,19 @@ def _derived(
     Raises:
         ProposalError: it is not, or its owner forbids it.
     """
-    proposed = proposal.config
+    proposed = public_randomness.proposed_of(proposal.config)
     facts = facts_in(proposed, own, proposal.samples)
-    # all but the number is derived here: a server draws it, and it says nothing but which run it is
+    # all but number and seed is derived here: the server draws the one, and clients the other
     number = run_number.of(proposed)
     config = agreed_config(method, facts, str(proposed["dtype"]), roster, number)
     _check_equal(proposed, config)
     check_run(policy, method, facts, config)
-    return config
+    if roster is None or not public_randomness.is_drawn(proposal.config):
+        return config
+    nonces = public_randomness.nonces_in(proposal.config)
+    drawn = public_randomness.Draw(config, roster).configured(nonces)
+    _check_equal(proposal.config, drawn)
+    return drawn
 
 
 def facts_in(

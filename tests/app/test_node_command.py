@@ -8,8 +8,9 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,8 +28,10 @@ from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity,
 from securecluster.protections.encryption.messages import AuthorityRequest
 from securecluster.protocols import FedAvg
 from securecluster.runs.agent import AGREE, FACTS, FRAME, SCORE, Agent, ask
+from securecluster.runs.agreement import agreed, agreed_among
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.derived import call_types
+from securecluster.runs.node import Node
 from securecluster.runs.party import Party
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
@@ -121,8 +124,14 @@ def test_a_run_over_processes_survives_the_death_of_a_node(
     )
     made = FedAvg(rounds=3, epochs=1, model="linear", aggregation="secagg")
     proposal = Proposal.of(made, federation.facts, "float32", roster)
-    for folder in folders:
-        ask(folder / "socket", AGREE, proposal.packed())
+
+    def agree(sent: Mapping[int, bytes]) -> dict[int, str]:
+        # kill -9 before each message, between a commitment and its nonce too, and start it again
+        end(agents[0])
+        agents[0] = start(folders[0], 0)
+        return {i: ask(folders[i] / "socket", AGREE, data).decode() for i, data in sent.items()}
+
+    proposal = agreed(proposal, roster, [*range(CLIENTS)], agree)
     killed: list[int] = []
 
     def door(client: int) -> Any:
@@ -140,7 +149,8 @@ def test_a_run_over_processes_survives_the_death_of_a_node(
     half = ServerHalf.over(transport, made, proposal.config, Transcript("full"))
     state = half.final_state(half.started())
     assert len(killed) == 2
-    whole = made.fit(federation, Settings(threads=1))
+    drawn = replace(federation, seed=proposal.config["seed"])
+    whole = made.fit(drawn, Settings(threads=1))
     assert list(state.labels) == list(whole.labels_)
     found = half.net.state.ledger.events
     assert [e.method for e in found] == [e.method for e in whole.ledger_.events]
@@ -253,6 +263,13 @@ def test_a_key_authority_has_a_line_of_its_own_and_no_data(
         "digits", scenario=LabelSwap(clusters=1), clients=2, samples=20, seed=0
     )
     proposal = Proposal.of(made.method, federation.facts, "float32", roster)
+    nodes: list[Party] = []
+    for i in range(2):
+        place = tmp_path / f"c{i}"
+        identity = Identity.load(place / "identity.key")
+        own = federation.select([i])
+        nodes.append(Node(made.method, own, place, identity=identity, roster=roster))
+    proposal = agreed_among(proposal, roster, nodes)
     with running(made) as path:
         ask(path, AGREE, proposal.packed())
         for kind in (FACTS, SCORE):  # it has neither

@@ -23,6 +23,7 @@ from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protections.encryption.authority import AuthorityState
 from securecluster.protocols import FedAvg, OneShot
+from securecluster.runs.agreement import agreed_among
 from securecluster.runs.authority_node import LOG, AuthorityNode, counted
 from securecluster.runs.derived import call_types
 from securecluster.runs.fitted import FittedRun
@@ -66,8 +67,7 @@ class World:
         self.folder = folder
         self.proposal = Proposal.of(made, federation.facts, "float32", self.roster)
         self.sent: list[bytes] = []  # to the authority
-        for party in self.parties():
-            party.agree(self.proposal.packed())
+        self.proposal = agreed_among(self.proposal, self.roster, self.parties())
 
     def authority(self, **options: Any) -> AuthorityNode:
         """The authority as a process has it that was started now."""
@@ -129,7 +129,8 @@ def test_a_run_with_an_authority_s_node_is_the_run_in_this_process(
     made = METHODS[name]
     world = World(made, federation, tmp_path)
     served = world.run()
-    whole = made.fit(federation, Settings(threads=1, transcript="full"))
+    drawn = dataclasses.replace(federation, seed=world.proposal.config["seed"])
+    whole = made.fit(drawn, Settings(threads=1, transcript="full"))
     assert served.labels_.tolist() == whole.labels_.tolist()
     assert served.bytes_ == whole.bytes_
     events = [(e.method, e.ids, e.round) for e in whole.ledger_.events]
@@ -209,20 +210,19 @@ def test_an_authority_takes_part_in_runs_of_its_own_protocol_alone(
             world.authority().agree(junk)
 
 
-def test_facts_that_clients_do_not_have_give_a_run_in_which_nothing_opens(
-    federation: Federation, tmp_path: Path
-) -> None:
-    """The authority has no data, and takes the server's word for their form."""
+def test_facts_that_clients_do_not_have_give_no_run(federation: Federation, tmp_path: Path) -> None:
+    """The authority has no data, and takes the clients' signatures for their form."""
     world = World(PAIRS, federation, tmp_path)
     facts = dataclasses.replace(federation.facts, classes=11)
     proposal = Proposal.of(PAIRS, facts, "float32", world.roster)
-    other = world.authority().agree(proposal.packed())
-    assert len(world.authority().runs()) == 2
-    world.run()
-    frame = next(frame for frame in world.sent if wire.peek(frame).method == "authority_pairs")
-    header, query = wire.decode(frame, call_types(PAIRS, "authority_pairs")[0])
-    forged = wire.encode(dataclasses.replace(header, config=other), query)
-    assert b"!refused" in world.authority().answer(forged)
+    with pytest.raises(PolicyError, match="without nonces of its clients"):
+        world.authority().agree(proposal.packed())
+    # and with those that the clients opened for other facts
+    drawn = {name: world.proposal.config[name] for name in ("nonces", "proposed_seed", "seed")}
+    forged = dataclasses.replace(proposal, config={**proposal.config, **drawn})
+    with pytest.raises(PolicyError, match="client 0 did not sign these nonces for this run"):
+        world.authority().agree(forged.packed())
+    assert len(world.authority().runs()) == 1
 
 
 def test_an_authority_that_is_not_on_the_roster_is_a_mistake(

@@ -39,11 +39,12 @@ from securecluster.messaging.messages import Ack, Call, Empty, reply_header
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protocols import CFL, FedAvg, OneShot, Signature
-from securecluster.runs import flower, hello, party
+from securecluster.runs import flower, hello, party, run_folder
 from securecluster.runs.agent import Agent
 from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.flower_hello import introduced
+from securecluster.runs.flower_messages import record_of
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runtime import endpoint, run_number
@@ -661,7 +662,9 @@ def test_a_newcomer_s_node_joins_a_finished_run(
     grid = Grid(everybody, first_host_is_gone)
     patience = flower.Patience(call=1.0)
     joined = flower.join(grid, context, made, out, [new], roster=roster, patience=patience)
-    whole = made.fit(federation.select(range(new)), Settings(threads=1))
+    drawn = run_folder.run_config(out)["network"]["seed"]
+    of_run = dataclasses.replace(federation.select(range(new)), seed=drawn)
+    whole = made.fit(of_run, Settings(threads=1))
     if not options:
         assert list(joined.labels) == whole.join(federation.select([new])).tolist()
     assert [e.method for e in joined.ledger.events]
@@ -671,6 +674,38 @@ def test_a_newcomer_s_node_joins_a_finished_run(
         flower.join(absent, context, made, out, [new], roster=roster, patience=patience)
     with pytest.raises(RefusedError, match="client 1: the node refused the run"):
         flower.join(Grid(everybody), context, made, out, [1], roster=roster)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"), [(1, None), (2, None), (3, None), (2, "failed"), (2, "ok")]
+)
+def test_a_client_that_keeps_a_run_from_beginning_is_named(
+    asked: int, code: str | None, federation: Federation, tmp_path: Path
+) -> None:
+    """One of the three exchanges of an agreement has no answer, or a wrong one."""
+    made = METHODS["fedavg, secagg"]
+    identities = [Identity.generate() for _ in range(CLIENTS)]
+    roster = Roster({i: one.public for i, one in enumerate(identities)})
+    everybody = apps(made, federation, tmp_path, identities, roster)
+    told: list[Message] = []
+
+    def fault(message: Message) -> Message | None:
+        of_two = message.metadata.src_node_id == 102
+        if of_two and message.metadata.message_type == "query.agree":
+            told.append(message)
+            if len(told) == asked:
+                if code is None:
+                    return None
+                message.content = record_of(b"no nonce", code)
+        return message
+
+    patience = flower.Patience(call=0.3)
+    with pytest.raises(RefusedError, match=r"^client 2"):
+        run(made, Grid(everybody, fault), roster=roster, patience=patience)
+    assert len(told) == asked
+    first = run(made, Grid(everybody), roster=roster).kept_.learned.config
+    again = run(made, Grid(everybody), roster=roster).kept_.learned.config
+    assert first["cohort_seed"] == again["cohort_seed"] and first["seed"] != again["seed"]
 
 
 # --- a key authority ---
@@ -692,7 +727,8 @@ def test_a_key_authority_is_one_of_flower_s_nodes(
     clients = apps(made, federation, tmp_path, identities, roster)
     everybody = [*clients, authority_app(made, tmp_path, identities[-1], roster)]
     served = run(made, Grid(everybody), roster=roster, key=bytes(range(32)))
-    whole = made.fit(federation, Settings(threads=1))
+    drawn = dataclasses.replace(federation, seed=served.kept_.learned.config["seed"])
+    whole = made.fit(drawn, Settings(threads=1))
     assert list(served.labels_) == list(whole.labels_)
     assert served.bytes_ == whole.bytes_
     assert served.dropped_ == {} and served.refused_ == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import UNSEEN, Event
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.protocols import FedAvg
+from securecluster.runs.agreement import agreed_among
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
 from securecluster.runs.node import Node
@@ -105,12 +107,12 @@ class World:
         folder.mkdir()
         self.folder = folder
         self.made = made
-        identities = [Identity.generate() if enrolled else None for _ in range(CLIENTS)]
+        identities = [Identity(bytes([i] * 32)) if enrolled else None for i in range(CLIENTS)]
         self.roster = Roster({i: one.public for i, one in enumerate(identities) if one is not None})
         if not enrolled:
             self.roster = None  # type: ignore[assignment]
         policy = Policy(roster=enrolled)
-        # of equal numbers, so that runs have equal bits
+        # of equal numbers, and of equal nonces, so that runs have equal bits
         with mock.patch.object(run_number, "drawn", lambda: "ab" * 16):
             self.proposal = Proposal.of(made, federation.facts, "float32", self.roster)
         # without identities they have the keys of simulated clients, so that runs have equal bits
@@ -127,8 +129,8 @@ class World:
             )
             for i in range(CLIENTS)
         ]
-        for node in self.nodes:
-            node.agree(self.proposal.packed())
+        with mock.patch.object(secrets, "token_bytes", bytes):
+            self.proposal = agreed_among(self.proposal, self.roster, self.nodes)
         self.deployment = Deployment(made, self.proposal.config)
         self.authority = self.deployment.authority()
         if self.authority is not None:

@@ -40,6 +40,7 @@ from securecluster.protocols.common.gradient_signatures import (
     SignatureRequest,
     SignatureSender,
 )
+from securecluster.runs.agreement import agreed_among
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import call_types
 from securecluster.runs.joining import Joined
@@ -124,11 +125,16 @@ class World:
         return ServerRun(self.made, self.proposal.config, transport, roster=self.roster)
 
     def ran(self) -> World:
-        for i in range(CLIENTS):
-            self.node(i).agree(self.proposal.packed())
+        nodes = [self.node(i) for i in range(CLIENTS)]
+        self.proposal = agreed_among(self.proposal, self.roster, nodes)
         self.server().carried_out(self.out)
         self.asked.clear()
         return self
+
+    def in_this_process(self) -> Any:
+        """The run in this process, with the seed that the clients drew."""
+        drawn = dataclasses.replace(self.run_of, seed=self.proposal.config["seed"])
+        return self.made.fit(drawn, Settings(threads=1))
 
     def joined(self, *numbers: int) -> Joined:
         invitation = dataclasses.replace(self.proposal, joins=True)
@@ -147,8 +153,9 @@ def test_newcomers_nodes_get_the_clusters_of_the_run_in_this_process(
     name: str, everyone: Federation, tmp_path: Path
 ) -> None:
     made = METHODS[name]
-    found = World(made, everyone, tmp_path).ran().joined(*NEW)
-    whole = made.fit(everyone.select(range(CLIENTS)), Settings(threads=1))
+    world = World(made, everyone, tmp_path).ran()
+    found = world.joined(*NEW)
+    whole = world.in_this_process()
     expected = whole.join(everyone.select(NEW))
     if made.observer.server_knows_labels:
         assert list(found.labels) == expected.tolist()
@@ -167,7 +174,7 @@ def test_the_mask_seed_comes_from_a_host_that_lives(everyone: Federation, tmp_pa
     world = World(made, everyone, tmp_path).ran()
     world.dead = {0, 1}
     found = world.joined(4)
-    expected = made.fit(everyone.select(range(CLIENTS)), Settings(threads=1))
+    expected = world.in_this_process()
     assert list(found.labels) == expected.join(everyone.select([4])).tolist()
     asked = [i for i, _ in world.asked]
     assert 2 in asked and 3 not in asked  # the first that replies leads
@@ -186,6 +193,11 @@ def test_hosts_seal_the_seed_to_parties_of_the_roster_alone(
     keys = {i: one.public for i, one in enumerate(world.identities)}
     stranger = world.node(5, roster=Roster(keys))
     other = Proposal.of(made, world.run_of.facts, "float32", Roster(keys))
+    world.folder = tmp_path / "another federation"
+    world.folder.mkdir()
+    nodes = [world.node(i, roster=Roster(keys)) for i in range(CLIENTS)]
+    other = agreed_among(other, Roster(keys), nodes)
+    world.folder = tmp_path
     stranger.agree(dataclasses.replace(other, joins=True).packed())
     with pytest.raises(UsageError, match="no key of this identity"):
         world.node(5)

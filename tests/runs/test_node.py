@@ -7,6 +7,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -31,6 +32,7 @@ from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity,
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, OneShot, Signature
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.runs import party
+from securecluster.runs.agreement import agreed_among
 from securecluster.runs.derived import call_types
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
@@ -101,15 +103,20 @@ def serve(
     door: Callable[[Node, bytes], bytes] = Node.answer,
     **options: Any,
 ) -> ServerHalf:
-    """Run the server over nodes, each of which agrees first, and return its half after the run."""
+    """Run the server over nodes, which all agree first, and return its half after the run."""
     proposal = Proposal.of(made, federation.facts, "float32", roster)
-    for node in nodes:
-        node.agree(proposal.packed())
+    proposal = agreed_among(proposal, roster, nodes)
     doors = {node.number: lambda frame, node=node: door(node, frame) for node in nodes}
     transport = Framed(doors, lambda name: call_types(made, name)[1])
     half = ServerHalf.over(transport, made, proposal.config, Transcript("full"), **options)
     half.state = half.final_state(half.started())  # type: ignore[attr-defined]
     return half
+
+
+def in_this_process(made: Any, federation: Federation, half: ServerHalf) -> Any:
+    """Run the same in this process, with the seed that the clients of a run on nodes drew."""
+    drawn = replace(federation, seed=half.net.agreed["seed"])
+    return made.fit(drawn, Settings(threads=1))
 
 
 def rebuilt(node: Node, frame: bytes) -> bytes:
@@ -131,10 +138,10 @@ def test_a_run_on_nodes_that_are_started_for_each_message_is_the_run_in_this_pro
     name: str, federation: Federation, enrolled: Enrolled, tmp_path: Path
 ) -> None:
     made = EQUAL[name]
-    whole = made.fit(federation, Settings(threads=1))
     half = serve(
         made, federation, nodes_of(made, federation, enrolled, tmp_path), enrolled[1], rebuilt
     )
+    whole = in_this_process(made, federation, half)
     assert list(half.state.labels) == list(whole.state_.labels)  # type: ignore[attr-defined]
     sent = [entry.method for entry in half.transcript.entries]
     assert sent == [entry.method for entry in whole.transcript_.entries]
@@ -153,7 +160,6 @@ def test_two_processes_take_turns_and_build_each_endpoint_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = EQUAL[name]
-    whole = made.fit(federation, Settings(threads=1))
     nodes = nodes_of(made, federation, enrolled, tmp_path)
     others = nodes_of(made, federation, enrolled, tmp_path)
     built: list[int] = []
@@ -169,7 +175,8 @@ def test_two_processes_take_turns_and_build_each_endpoint_once(
     def in_turn(node: Node, frame: bytes) -> bytes:
         return next(turns)[node.number].answer(frame)
 
-    serve(made, federation, nodes, enrolled[1], in_turn)
+    half = serve(made, federation, nodes, enrolled[1], in_turn)
+    whole = in_this_process(made, federation, half)
     assert sorted(built) == sorted([*range(CLIENTS)] * 2)
     for i, pair in enumerate(zip(nodes, others, strict=True)):
         last = max(pair, key=lambda node: next(iter(node._running.values())).stamp[1])  # type: ignore[index]
@@ -182,9 +189,9 @@ def test_models_on_nodes_are_those_of_the_run_in_this_process(
     federation: Federation, enrolled: Enrolled, tmp_path: Path
 ) -> None:
     made = EQUAL["fedavg, secagg"]
-    whole = made.fit(federation, Settings(threads=1))
     nodes = nodes_of(made, federation, enrolled, tmp_path)
-    serve(made, federation, nodes, enrolled[1])
+    half = serve(made, federation, nodes, enrolled[1])
+    whole = in_this_process(made, federation, half)
     for i, node in enumerate(nodes):
         (running,) = node._running.values()
         found = running.endpoint.client.models.row(0).numpy()
@@ -254,8 +261,7 @@ def test_a_target_holds_over_restarts_of_the_node(
     greedy = FedAvg(**{**params, "rounds": 6})
     nodes = nodes_of(made, federation, enrolled, tmp_path)
     proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
-    for node in nodes:
-        node.agree(proposal.packed())
+    proposal = agreed_among(proposal, enrolled[1], nodes)
     doors = {i: lambda frame, node=node: rebuilt(node, frame) for i, node in enumerate(nodes)}
     transport = Framed(doors, lambda name: call_types(made, name)[1])
     # a server that goes on for more rounds than the run has
@@ -346,7 +352,7 @@ def test_a_failure_half_way_changes_nothing(
 
     nodes = nodes_of(made, federation, enrolled, tmp_path)
     half = serve(made, federation, nodes, enrolled[1], answer)
-    whole = made.fit(federation, Settings(threads=1))
+    whole = in_this_process(made, federation, half)
     found = [next(iter(node._running.values())).endpoint.client.models.row(0) for node in nodes]
     for i, row in enumerate(found):
         np.testing.assert_array_equal(row.numpy(), whole.client_models_.row(i).numpy())
@@ -384,7 +390,7 @@ def test_two_messages_of_a_node_at_once_are_carried_out_one_after_another(
 
     half = serve(made, federation, nodes, enrolled[1], parallel)
     assert max(together) == 1
-    whole = made.fit(federation, Settings(threads=1))
+    whole = in_this_process(made, federation, half)
     assert list(half.state.labels) == list(whole.labels_)  # type: ignore[attr-defined]
 
 
@@ -441,8 +447,7 @@ def test_a_server_that_is_killed_goes_on_over_the_same_nodes(
     made = CFL(**{**SMALL, "rounds": 3}, sketch=64, aggregation="secagg")
     proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
     nodes = nodes_of(made, federation, enrolled, tmp_path)
-    for node in nodes:
-        node.agree(proposal.packed())
+    proposal = agreed_among(proposal, enrolled[1], nodes)
     types = partial(call_types, made)
     names = [str(i) for i in range(CLIENTS)]
     folder = tmp_path / "server"
@@ -473,7 +478,7 @@ def test_a_server_that_is_killed_goes_on_over_the_same_nodes(
     run = second.started(folder)
     assert run.resumed
     state = second.final_state(run)
-    whole = made.fit(federation, Settings(threads=1))
+    whole = in_this_process(made, federation, second)
     assert list(state.labels) == list(whole.labels_)
     assert second.net.state.lost == {}
     events = [(e.method, e.ids, e.round) for e in whole.ledger_.events]
@@ -502,8 +507,8 @@ def test_who_refuses_is_not_lost_and_the_run_goes_on(
     made = FedAvg(**SMALL, aggregation=aggregation)
     nodes = nodes_of(made, federation, enrolled, tmp_path)
     proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
-    for node in nodes[:3]:  # the last one did not agree
-        node.agree(proposal.packed())
+    proposal = agreed_among(proposal, enrolled[1], nodes)
+    shutil.rmtree(nodes[3].folder / nodes[3].runs()[0])  # the last one has lost the run
     doors: dict[int, Callable[[bytes], bytes]] = {node.number: node.answer for node in nodes}
     half = over_lenient(made, doors, proposal.config, tmp_path / "frames")
     (client,) = half.net.state.refused
@@ -534,8 +539,7 @@ def test_a_client_s_malformed_frame_refuses_that_client_and_not_the_run(
     made = EQUAL["fedavg"]
     nodes = nodes_of(made, federation, enrolled, tmp_path)
     proposal = Proposal.of(made, federation.facts, "float32", enrolled[1])
-    for node in nodes:
-        node.agree(proposal.packed())
+    proposal = agreed_among(proposal, enrolled[1], nodes)
     sent: list[bytes] = []
 
     def forging(frame: bytes) -> bytes:
