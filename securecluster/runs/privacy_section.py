@@ -26,6 +26,7 @@ from securecluster.runs.disclosures import (
 )
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.serialization import CLIENTS
+from securecluster.runs.smallest_sums import smallest_sums
 from securecluster.runtime import run_secret
 
 # sentences of `not_covered` and `assumed`, which state the limits of the guarantee
@@ -222,10 +223,14 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
 
 
 def _over_rounds(fitted: FittedRun) -> Section:
-    """Return what secure sums tell over all rounds; nothing where sums are plain."""
+    """Return what secure sums tell over all rounds, and the smallest; nothing of plain sums."""
     if not fitted.method.sums.hide_replies:
         return {}
-    return {"over_rounds": over_rounds(fitted)}
+    told: Section = {"over_rounds": over_rounds(fitted)}
+    smallest = smallest_sums(fitted.kept_.learned.network.smallest_sums)
+    if smallest is not None:
+        told["smallest_sums"] = smallest
+    return told
 
 
 def _guarantee(fitted: FittedRun, price: Price, rows: Sequence[Row]) -> Section:
