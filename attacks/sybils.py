@@ -17,11 +17,10 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from securecluster.attacks.base import Tap
-from securecluster.attacks.experiments import _fitted
+from securecluster.attacks.experiments import with_hook
 from securecluster.attacks.views import observed_sums, view_of
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
@@ -42,6 +41,11 @@ CLAIMS = ("count",)
 # numbers of pairs by which a client is near to another one, and far from it: losses of SR-FCA, and
 # relevance of one-shot clustering
 PAIRED = {"loss": (0.0, 1e3), "row": (1.0, 0.0)}
+
+
+def kept(rows: torch.Tensor, victim: int, sybils: Sequence[int]) -> torch.Tensor:
+    """Return what the Sybils computed."""
+    return rows[list(sybils)]
 
 
 def copied(rows: torch.Tensor, victim: int, sybils: Sequence[int]) -> torch.Tensor:
@@ -129,7 +133,7 @@ def run_with_sybils(
         return sent
 
     recorded = dataclasses.replace(settings or Settings(), transcript="full")
-    fitted = _fitted(protocol, lie, federation, recorded)
+    fitted = with_hook(protocol, lie, federation, recorded)
     return SybilRun(fitted, victim, frozenset(sybils), tuple(taps))
 
 
@@ -138,34 +142,38 @@ def _lied(
 ) -> Any:
     """Return a reply in which Sybils send what they are to be compared by, and zeros in sums."""
     positions = [k for k, client in enumerate(call.to) if client in sybils]
-    if not positions:
-        return reply
     changed: dict[str, Rows] = {}
     for name, kind in kinds(type(reply)).items():
         value = getattr(reply, name)
-        if kind is not Rows or value is None:
+        if kind is not Rows or value is None or not positions:
             continue
         rows = value.values.clone()
         if call.verb == SUM and name in UPDATES:
             rows[positions] = 0
-        elif call.verb == SUM and name not in CLAIMS:
-            continue
         elif mimic is None or victim not in call.to:
             continue
         elif call.verb == PAIRS:
             rows[positions] = _steered(rows, PAIRED[name], call.to, sybils | {victim})
-        elif name in CLAIMS or not rows.is_floating_point():
-            rows[positions] = copied(rows, call.to.index(victim), positions)
         else:
-            rows[positions] = mimic(rows, call.to.index(victim), positions)
+            own = _mimicry(mimic, rows, call.verb, name)
+            rows[positions] = own(rows, call.to.index(victim), positions)
         changed[name] = Rows(rows)
     return dataclasses.replace(reply, **changed)
+
+
+def _mimicry(mimic: Mimicry, rows: torch.Tensor, verb: str, name: str) -> Mimicry:
+    """Return what makes the Sybils' rows of a field: choices and claims can only be copied."""
+    if verb == SUM and name not in CLAIMS:
+        return kept
+    if verb == SUM or not rows.is_floating_point():
+        return copied
+    return mimic
 
 
 def _steered(
     rows: torch.Tensor, levels: tuple[float, float], to: Sequence[int], together: Collection[int]
 ) -> torch.Tensor:
-    """Return a row of pairs by which a Sybil is near its victim, and far from all honest clients."""
+    """Return a row of pairs by which a Sybil is near its victim and far from all others."""
     near, far = levels
     row = torch.full_like(rows[0], far)
     row[[k for k, client in enumerate(to) if client in together]] = near
