@@ -17,7 +17,6 @@ option, and else only the default is measured.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -148,11 +147,10 @@ def measure(cell: Cell) -> Mapping[str, Any]:
         found = isolation(run, survivors_of(run.fitted.kept_.learned.config))
     honest = [client for client in range(CLIENTS) if client not in run.sybils]
     labels = run.fitted.labels_
-    error = found.error
     return {
         "isolated": found.isolated,
         "rounds": found.rounds,
-        "error": math.nan if error is None else error,
+        "error": found.error,
         "droppable": found.droppable,
         "pairs": found.pairs,
         "accuracy": mean(np.asarray(run.fitted.scores_)[honest]),
