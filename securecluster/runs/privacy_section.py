@@ -226,11 +226,9 @@ def _over_rounds(fitted: FittedRun) -> Section:
     """Return what secure sums tell over all rounds, and the smallest; nothing of plain sums."""
     if not fitted.method.sums.hide_replies:
         return {}
-    told: Section = {"over_rounds": over_rounds(fitted)}
-    smallest = smallest_sums(fitted.kept_.learned.network.smallest_sums)
-    if smallest is not None:
-        told["smallest_sums"] = smallest
-    return told
+    learned = fitted.kept_.learned
+    smallest = smallest_sums(learned.network.smallest_sums, int(learned.config["clients"]))
+    return {"over_rounds": over_rounds(fitted), "smallest_sums": smallest}
 
 
 def _guarantee(fitted: FittedRun, price: Price, rows: Sequence[Row]) -> Section:

@@ -11,30 +11,30 @@ from collections.abc import Mapping
 from securecluster.runs.contents import SmallestSums
 
 
-def smallest_sums(size_of: Mapping[int, int]) -> SmallestSums | None:
+def smallest_sums(size_of: Mapping[int, int], clients: int) -> SmallestSums:
     """Return the size of the smallest sums, how many clients were in one, and what follows.
 
     Args:
         size_of: members of the smallest sum that a client was in, by its id.
-
-    Returns:
-        None where nothing was summed.
+        clients: of the run.
     """
     if not size_of:
-        return None
+        return {"sentence": "no secure sum was opened", "members": 0, "clients": 0}
     members = min(size_of.values())
-    clients = sum(1 for size in size_of.values() if size == members)
+    few = sum(1 for size in size_of.values() if size == members)
     sentence = (
-        f"the smallest secure sum was over {members} clients, and {clients} "
-        f"{_were(clients)} in one of so few: {_reading(members)}; a "
-        "coordinate that fewer of them fill is a sum over those"
+        f"the smallest secure sum was over {members} clients, and {_were(few)} in one of so few: "
+        f"{_reading(members)}; a coordinate that fewer of them fill is a sum over those"
     )
-    return {"sentence": sentence, "members": members, "clients": clients}
+    outside = clients - len(size_of)
+    if outside:
+        sentence += f"; {_were(outside)} in no sum"
+    return {"sentence": sentence, "members": members, "clients": few}
 
 
 def _were(count: int) -> str:
-    """Return the verb for so many clients."""
-    return "client was" if count == 1 else "clients were"
+    """Return so many clients with their verb."""
+    return "1 client was" if count == 1 else f"{count} clients were"
 
 
 def _reading(members: int) -> str:

@@ -9,12 +9,15 @@ import pytest
 from cases import serve, two_clusters, variant
 
 from securecluster import Federation
+from securecluster.core.client_names import at
 from securecluster.errors import PolicyError, SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.protocols import FedAvg, RandomClusters
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runs.endpoints import build_client
+from securecluster.runs.policy import Policy
 from securecluster.runs.privacy_section import section
+from securecluster.runs.proposal import Proposal, accepted
 from securecluster.runs.smallest_sums import smallest_sums
 from securecluster.runtime.endpoint import SUM, config_hash
 from securecluster.runtime.settings import Settings
@@ -81,6 +84,19 @@ def test_a_client_refuses_a_smaller_sum_that_a_server_names(
     assert small is (members < least)
 
 
+@pytest.mark.parametrize("proposed", [2, 3, 5])
+def test_no_server_has_a_node_agree_to_another_number(
+    proposed: int, federation: Federation
+) -> None:
+    made = FedAvg(**SECURE, least_members=4)
+    offered = Proposal.of(
+        FedAvg(**SECURE, least_members=proposed), federation.facts, "float32", None
+    )
+    own = federation.select([at(1)]).facts_of(0, samples=True, classes=True)
+    with pytest.raises(PolicyError, match=r"least_members = .*, and this client's protocol has"):
+        accepted(offered, made, own, 1, Policy(roster=False), None)
+
+
 BY_CLUSTER: dict[str, dict[str, Any]] = {
     "cfl sketch": {"criterion": "absolute", "eps1": 1e30, "eps2": 1e-30, "gamma_max": 0.0},
     "flhc": {"sketch": 64, "threshold": 1e-6},
@@ -112,7 +128,8 @@ def test_members_of_small_clusters_train_alone(federation: Federation) -> None:
         fitted = made.fit(federation)
     assert sorted(fitted.kept_.learned.local) == list(range(CLIENTS))  # three clusters of three
     assert fitted.kept_.learned.network.smallest_sums == {}
-    assert "smallest_sums" not in section(fitted.result_)
+    told = section(fitted.result_)["smallest_sums"]
+    assert told == {"sentence": "no secure sum was opened", "members": 0, "clients": 0}
 
 
 @pytest.mark.parametrize(
@@ -132,20 +149,14 @@ def test_dropouts_by_choice_leave_no_fewer_than_asked_for(
 @pytest.mark.parametrize(
     ("size_of", "said"),
     [
-        ({}, None),
         ({0: 5, 3: 2, 4: 2}, "over 2 clients, and 2 clients were in one of so few: each of the "),
+        ({0: 5, 3: 2, 4: 2}, "; 6 clients were in no sum"),
         ({0: 3, 1: 3, 2: 3}, "the sum of the other 3 - k, and with k = 2 the last one's summand"),
-        ({0: 7}, "over 7 clients, and 1 client was in one"),
+        ({0: 9}, "over 9 clients, and 1 client was in one"),
     ],
 )
-def test_what_members_of_the_smallest_sum_read_is_said(
-    size_of: dict[int, int], said: str | None
-) -> None:
-    found = smallest_sums(size_of)
-    if said is None:
-        assert found is None
-    else:
-        assert found is not None and said in found["sentence"]
+def test_what_members_of_the_smallest_sum_read_is_said(size_of: dict[int, int], said: str) -> None:
+    assert said in smallest_sums(size_of, CLIENTS)["sentence"]
 
 
 def test_the_report_derives_it_from_the_sums_of_the_run(federation: Federation) -> None:
@@ -160,3 +171,9 @@ def test_the_report_derives_it_from_the_sums_of_the_run(federation: Federation) 
     few = told(participation=0.2, rounds=20)
     assert few["members"] == 2 and "each of the two reads the other's" in few["sentence"]
     assert told(participation=0.2, rounds=20, least_members=4)["members"] >= 4
+
+
+def test_a_clients_smallest_sum_is_that_of_all_rounds(federation: Federation) -> None:
+    made = FedAvg(**SECURE, cohort_size=0)
+    served = serve(made, federation, lambda call: {8} if call.round == 2 else set())
+    assert served.net.state.smallest_sums == {**dict.fromkeys(range(8), 8), 8: 9}
