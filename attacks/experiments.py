@@ -76,7 +76,7 @@ def tapped(
         return reply
 
     outcomes: list[VerbOutcome] = []
-    fitted = _fitted(protocol, record, federation, settings, outcomes.append, secret)
+    fitted = with_hook(protocol, record, federation, settings, outcomes.append, secret)
     # no frame has R as a key authority decrypts it
     vars(fitted)["authority_outcomes_"] = tuple(outcomes)
     return fitted, taps
@@ -151,7 +151,7 @@ def with_colluding_updates(
         rows[positions] = change(present, rows[positions], call.round)
         return dataclasses.replace(reply, delta=Rows(rows))
 
-    return _fitted(protocol, tamper, federation, settings)
+    return with_hook(protocol, tamper, federation, settings)
 
 
 def with_poisoned_data(
@@ -252,7 +252,7 @@ def probe(endpoint: Endpoint[Any], call: Call) -> Probed:
     return Probed(response.reply, None)
 
 
-def _fitted(
+def with_hook(
     protocol: P,
     hook: Hook,
     federation: Federation,

@@ -43,7 +43,7 @@ from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
 from securecluster.runs.derived import resolved_defaults
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import MINIMUM, SUM, answers
+from securecluster.runtime.endpoint import SUM, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
@@ -244,7 +244,8 @@ class MRMTL(ClusteringProtocol):
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = MRMTLState([0] * m, outbox, [0] * m)
         for t in run.rounds("train", state, self.rounds):
-            sampled = sample_clients(net, net.clients, self.participation, t, minimum=MINIMUM)
+            least = net.least_members
+            sampled = sample_clients(net, net.clients, self.participation, t, minimum=least)
             sums = net.sum(PersonalClient.contribute, state.message_for(sampled), to=sampled)
             state.outbox.acknowledge(sums.ids)
             # told with the next request: a client undoes a training whose update did not arrive

@@ -29,7 +29,6 @@ from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, e
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_models
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.server_channel import ServerChannel
 
 
@@ -261,7 +260,7 @@ def choose_fallback_models(
     leaves = [tree.leaf(c) for c in clusters]
     ancestors = [tree.path(leaf)[:-1] for leaf in leaves]
     result = FallbackResult(list(leaves), [{} for _ in leaves])
-    evaluators = _evaluators(outbox, labels, ancestors)
+    evaluators = _evaluators(outbox, labels, ancestors, net.least_members)
     if not evaluators:
         return result
 
@@ -306,22 +305,23 @@ def choose_fallback_models(
 
 
 def _evaluators(
-    outbox: PendingUpdates, labels: Sequence[int], ancestors: Sequence[Sequence[int]]
+    outbox: PendingUpdates, labels: Sequence[int], ancestors: Sequence[Sequence[int]], least: int
 ) -> list[int]:
     """Return the clients that evaluate models: members of split clusters with the final model.
 
-    A cluster with fewer than two of them has none.
+    A cluster with too few of them for a sum has none.
 
     Args:
         labels: (m,) each client's cluster.
         ancestors: of each cluster's leaf; empty where the cluster was never split off.
+        least: members of the smallest sum.
     """
     lagging = set(outbox.lagging_clients())
     current = [i for i in range(len(labels)) if i not in lagging]
     members = Counter(labels[i] for i in current)
     evaluated = set()
     for c, number in members.items():
-        if number >= MINIMUM and ancestors[c]:
+        if number >= least and ancestors[c]:
             evaluated.add(c)
     return [i for i in current if labels[i] in evaluated]
 

@@ -84,7 +84,6 @@ from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.predictions import read_samples
-from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -581,10 +580,12 @@ class CFL(ClusteringProtocol):
 
     @property
     def smallest_cluster(self) -> int:
-        """Return the smallest size of a cluster after a split: where updates leave in sums, two."""
-        if self.signatures.by_gradients:
-            return MINIMUM
-        return self.compression.smallest_cluster
+        """Return the smallest size of a cluster after a split: where updates leave in sums, that of
+        a sum, to which no client can contribute alone.
+        """
+        if self.signatures.by_gradients or self.compression.used:
+            return self.sums.least_members
+        return 1
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""

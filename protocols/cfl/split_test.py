@@ -29,7 +29,6 @@ from securecluster.protocols.common.evidence import Evidence, UpdateEvidence
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -142,7 +141,7 @@ def collect_updates(
 
     Returns:
         The replies that α compares, and, with compression, the sums of the full updates of each
-        cluster from which two clients or more replied.
+        cluster from which enough clients replied for a sum.
     """
     method: Any = CFLClient.send_compressed_update if compresses else CFLClient.train
     # A silent client would keep its whole cohort out of the sum that follows.
@@ -153,7 +152,7 @@ def collect_updates(
         return replies, None
     replied = Counter(labels[i] for i in replies.ids)
     # A sum over one client would show its update.
-    contributors = [i for i in replies.ids if replied[labels[i]] >= MINIMUM]
+    contributors = [i for i in replies.ids if replied[labels[i]] >= net.least_members]
     if not contributors:
         return replies, None
     sums = net.sum(

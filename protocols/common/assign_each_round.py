@@ -33,7 +33,7 @@ from securecluster.protocols.common.model_set_protocol import (
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runs.labels import checked_labels
-from securecluster.runtime.endpoint import GATHER, MINIMUM, release_of
+from securecluster.runtime.endpoint import GATHER, release_of
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -215,8 +215,8 @@ class AssignEachRound(ModelSetProtocol):
     def _average(self, net: ServerChannel, state: AssignEachRoundState) -> None:
         """Let the clients of this round train, and average each model.
 
-        Where updates leave in sums only, a client that has a model for itself does not train: the
-        sum would be its update, and its model stays as it is.
+        Where updates leave in sums only, the clients of a model that too few have do not train,
+        since a sum over one client is its update. Their model stays as it is.
         """
         method = getattr(self.client, "contribute", None)
         if method is None:
@@ -227,7 +227,7 @@ class AssignEachRound(ModelSetProtocol):
         to = state.training
         if GATHER not in release_of(method).via:
             sizes = Counter(state.running.choice[i] for i in to)
-            to = [i for i in to if sizes[state.running.choice[i]] >= MINIMUM]
+            to = [i for i in to if sizes[state.running.choice[i]] >= net.least_members]
         self.average_assigned(net, state.running, to, method)
 
     def deliver(self, net: ServerChannel, state: Any) -> Restart:

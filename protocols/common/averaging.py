@@ -2,10 +2,11 @@
 
 FedAvg is the case of one cluster, and every method averages like this once it has its clusters.
 
-Clients weight what they send, so that the server needs sums only. The client of a cluster of one
-trains alone, and sends nothing.
+Clients weight what they send, so that the server needs sums only. The clients of a cluster that is
+too small for a sum train alone, and send nothing.
 
-Security rule: sums of weighted updates leave in groups of two or more only.
+Security rule: sums of weighted updates leave in groups of two or more only, or of more where the
+run has another least number (`least_members`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -267,8 +268,9 @@ def cluster_sums(
 ) -> Sums[Update] | None:
     """Return the sum of the weighted updates of each cluster in round t.
 
-    Clients in clusters of one train alone instead. In every other cluster two or more members are
-    sampled, since a sum over one client hides nothing (not in the papers).
+    Clients in clusters with too few members for a sum, of one by default, train alone instead. In
+    every other cluster at least as many are sampled: a sum over one client hides nothing (not in
+    the papers).
 
     Args:
         share: of each cluster's members that train, in (0, 1].
@@ -281,10 +283,10 @@ def cluster_sums(
     lone: list[int] = []
     sampled: list[int] = []
     for c, members in enumerate(clusters):
-        if len(members) == 1:
+        if len(members) < net.least_members:
             lone += members
-        elif members:
-            sampled += sample_clients(net, members, share, t, c, minimum=MINIMUM)
+        else:
+            sampled += sample_clients(net, members, share, t, c, minimum=net.least_members)
     lone.sort()
     sampled.sort()
     # the two wait for nothing of each other
@@ -310,7 +312,7 @@ def cluster_sums(
 def _begin_lone_training(
     net: ServerChannel, state: AveragingState, lone: Sequence[int]
 ) -> Callable[[], Replies[Ack]]:
-    """Ask the clients of clusters of one to train alone; return what collects their replies."""
+    """Ask the clients of small clusters to train alone; return what collects their replies."""
     # Later averages would undo what a lone client learns, whether it replies in this round or not.
     state.outbox.unsubscribe(lone)
     return net.begin(SumClient.train_locally, state.outbox.message_for(lone), lone)

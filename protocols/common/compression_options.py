@@ -14,7 +14,6 @@ from securecluster.privacy.compression.sketches import check_size
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.compressed_updates import uses_compression, with_compression
 from securecluster.protocols.common.option_group import OptionGroup
-from securecluster.runtime.endpoint import MINIMUM
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks
@@ -39,14 +38,6 @@ class CompressionOptions(OptionGroup):
     def used(self) -> bool:
         """Return whether clients send compressed updates for clustering."""
         return uses_compression(vars(self))
-
-    @property
-    def smallest_cluster(self) -> int:
-        """Return the smallest size of a cluster after a split.
-
-        With compression full updates leave in sums, to which no client can contribute alone.
-        """
-        return MINIMUM if self.used else 1
 
     def check(self, method: ProtocolHooks, clients: int) -> None:
         """Check these options.

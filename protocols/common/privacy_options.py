@@ -234,7 +234,7 @@ class PrivacyOptions(OptionGroup):
         """
         if not (self.per_client and config["noise"] and config["placement"] == DISTRIBUTED):
             return None
-        survivors = survivors_of(config["aggregation"])
+        survivors = survivors_of(config)
         return SkellamMechanism(config["clip"], config["noise"], survivors, draws)
 
     def row_noises(self, method: ProtocolHooks, config: Mapping[str, Any]) -> dict[str, RowNoise]:

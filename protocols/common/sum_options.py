@@ -38,6 +38,9 @@ LARGEST_LOSS = 1e6
 # rounding in the clip
 DEVIATIONS = 8.0
 ROUNDING = 1.01
+# of a secure sum of ten or more, a tenth of the members is taken to work with the server besides
+# (`all_pairs_threshold`), so a sum of ten cannot hide each among ten
+LARGEST_LEAST = 9
 
 
 @dataclass(kw_only=True)
@@ -55,6 +58,11 @@ class SumOptions(OptionGroup):
     of which is in a sum as a whole or not at all, since sums over ever other clients can be solved
     for each of them. None is the number of clients that a round asks, or a third of them where it
     asks all, up to ten; 0 is no cohorts (the report says how many clients can be solved for)
+    """
+    least_members: Annotated[int, AtLeast(MINIMUM)] = MINIMUM
+    """secure sums only: members and survivors of the smallest sum that clients take part in. In a
+    sum of n, n - 1 members that work together read the other's update, so against t of them take
+    t + 2. Clients of smaller clusters train alone, or the server forms none
     """
 
     words_: ClassVar[Mapping[str, str]] = {"aggregations": described(AGGREGATIONS.values())}
@@ -107,6 +115,7 @@ class SumOptions(OptionGroup):
         if protection.hides:
             self._check_works_with(method)
         self._check_cohorts(clients)
+        self._check_members(clients)
 
     def _check_works_with(self, method: ProtocolHooks) -> None:
         """Raise UsageError for a method or an option that secure sums do not work with."""
@@ -137,6 +146,32 @@ class SumOptions(OptionGroup):
             raise UsageError(
                 f"cohort_size = {self.cohort_size} is more than the {clients} clients: take a "
                 "smaller one, or leave it out"
+            )
+
+    def _check_members(self, clients: int) -> None:
+        """Raise UsageError for a smallest sum without secure sums, or of a size that cannot be."""
+        least = self.least_members
+        if least == MINIMUM:
+            return
+        if least > LARGEST_LEAST:
+            raise UsageError(
+                f"least_members = {least} is not possible: it is a whole number from {MINIMUM} to "
+                f"{LARGEST_LEAST}; sums over more are those of cohort_size"
+            )
+        if not self.hide_replies:
+            raise UsageError(
+                "least_members is of secure sums, and the server of plain ones reads every reply: "
+                f"take aggregation {ADVISED}, or leave least_members out"
+            )
+        if least > clients:
+            raise UsageError(
+                f"least_members = {least} is more than the {clients} clients, so nothing could be "
+                "summed: take a smaller one, or leave it out"
+            )
+        if self.cohort_size and self.cohort_size < least:
+            raise UsageError(
+                f"cohort_size = {self.cohort_size} is less than least_members = {least}, so no "
+                "cohort could be summed by itself: take a larger cohort_size, or leave it out"
             )
 
     def refusal_of_shares(self, method: ProtocolHooks) -> str | None:
@@ -234,8 +269,11 @@ class SumOptions(OptionGroup):
             config: hyper-parameters with their defaults resolved.
         """
         if not self.hide_replies:
-            left_out = ("aggregation", "sum_bound", "cohort_size", "exact_weights")
+            left_out = ("aggregation", "sum_bound", "cohort_size", "exact_weights", "least_members")
             return {name: value for name, value in config.items() if name not in left_out}
+        if self.least_members == MINIMUM:
+            # every client asks for as many, whatever it has agreed to
+            config = {name: value for name, value in config.items() if name != "least_members"}
         privacy = method.privacy
         bound = self.sum_bound
         if bound is None:

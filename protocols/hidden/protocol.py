@@ -63,7 +63,6 @@ from securecluster.protocols.hidden.client import (
     PublicParts,
 )
 from securecluster.protocols.hidden.separation import separation_warning
-from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
@@ -433,7 +432,8 @@ class Hidden(ClusteringProtocol):
             # A client without a cluster keeps its whole cohort out, so it is told again.
             state.assigned = self._assign(net, state.centres, state.assigned, tries=1)
             members = net.clients
-        sampled = sample_clients(net, members, self.participation, t, minimum=MINIMUM)
+        least = net.least_members
+        sampled = sample_clients(net, members, self.participation, t, minimum=least)
         assigned = set(state.assigned.ids)
         to = [i for i in sampled if i in assigned]
         query = BlockAverages.of(state.outbox.message_for(to))

@@ -71,7 +71,6 @@ from securecluster.protocols.ifca.hidden_server import (
 )
 from securecluster.protocols.ifca.rebalancing import rebalanced
 from securecluster.runs.derived import check_start_models
-from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
@@ -352,7 +351,9 @@ class IFCA(ModelSetProtocol):
         """Make round t of averaging (lines 4 to 11)."""
         # line 4: the server sends the models to a share of the clients
         if self.sums.hide_replies:
-            recipients = sample_clients(net, net.clients, self.participation, t, minimum=MINIMUM)
+            recipients = sample_clients(
+                net, net.clients, self.participation, t, minimum=net.least_members
+            )
             average_unseen(net, state.running, state.best, recipients)
             return
         recipients = sample_clients(net, net.clients, self.participation, t)
@@ -408,7 +409,7 @@ class IFCA(ModelSetProtocol):
         None where no client replied.
         """
         # round number 0 in the draw: the same clients evaluate every start
-        clients = sample_clients(net, net.clients, self.participation, 0, minimum=MINIMUM)
+        clients = sample_clients(net, net.clients, self.participation, 0, minimum=net.least_members)
         query = state.running.message_for(clients, state.best)
         sums = net.sum(IFCAClient.lowest_loss, query, to=clients)
         return state.running.judged(sums)

@@ -21,7 +21,7 @@ from securecluster.protocols.common.averaging import (
     total_weights,
     weighted_means,
 )
-from securecluster.runtime.endpoint import MINIMUM, answers
+from securecluster.runtime.endpoint import answers
 from securecluster.runtime.server_channel import ServerChannel
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class ClusterDelta:
 
     step: int  # the call whose mask the deltas carry
     deltas: torch.Tensor  # (K, n) of the common layers
-    # (K,) samples behind them; 0 where fewer than two members replied, since the update of a single
-    # client must not reach the GPS
+    # (K,) samples behind them; 0 where too few members for a sum replied, since the update of a
+    # single client must not reach the GPS
     size: torch.Tensor
     width: int  # numbers of an average of all layers
 
@@ -92,8 +92,8 @@ def average_in_layers(
 ) -> None:
     """Make round t of FedAvg at each LPS, and average the common layers at the GPS if asked to.
 
-    A cluster of one has no LPS: its client trains alone, and none of its layers leaves it (not in
-    the paper).
+    A cluster that is too small for a sum has no LPS: its clients train alone, and none of their
+    layers leaves them (not in the paper).
 
     Args:
         net: the servers' channel.
@@ -109,7 +109,7 @@ def average_in_layers(
             _mix(net, state, gps)
         return
     means = weighted_means(sums)
-    large_enough = torch.as_tensor(sums.counts) >= MINIMUM
+    large_enough = torch.as_tensor(sums.counts) >= net.least_members
     size = total_weights(sums).cpu() * large_enough
     common = means[:, : net.common].cpu()
     state.pending.append(ClusterDelta(sums.step, common, size, means.shape[1]))
@@ -139,7 +139,7 @@ def _mix(
     """
     clusters = []
     for c, members in enumerate(clusters_of(state.labels)):
-        if len(members) > 1:
+        if len(members) >= net.least_members:
             clusters.append(c)
     pending = state.pending
     state.pending = []

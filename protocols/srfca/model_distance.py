@@ -320,7 +320,7 @@ def _sums(
 ) -> tuple[Array, tuple[int, ...]]:
     """Return sums of clients' losses over clusters.
 
-    No sum is over fewer than two clients, since it would reveal the losses of one.
+    No sum is over too few clients, since it would reveal the losses of one.
 
     Args:
         net: the server's channel.
@@ -336,7 +336,7 @@ def _sums(
         FrameError: rows of another width were received.
     """
     sizes = Counter(cluster_of.values())
-    large_enough = {i: c for i, c in cluster_of.items() if sizes[c] >= MINIMUM}
+    large_enough = {i: c for i, c in cluster_of.items() if sizes[c] >= net.least_members}
     totals = np.zeros((clusters, width))
     counts = [0] * clusters
     for _ in range(TRIES):
@@ -347,7 +347,7 @@ def _sums(
             method, Empty(), to=list(open_clients), by=list(open_clients.values()), groups=clusters
         )
         for c, count in enumerate(sums.counts):
-            if count < MINIMUM:
+            if count < net.least_members:
                 continue
             row = sums.rows.loss.table[c].numpy()
             if row.shape != (width,):

@@ -290,9 +290,10 @@ class SRFCA(ClusteringProtocol):
             # Clusters without a model are out: their members join others by distance.
             row_of = {c: row for row, c in enumerate(models.kept)}
             before = [row_of.get(c, UNASSIGNED) for c in state.clusters]
-            assigned = server.recluster(distance, before, len(models.kept))
+            kept = len(models.kept)
+            assigned = server.recluster(distance, before, kept, self.sums.least_members)
             state.clusters, table = server.merge(
-                distance, assigned, models, state.threshold, self.size
+                distance, assigned, models, state.threshold, self._graphing.size
             )
             labels = list(range(len(table)))
             state.models = ClusterModels(table, models.step, labels)
@@ -348,8 +349,9 @@ class SRFCA(ClusteringProtocol):
 
     @property
     def _graphing(self) -> GraphOptions:
-        """Return the options of ONE_SHOT(λ, t)."""
-        return GraphOptions(self.distance, self.size, self.threshold, self.quantile)
+        """Return the options of ONE_SHOT(λ, t), where t is that of a sum or more."""
+        size = max(self.size, self.sums.least_members)
+        return GraphOptions(self.distance, size, self.threshold, self.quantile)
 
     @property
     def weighted(self) -> bool:

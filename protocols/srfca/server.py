@@ -271,8 +271,8 @@ def average_trimmed(
 ) -> None:
     """Make one step of Algorithm 3 (TRIMMED_MEAN_GD) in every cluster.
 
-    A share of the members, two or more, send their updates: into a sum, or individually where they
-    are trimmed.
+    A share of the members, enough for a sum, send their updates: into a sum, or individually where
+    they are trimmed.
 
     Args:
         net: the server's channel.
@@ -284,7 +284,7 @@ def average_trimmed(
     clusters = groups(state.clusters)
     recipients: list[int] = []
     for c, members in enumerate(clusters):
-        recipients += sample_clients(net, members, share, t, c, minimum=MINIMUM)
+        recipients += sample_clients(net, members, share, t, c, minimum=net.least_members)
     recipients.sort()
     query = state.outbox.message_for(recipients)
 
@@ -484,17 +484,20 @@ def model_distance(
     return CrossClusterLoss(net, state.ids, state.judges, models, state.clusters, one_shot)
 
 
-def recluster(distance: ModelDistance, before: Sequence[int], clusters: int) -> list[int]:
+def recluster(
+    distance: ModelDistance, before: Sequence[int], clusters: int, least: int = MINIMUM
+) -> list[int]:
     """Assign every client to the nearest cluster (Algorithm 2).
 
     Not in the paper: a client whose distances are unknown stays in its cluster, or joins the
-    largest one if it has none; and a cluster that only one client chooses is dropped, so that this
-    client takes the nearest of the others.
+    largest one if it has none; and a cluster that too few clients choose is dropped, so that these
+    take the nearest of the others.
 
     Args:
         distance: of one-shot models from the clusters.
         before: (m,) each client's cluster, or UNASSIGNED.
         clusters: K.
+        least: the fewest clients of a cluster.
 
     Returns:
         (m,) numbers below K.
@@ -502,10 +505,10 @@ def recluster(distance: ModelDistance, before: Sequence[int], clusters: int) -> 
     offered = list(range(clusters))
     nearest = distance.nearest(range(len(before)), offered)
     labels = [nearest.get(i, c) for i, c in enumerate(before)]
-    # dropping a cluster may leave others with one client, or give them more
+    # dropping a cluster may leave others with too few clients, or give them more
     while len(offered) > 1:
         sizes = Counter(labels)
-        remaining = [c for c in offered if sizes[c] >= MINIMUM]
+        remaining = [c for c in offered if sizes[c] >= least]
         if not remaining:
             remaining = [max(offered, key=lambda c: sizes[c])]
         if remaining == offered:

@@ -77,8 +77,8 @@ OPTIONS: dict[str, Rule] = {
         "criterion delta descriptor_clip descriptor_noise directions distance dp_unit epochs eps "
         "eps1 eps2 evidence exact_weights fallback features first_noise floor gamma_max gps_every "
         "gradient_noise gram_mechanism gram_noise grid height init k keep_momentum landmarks layer "
-        "layer_mask level linkage local_rounds loss_clip loss_noise lr mask metric min_samples "
-        "min_size minimum_size moments momentum networks newcomers_by noise optimizer "
+        "layer_mask least_members level linkage local_rounds loss_clip loss_noise lr mask metric "
+        "min_samples min_size minimum_size moments momentum networks newcomers_by noise optimizer "
         "participation period placement positions pre_rounds public quantile radius radius_scale "
         "rebalance refine regularization relevance relevance_release residuals retrain rounds "
         "sealed selection_noise selection_share signature signature_blocks signature_centre "
@@ -141,6 +141,7 @@ PRIVACY: Rule = {
     ),
     "masks": Each(_all(PUBLIC, "kind fresh is padding_bytes")),
     "over_rounds": _all(PUBLIC, "sentence rank solvable"),
+    "smallest_sums": _all(PUBLIC, "sentence members clients"),
     "fields": Each(
         _all(
             PUBLIC,

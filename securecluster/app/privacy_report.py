@@ -35,6 +35,9 @@ def views(privacy: Privacy) -> list[Statements]:
     over_rounds = []
     if "over_rounds" in privacy:
         over_rounds.append(privacy["over_rounds"]["sentence"])
+    smallest = []
+    if "smallest_sums" in privacy:
+        smallest.append(privacy["smallest_sums"]["sentence"])
     lps_view = privacy.get("lps_view", ())
     return [
         Statements("saw", "The server saw", privacy["server_view"]),
@@ -43,6 +46,7 @@ def views(privacy: Privacy) -> list[Statements]:
         Statements("clients saw", "Clients saw", clients_saw),
         Statements("did not see", "The server did not see", privacy.get("unseen", ())),
         Statements("sums over rounds", "Sums over rounds", over_rounds),
+        Statements("smallest sums", "The smallest sums", smallest),
         Statements("unprotected", "Unprotected", privacy.get("unprotected", ())),
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import NAMING_METHODS
@@ -20,7 +21,7 @@ from securecluster.protections.pads.protection import PadProtection
 from securecluster.protections.plain import PlainPairProtection, PlainSumProtection
 from securecluster.protections.protection import PairProtection, Protection, SumProtection
 from securecluster.protections.secure_sums.protection import SecureSumProtection
-from securecluster.runtime.endpoint import MINIMUM
+from securecluster.runtime.endpoint import least_members
 from securecluster.runtime.services import KEY_METHODS, MessageTypes
 
 PLAIN = PlainSumProtection.name
@@ -77,13 +78,14 @@ def register(protection: SumProtection | PairProtection) -> None:
     NAMING_METHODS.update(protection.methods)
 
 
-def survivors_of(aggregation: str) -> Callable[[int], int]:
+def survivors_of(config: Mapping[str, Any]) -> Callable[[int], int]:
     """Return the function from members to the smallest number of survivors whose sum is read.
 
     Args:
-        aggregation: name of the protection of sums.
+        config: what clients and server agreed on.
     """
-    return partial(AGGREGATIONS[aggregation].least_survivors, minimum=MINIMUM)
+    protection = AGGREGATIONS[config["aggregation"]]
+    return partial(protection.least_survivors, minimum=least_members(config))
 
 
 def described(protections: Iterable[Protection]) -> str:

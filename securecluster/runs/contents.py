@@ -199,6 +199,17 @@ class Occupied(TypedDict):
     """of the block that fewest filled"""
 
 
+class SmallestSums(TypedDict):
+    """The smallest secure sums of a run, and what their members read of each other."""
+
+    sentence: str
+    """the same in words"""
+    members: int
+    """of the smallest sum"""
+    clients: int
+    """how many were in a sum of so few"""
+
+
 class Privacy(TypedDict):
     """Section `privacy` of result.json."""
 
@@ -218,6 +229,8 @@ class Privacy(TypedDict):
     """what the server did not see"""
     over_rounds: NotRequired[OverRounds]
     """what secure sums tell together"""
+    smallest_sums: NotRequired[SmallestSums]
+    """what members of the smallest ones read of each other"""
     unprotected: NotRequired[list[str]]
     """what went without mask or noise"""
     fields: list[Field]

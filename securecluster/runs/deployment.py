@@ -52,6 +52,7 @@ from securecluster.runtime.endpoint import (
     SUM,
     config_hash,
     fixed_sums,
+    least_members,
     message_types,
     release_of,
 )
@@ -157,7 +158,7 @@ class Deployment:
         """
         if self.method.privacy.sum_noise(self.config, draws) is None:
             return {}
-        survivors = survivors_of(self.config["aggregation"])
+        survivors = survivors_of(self.config)
         mechanisms = {}
         for name, noise in self.method.privacy.row_noises(self.method, self.config).items():
             mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, survivors, draws)
@@ -206,7 +207,7 @@ class Deployment:
         return Cohorts.drawn(
             int(config["clients"]),
             cohort_seed(config),
-            MINIMUM,
+            least_members(config),
             float(config["participation"]),
             config["cohort_size"],
         )
@@ -238,7 +239,7 @@ class Deployment:
             run=self.run,
             ranges=ranges,
             dtype=self.dtype,
-            minimum=MINIMUM,
+            minimum=least_members(self.config),
             shares=max(self.pipeline().shares, least),
             fixed=fixed_sums(method.client),
             cohorts=self._cohorts_of_all(),
@@ -350,7 +351,7 @@ class Deployment:
         facts = AuthorityFacts(
             run=self.run,
             clients=int(self.config["clients"]),
-            minimum=max(MINIMUM, self.pipeline().shares, least),
+            minimum=max(least_members(self.config), self.pipeline().shares, least),
             sums=self._sum_facts() if method.sums.by_authority else None,
             pairs=self._pair_facts() if method.pairs.by_authority else None,
             opened=self._opened,

@@ -25,7 +25,7 @@ from securecluster.runs.derived import adds_noise, as_agreed, initial_model
 from securecluster.runs.dry_run import run_releases
 from securecluster.runs.experiment import experiment_of
 from securecluster.runs.method import Method
-from securecluster.runtime.endpoint import Endpoint, Reservation, config_hash
+from securecluster.runtime.endpoint import Endpoint, Reservation, config_hash, least_members
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_floor import ReleaseFloor
@@ -154,7 +154,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
     halves = deployment.client_halves(keys, noise_streams, least)
-    endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
+    smallest = least_members(config)
+    endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, smallest, limits, halves)
     endpoint.noise = deployment.client_noise(noise_streams)
     endpoint.guard = _release_guard(method, config, client)
     endpoint.before_pipeline = experiment_of(method).before_pipeline

@@ -30,7 +30,7 @@ from securecluster.runs.derived import as_agreed, needs_samples, params_as_json
 from securecluster.runs.dry_run import events_of_stand_ins
 from securecluster.runs.method import Method
 from securecluster.runs.policy import Policy
-from securecluster.runtime.endpoint import MINIMUM, SUM
+from securecluster.runtime.endpoint import SUM, least_members
 from securecluster.runtime.release_floor import multiplier_of
 
 
@@ -95,7 +95,9 @@ def _check_cohorts(policy: Policy, method: Method, config: Mapping[str, Any]) ->
         return
     clients = range(int(config["clients"]))
     # their sizes are those of any order of the clients
-    cohorts = Cohorts(MINIMUM, float(config["participation"]), size, tuple(clients)).of(clients)
+    cohorts = Cohorts(
+        least_members(config), float(config["participation"]), size, tuple(clients)
+    ).of(clients)
     smallest = min(map(len, cohorts))
     if smallest < policy.least_clients:
         raise OwnerPolicyError(

@@ -27,6 +27,7 @@ from securecluster.runs.disclosures import (
 from securecluster.runs.fitted import FittedRun
 from securecluster.runs.query_view import occupied, of_one_client, query_view
 from securecluster.runs.serialization import CLIENTS
+from securecluster.runs.smallest_sums import smallest_sums
 from securecluster.runtime import run_secret
 
 # sentences of `not_covered` and `assumed`, which state the limits of the guarantee
@@ -226,10 +227,12 @@ def _views(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> Section:
 
 
 def _over_rounds(fitted: FittedRun) -> Section:
-    """Return what secure sums tell over all rounds; nothing where sums are plain."""
+    """Return what secure sums tell over all rounds, and the smallest; nothing of plain sums."""
     if not fitted.method.sums.hide_replies:
         return {}
-    return {"over_rounds": over_rounds(fitted)}
+    learned = fitted.kept_.learned
+    smallest = smallest_sums(learned.network.smallest_sums, int(learned.config["clients"]))
+    return {"over_rounds": over_rounds(fitted), "smallest_sums": smallest}
 
 
 def _guarantee(fitted: FittedRun, price: Price, rows: Sequence[Row]) -> Section:

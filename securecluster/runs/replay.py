@@ -262,6 +262,9 @@ def _check_result(
     # runs of earlier versions have no list of what queries brought to clients
     if "query_view" not in result["privacy"]:
         privacy.pop("query_view", None)
+    # and their states have no sizes of sums
+    if "smallest_sums" not in result["privacy"] and not learned.network.smallest_sums:
+        privacy.pop("smallest_sums", None)
     own_fields = json.loads(json.dumps(fitted.method.report_fields(state)))
     repeated = {
         **own_fields,

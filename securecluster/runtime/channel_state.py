@@ -72,6 +72,7 @@ class ChannelState:
             replied to that method yet (`unseen_releases`).
         sum_lists: clients of secure sums, of those alone whose lists are no combination of earlier
             ones: the row space of all of them is theirs.
+        smallest_sums: members of the smallest secure sum that a client was in, by its id.
     """
 
     step: int = 0
@@ -86,3 +87,4 @@ class ChannelState:
     ledger: Ledger = field(default_factory=Ledger)
     unpriced: list[Event] = field(default_factory=list)
     sum_lists: list[list[int]] = field(default_factory=list)
+    smallest_sums: dict[int, int] = field(default_factory=dict)

@@ -75,6 +75,8 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 # members of the smallest sum that a reply takes part in if it may leave in sums only: a sum over
 # one client is that client's own reply
 MINIMUM = 2
+# entry of a configuration whose smallest sum has more members
+LEAST_MEMBERS = "least_members"
 # kind of training that costs nothing, see `ReleasePolicy.trains`
 KEPT = "kept"
 KEY_METHODS = services.KEY_METHODS
@@ -563,6 +565,15 @@ def _is_numeric(value: Any) -> bool:
     if isinstance(value, Shared):
         return value.value.is_floating_point()
     return isinstance(value, Batched) and value.table.is_floating_point()
+
+
+def least_members(config: Mapping[str, Any]) -> int:
+    """Return the members of the smallest sum of a run.
+
+    Args:
+        config: what clients and server agreed on.
+    """
+    return int(config.get(LEAST_MEMBERS, MINIMUM))
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -50,7 +50,14 @@ from securecluster.runtime import run_number
 from securecluster.runtime.aggregators import Aggregator, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, ReleasePolicy, release_of
+from securecluster.runtime.endpoint import (
+    GATHER,
+    PAIRS,
+    SUM,
+    ReleasePolicy,
+    least_members,
+    release_of,
+)
 from securecluster.runtime.mask_keys import MaskKeys
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.port import TRIES, KeyMessage, Port
@@ -355,7 +362,7 @@ class ServerChannel:
             groups = 1 + max(group_of.values(), default=0)
         release = release_of(method)
         if GATHER not in release.via:
-            ready = _without_shrunken_groups(ready, group_of)
+            ready = _without_shrunken_groups(ready, group_of, self.least_members)
         ready = self.aggregator.ready(ready)
         ready, cohorts = self._in_cohorts(ready, group_of, rosters)
         ready_groups = [group_of[client] for client in ready]
@@ -385,6 +392,11 @@ class ServerChannel:
         self._observe(method, SUM, step, members_of, rows)
         lost = self._note_lost(to, sums.ids)
         return Sums(ids=sums.ids, rows=cast(A, rows), counts=sums.counts, lost=lost, step=step)
+
+    @property
+    def least_members(self) -> int:
+        """Return the members of the smallest sum that clients take part in."""
+        return least_members(self.agreed)
 
     @property
     def _sum_tries(self) -> int:
@@ -418,8 +430,15 @@ class ServerChannel:
         return [client for client in ready if client in whole], cohorts
 
     def _remember_lists(self, groups: Sequence[Sequence[int]]) -> None:
-        """Store the clients of secure sums, where they enlarge the row space of earlier ones."""
+        """Store the clients of secure sums, where they enlarge the row space of earlier ones.
+
+        The size of each client's smallest sum is stored whatever the list.
+        """
         lists = self.state.sum_lists
+        smallest = self.state.smallest_sums
+        for members in groups:
+            for client in members:
+                smallest[client] = min(len(members), smallest.get(client, len(members)))
         if self._row_space.rank != len(lists):  # the state was restored
             self._row_space = RowSpace(len(self.clients), lists)
         for members in groups:
@@ -1083,16 +1102,19 @@ class _MethodCalls:
             yield call.select(silent)
 
 
-def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) -> list[int]:
+def _without_shrunken_groups(
+    ready: Sequence[int], group_of: Mapping[int, int], least: int
+) -> list[int]:
     """Return the clients whose group is still large enough for a sum that hides its members.
 
     Security rule: where replies may leave in sums only, no sum is requested over fewer than
-    `MINIMUM` members of a group that was larger, since a sum over one client is that client's own
+    the least members of a group that was larger, since a sum over one client is that client's own
     update. A group shrinks when members lack the mask seed; it is postponed to a later call.
 
     Args:
         ready: ids of the clients that can answer.
         group_of: group of every recipient of the call, by client id.
+        least: members of the smallest sum.
     """
     requested = Counter(group_of.values())
     remaining = Counter(group_of[client] for client in ready)
@@ -1101,7 +1123,7 @@ def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) 
         group = group_of[client]
         # A group that was too small from the start is a mistake of the protocol and no temporary
         # shortage: its call goes out, and the endpoints refuse it with an error.
-        required = min(MINIMUM, requested[group])
+        required = min(least, requested[group])
         if remaining[group] >= required:
             permitted.append(client)
     return permitted

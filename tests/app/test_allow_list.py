@@ -110,6 +110,7 @@ def test_every_declared_entry_and_option_is_listed() -> None:
         (contents.PricedRelease, rule_at(RESULT, ("privacy", "releases", 0))),
         (contents.Occupied, rule_at(RESULT, ("privacy", "occupancy", 0))),
         (contents.OverRounds, rule_at(RESULT, ("privacy", "over_rounds"))),
+        (contents.SmallestSums, rule_at(RESULT, ("privacy", "smallest_sums"))),
         (contents.UnsharedModels, rule_at(RESULT, ("privacy", "unshared_models"))),
         (contents.Metrics, rule_at(RESULT, ("metrics",))),
         (contents.PowerEntry, rule_at(RESULT, ("power",))),

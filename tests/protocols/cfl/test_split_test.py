@@ -116,6 +116,7 @@ def test_full_updates_are_summed_over_clusters_of_two_replies_or_more(
     replies = Replies(tuple(replied), None, (), 3)
     net: Any = SimpleNamespace(
         cohorts=None,
+        least_members=2,
         gather=lambda *_, **__: replies,
         sum=lambda method, query, **named: sums.append(named) or "the sums",
     )
