@@ -242,12 +242,13 @@ def server_view(noisy: bool, clipped: bool, starts: int) -> list[str]:
     return views
 
 
-def hidden_view(k: int, weights: bool) -> list[str]:
+def hidden_view(k: int, weights: bool, least: int) -> list[str]:
     """Return what the server sees of clients where choices are hidden, one phrase each.
 
     Args:
         k: number of models.
         weights: whether clients send their numbers of samples to sums by model.
+        least: number of clients whose updates are averaged.
     """
     views = []
     if weights:

@@ -205,7 +205,7 @@ class Deployment:
         return Cohorts.drawn(
             int(config["clients"]),
             int(config["seed"]),
-            MINIMUM,
+            self.method.sums.least_cohort(self.method),
             float(config["participation"]),
             config["cohort_size"],
         )
