@@ -5,7 +5,7 @@ all clients' points, their leading directions, a small set of cells that describ
 one step of Lloyd's algorithm (`clustering.noisy_centres`). Each client then takes the nearest
 centre, and tells nobody. In every round it adds k blocks of d numbers to a sum: its update in the
 block of its cluster, and zeros in the others. All clients receive all k averages, of which each
-applies its own.
+applies its own: a server that does not know a client's cluster cannot send it that one alone.
 
 Noise that each of these sums has covers what a server could learn from it about one client, also
 by subtracting two sums. No other number depends on data: points have norm 1, so that no clip norm
@@ -13,8 +13,9 @@ is to be chosen, and they are functions of the data and of a public sketch, with
 
 Fields of a sum may have a clip norm and noise of their own (`row_noises`), added by whichever party
 adds that of updates. The sums of clustering divide their share of the budget by 1/z², and
-clipped blocks are divided by sizes that follow from a noisy sum. Small clusters are dissolved only
-without noise, where a block over one client is its update.
+clipped blocks are divided by sizes that follow from a noisy sum. Noise covers rows that are alone
+in a block. Without it counts come first in secure sums (`common.counted_blocks`, `clustering`), and
+small clusters are dissolved.
 """
 
 from __future__ import annotations
@@ -281,8 +282,8 @@ class Hidden(ClusteringProtocol):
     the server then reads; by default every client counts the same
     """
     minimum_size: Annotated[int, AtLeast(1)] = 2
-    """clusters that are surely smaller are dissolved; without noise, a sum over one client would be
-    its update
+    """clusters that are surely smaller are dissolved; in secure sums without noise, so are those of
+    fewer than least_choosers
     """
 
     name: ClassVar[str] = "hidden"
@@ -647,13 +648,24 @@ class Hidden(ClusteringProtocol):
         if not self.privacy.noisy:
             server.append(
                 "without noise, by the difference of two sums, what one client added that is in "
-                "one of them only: its cluster and its update; and a block over one client is its "
-                "update"
+                "one of them only: its cluster and its update"
             )
-        return Disclosures(
-            server=server,
-            clients=["the averages of all clusters, and about how many clients are in each"],
-        )
+        clients = "the averages of all clusters"
+        if self.sums.counts_first(self):
+            least = self.sums.least_choosers
+            server.append(
+                "exact counts of a sum's clients by cell, centre and cluster, of which a one says "
+                "that somebody is alone there, and not who; no block of a sum is of fewer than "
+                f"{least} clients (least_choosers), as far as the server tells clients the counts "
+                "that it read, and clients add ones: neither can be checked"
+            )
+            clients += f" of {least} clients or more, and whether a round moved each"
+        elif not self.privacy.noisy:
+            server.append(OfPlainSums("a block over one client, which is its update"))
+            clients += ", of a cluster with one client its update"
+        else:
+            clients += ", and about how many clients are in each"
+        return Disclosures(server=server, clients=[clients])
 
     @property
     def observer(self) -> HiddenObserver:

@@ -513,7 +513,8 @@ class IFCA(ModelSetProtocol):
         """Return what stays visible to the server under every mask."""
         if self.sums.hide_replies:
             server = hidden_view(self.k, self.sums.weights_updates(self), self._least)
-            return Disclosures(server=server)
+            clients = f"the averages of all models of {self._least} clients or more"
+            return Disclosures(server=server, clients=[clients])
         # Which clients the server moves follows from their choices, and shows nothing new.
         return Disclosures(
             server=server_view(self.privacy.noisy, self.privacy.per_client, self.starts)
