@@ -536,7 +536,9 @@ class HiddenClient(CountedBlocks, TrainingClient):
         self._refuse_unless_counted(name, True)
         centres = query.centres.value.double().cpu().numpy()
         nearest = noisy_centres.nearest_centres(self._coordinates(context, query), centres)
-        ones = torch.nn.functional.one_hot(torch.as_tensor(nearest), len(centres)) > 0
+        # as wide where clusters are dissolved
+        width = max(len(centres), self._clusters)
+        ones = torch.nn.functional.one_hot(torch.as_tensor(nearest), width) > 0
         return BlockCount(self.counted(context, ones, query.digest()))
 
     @property

@@ -165,6 +165,7 @@ def _counted_centres(method: Any, net: ServerChannel, public: Centres, cells: Ar
     while True:
         public.centres = torch.as_tensor(centres).to(public.mean)
         counted, counts = _counted(net, HiddenClient.count_cluster, public.message())
+        counts = counts[: len(centres)]
         if min(counts) >= smallest or len(centres) == 1:
             break
         centres = np.delete(centres, int(np.argmin(counts)), axis=0)
