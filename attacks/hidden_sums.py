@@ -217,9 +217,12 @@ class RightClusters(Scorer):
         for client, cluster in guess.values.items():
             if client not in blocks:
                 continue
-            guessed.append(cluster)
-            # A client fills the block of its own cluster and leaves the others at zero.
+            # A client fills the block of its own cluster and leaves the others at zero, or sends
+            # zeros alone where too few others are in it.
             magnitudes = np.abs(blocks[client]).sum(1)
+            if not magnitudes.any():
+                continue
+            guessed.append(cluster)
             filled = int(magnitudes.argmax())
             true.append(filled)
         return np.asarray(guessed), np.asarray(true)

@@ -269,7 +269,14 @@ class SumOptions(OptionGroup):
             config: hyper-parameters with their defaults resolved.
         """
         if not self.hide_replies:
-            left_out = ("aggregation", "sum_bound", "cohort_size", "exact_weights", "least_members")
+            left_out = (
+                "aggregation",
+                "sum_bound",
+                "cohort_size",
+                "exact_weights",
+                "least_members",
+                "least_choosers",
+            )
             return {name: value for name, value in config.items() if name not in left_out}
         if self.least_members == MINIMUM:
             # every client asks for as many, whatever it has agreed to
@@ -286,6 +293,14 @@ class SumOptions(OptionGroup):
             agreed["most_samples"] = max(facts.sizes)
         return {**config, **agreed}
 
+    def least_cohort(self, method: ProtocolHooks) -> int:
+        """Return the least number of clients of a cohort.
+
+        Args:
+            method: whose options they are.
+        """
+        return MINIMUM
+
     def needs_samples(self, method: ProtocolHooks) -> bool:
         """Return whether the bound of sums follows from the largest number of samples.
 
@@ -300,3 +315,41 @@ class SumsOverAll(SumOptions):
     """Options of sums of a method whose secure sums are over all clients, or a share of them."""
 
     over_all: ClassVar[bool] = True
+
+
+@dataclass(kw_only=True)
+class CountedSums(SumsOverAll):
+    """Options of sums of blocks, one for each of k clusters that clients keep to themselves."""
+
+    least_choosers: Annotated[int, AtLeast(MINIMUM)] = 3
+    """secure sums without noise only: least number of clients in a block of a sum, of a cluster or
+    model; where fewer are in it, they send zeros. It is two more than how many clients may lie
+    """
+
+    def counts_first(self, method: Any) -> bool:
+        """Return whether a sum of ones counts the clients of blocks before blocks are summed.
+
+        Noise covers single rows, and an exact count would be a release that no noise covers.
+
+        Args:
+            method: whose options they are.
+        """
+        return self.hide_replies and not method.privacy.noisy
+
+    def least_cohort(self, method: Any) -> int:
+        """Return as many clients as fill all blocks, where clusters are of one size."""
+        if not self.counts_first(method):
+            return super().least_cohort(method)
+        return self.least_choosers * int(method.k)
+
+    def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the counts, and the blocks with their weights."""
+        fields = super().fields(method, config)
+        return {**fields, "count": 1.0, "blocks": fields["delta"], "weight": fields["size"]}
+
+    def agreed(self, method: Any, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the configuration, without what concerns counts where there are none."""
+        agreed = super().agreed(method, facts, config)
+        if not self.counts_first(method):
+            agreed.pop("least_choosers", None)
+        return agreed

@@ -5,11 +5,16 @@ client. It computes every row from the public summary that the server sends, so 
 nothing but its cluster.
 
 A client refuses other centres later: by its updates, they would tell which is nearest to it.
+
+In secure sums without noise, counts come first (`common.counted_blocks`): a client whose block has
+too few others in a sum sends zeros. It then trains alone, from its cluster's model, and keeps what
+it trained until that model is averaged again. Noise covers single rows, so that with noise there
+are no counts, which would be further releases; nor with plain sums, whose server reads every reply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -19,15 +24,23 @@ from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
 from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError
+from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.bounds import Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.octets import as_rows
-from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
+from securecluster.protocols.common.counted_blocks import (
+    DIGEST,
+    BlockCount,
+    CountedBlocks,
+    FilledBlocks,
+    OwnModels,
+    numbers_digest,
+)
 from securecluster.protocols.common.messages import AVERAGES, MOST_SAMPLES, AverageDeltas
+from securecluster.protocols.common.model_sets import selected_rows
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
@@ -87,7 +100,7 @@ class PublicCentres:
         """Return the 32 bytes of a digest of all numbers, uint8."""
         fields = (self.mean, self.basis, self.centres, self.parts)
         numbers = [field.value.flatten() for field in fields if field is not None]
-        return torch.tensor(list(digest(torch.cat(numbers))), dtype=torch.uint8)
+        return numbers_digest(torch.cat(numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +115,11 @@ class StepSum:
     """Client to server, in a sum: a one and a displacement in the block of the nearest centre."""
 
     steps: Annotated[Rows, Real(("clusters", "displacement"))]  # (b, k, 1 + r), of norm 1 at most
+
+
+@dataclass(frozen=True, eq=False)
+class FilledCentres(PublicCentres, FilledBlocks):
+    """Server to client: centres, and which of them are the nearest to enough clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +152,7 @@ class ClusterBlocks:
     weight: Annotated[Rows | None, Real(("clusters",), low=0, maximum=MOST_SAMPLES)]
 
 
-class HiddenClient(TrainingClient):
+class HiddenClient(CountedBlocks, TrainingClient):
     """Clients that tell nobody which cluster they are in.
 
     Args:
@@ -151,7 +169,8 @@ class HiddenClient(TrainingClient):
 
     _labels = ClientTensor(start=UNASSIGNED, dtype="int64")
     # digests of the centres to which clients have assigned themselves; zeros before
-    _assigned_to = ClientTensor(32, dtype="uint8")
+    _assigned_to = ClientTensor(DIGEST, dtype="uint8")
+    _trained_in = ClientTensor(start=-1, dtype="int64")  # the last round of training alone
 
     def __init__(
         self,
@@ -164,6 +183,7 @@ class HiddenClient(TrainingClient):
         residuals: bool = False,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted=False)
+        self._own = OwnModels(1)  # of clients that trained alone since the last average
         self._map = point
         self._clusters = clusters
         self._weights = weights
@@ -189,13 +209,38 @@ class HiddenClient(TrainingClient):
         """Return what each class adds to each client's point, and its weight, of norm 1.
 
         Raises:
-            PolicyError: the run is without residuals, and has no noise for such a sum.
+            PolicyError: the run is without residuals, and has no noise for such a sum; or counts
+                come first.
         """
-        if not self._residuals:
-            raise PolicyError(
-                "parts of points are summed in runs with residuals only: the request is refused"
-            )
+        self._refuse_unless_counted("send_parts", False)
+        self._check_residuals()
         return PartSum(self._rows_of(self._part_rows(context)))
+
+    @answers(SUM, unmasked=("count",), fixed=True)
+    def count_parts(self, context: CallContext, query: Empty) -> BlockCount:
+        """Return a one at each class that a client has samples of.
+
+        Raises:
+            PolicyError: the run is without residuals, or without counts.
+        """
+        self._refuse_unless_counted("count_parts", True)
+        self._check_residuals()
+        weights = self._part_rows(context)[:, :, 0]
+        return BlockCount(self.counted(context, torch.as_tensor(weights > 0), self._of_classes))
+
+    @answers(SUM, through=("parts",), fixed=True)
+    def send_counted_parts(self, context: CallContext, query: FilledBlocks) -> PartSum:
+        """Return what each class of enough clients adds to each point, and its weight.
+
+        Raises:
+            PolicyError: as of `count_parts`; or the request contradicts what was counted.
+        """
+        self._refuse_unless_counted("send_counted_parts", True)
+        self._check_residuals()
+        rows = self._part_rows(context)
+        classes = rows.shape[1]
+        filled = self.filled(context, query, classes, self._of_classes, most=classes)
+        return PartSum(self._rows_of(rows * np.array(filled)[None, :, None]))
 
     @answers(SUM, through=("point",), fixed=True)
     def send_residual(self, context: CallContext, query: PublicParts) -> PointSum:
@@ -210,15 +255,64 @@ class HiddenClient(TrainingClient):
 
     @answers(SUM, through=("cells",), fixed=True)
     def send_cell(self, context: CallContext, query: PublicCentres) -> CellSum:
-        """Return which cell of the code book each client is in, and where in the cell."""
+        """Return which cell of the code book each client is in, and where in the cell.
+
+        Raises:
+            PolicyError: counts come first, and take the place of this sum.
+        """
+        self._refuse_unless_counted("send_cell", False)
         rows = self._displacements(context, query, noisy_centres.CELL_REACH)
         return CellSum(self._rows_of(rows))
 
     @answers(SUM, through=("steps",), fixed=True)
     def send_step(self, context: CallContext, query: PublicCentres) -> StepSum:
-        """Return which centre is nearest to each client, and the displacement from it."""
+        """Return which centre is nearest to each client, and the displacement from it.
+
+        Raises:
+            PolicyError: counts come first.
+        """
+        self._refuse_unless_counted("send_step", False)
         rows = self._displacements(context, query, noisy_centres.STEP_REACH)
         return StepSum(self._rows_of(rows))
+
+    @answers(SUM, unmasked=("count",), fixed=True)
+    def count_cell(self, context: CallContext, query: PublicCentres) -> BlockCount:
+        """Return a one at the cell of the code book that each client is in.
+
+        Raises:
+            PolicyError: the run is without counts.
+        """
+        return self._count_nearest("count_cell", context, query)
+
+    @answers(SUM, unmasked=("count",), fixed=True)
+    def count_step(self, context: CallContext, query: PublicCentres) -> BlockCount:
+        """Return a one at the centre that is nearest to each client, before a step.
+
+        Raises:
+            PolicyError: the run is without counts.
+        """
+        return self._count_nearest("count_step", context, query)
+
+    @answers(SUM, unmasked=("count",), fixed=True)
+    def count_cluster(self, context: CallContext, query: PublicCentres) -> BlockCount:
+        """Return a one at the centre that is nearest to each client, after the step.
+
+        Raises:
+            PolicyError: the run is without counts.
+        """
+        return self._count_nearest("count_cluster", context, query)
+
+    @answers(SUM, through=("steps",), fixed=True)
+    def send_counted_step(self, context: CallContext, query: FilledCentres) -> StepSum:
+        """Return the displacement of each client from its centre, if enough others are there.
+
+        Raises:
+            PolicyError: the run is without counts; or the request contradicts what was counted.
+        """
+        self._refuse_unless_counted("send_counted_step", True)
+        filled = self.filled(context, query, len(query.centres.value), query.digest())
+        rows = self._displacements(context, query, noisy_centres.STEP_REACH)
+        return StepSum(self._rows_of(rows * np.array(filled)[None, :, None]))
 
     @answers(GATHER, private=False)
     def assign(self, context: CallContext, query: PublicCentres) -> Ack:
@@ -257,27 +351,58 @@ class HiddenClient(TrainingClient):
         The other blocks are zeros. Clients count the same, unless the run weights them by |D_i|.
 
         Raises:
-            PolicyError: a client has not assigned itself yet, or the request is late.
+            PolicyError: a client has not assigned itself yet, the request is late, or counts come
+                first.
         """
+        self._refuse_unless_counted("contribute_block", False)
         self._check_assigned(context)
-        # other centres could leave a client alone in its block
-        context.bind(as_rows(self._assigned_to[context.positions]))
-        scale = None
-        if self._weights:
-            scale = [float(self.cohort.sizes[k]) for k in context.positions]
-        d = self.cohort.model.dimension
-        delta = self.trained(context, self.own_averages(query, context.positions), scale).delta
-        updates = delta.values[:, :d]
-        # Every client sends k blocks of one size, so that no frame tells its cluster.
-        blocks = updates.new_zeros(len(updates), self._clusters, d)
+        self._bind_centres(context)
+        self.catch_up(context, self.own_averages(query, context.positions))
+        return self._blocks(context, range(len(context.positions)))
+
+    @answers(SUM, unmasked=("count",), fixed=False)
+    def count_block(self, context: CallContext, query: BlockAverages) -> BlockCount:
+        """Apply the averages of each client's cluster, and return a one in its place.
+
+        Raises:
+            PolicyError: a client has not assigned itself yet, the request is late, or the run is
+                without counts.
+        """
+        self._refuse_unless_counted("count_block", True)
+        self._check_assigned(context)
+        self._bind_centres(context)
+        self.catch_up(context, self.own_averages(query, context.positions))
         labels = self._labels[context.positions]
-        rows = torch.arange(len(updates))
-        blocks[rows, labels] = updates
-        if scale is None:
-            return ClusterBlocks(Rows(blocks), None)
-        weights = updates.new_zeros(len(updates), self._clusters)
-        weights[rows, labels] = torch.as_tensor(scale, dtype=weights.dtype, device=weights.device)
-        return ClusterBlocks(Rows(blocks), Rows(weights))
+        ones = torch.nn.functional.one_hot(labels, self._clusters) > 0
+        return BlockCount(self.counted(context, ones, self._of_clusters))
+
+    @answers(SUM, through=("blocks",), fresh=True, trains="usual", unmasked=("weight",))
+    def contribute_counted(self, context: CallContext, query: FilledBlocks) -> ClusterBlocks:
+        """Train, and return the update in the block of the client's cluster if it is filled.
+
+        Clients of other clusters train alone, once a round, and send zeros.
+
+        Raises:
+            PolicyError: a client has not assigned itself yet, the run is without counts, or the
+                request contradicts what was counted.
+            UpdateError: a model that was trained alone is not finite.
+        """
+        self._refuse_unless_counted("contribute_counted", True)
+        self._check_assigned(context)
+        self._bind_centres(context)
+        context.bind(self.lineage(context.positions))
+        filled = self.filled(context, query, self._clusters, self._of_clusters)
+        shared: list[int] = []
+        alone: list[int] = []
+        labels = self._labels[context.positions].tolist()
+        trained_in = self._trained_in[context.positions].tolist()
+        for n, label in enumerate(labels):
+            if filled[label]:
+                shared.append(n)
+            elif trained_in[n] < context.round:
+                alone.append(n)
+        self._train_alone(context.select(alone))
+        return self._blocks(context, shared)
 
     @answers(GATHER, private=False)
     def receive_blocks(self, context: CallContext, query: BlockAverages) -> Ack:
@@ -321,6 +446,149 @@ class HiddenClient(TrainingClient):
         return AverageDeltas(
             Picks(split, chosen), Picks(steps, chosen), query.absolute, query.count
         )
+
+    def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
+        """Apply averages, which replace what clients trained alone where they move the model."""
+        before = {k: self.models.row(k) for k in positions if (k,) in self._own}
+        super().take(positions, query)
+        for k, model in before.items():
+            if not torch.equal(self.models.row(k), model):
+                self._own.drop(k)
+
+    def held(self, models: Rows) -> Rows:
+        """Return the models that clients hold, (m, d), of which some trained alone.
+
+        Args:
+            models: (m, d) of averages alone, after those that clients are to receive.
+        """
+        if not self._own.keys:
+            return models
+        picks = []
+        for k in range(len(self.cohort.ids)):
+            own = self._own.get(k)
+            if own is not None and torch.equal(models.row(k), self.models.row(k)):
+                picks.append((Rows(own[None]), 0))
+            else:
+                picks.append((models, k))
+        return selected_rows(picks)
+
+    @property
+    def unshared(self) -> frozenset[int]:
+        """Return the positions of clients that hold a model which they trained alone."""
+        return frozenset(k for (k,) in self._own.keys)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add the models that clients trained alone."""
+        memory = super().memory()
+        if not self.least_choosers:
+            return memory
+        return {**memory, **self._own.memory()}
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `memory` returned."""
+        super().recall(memory)
+        if self.least_choosers:
+            self._own.recall(memory, self.cohort.start.device)
+
+    def _blocks(self, context: CallContext, frames: Sequence[int]) -> ClusterBlocks:
+        """Return the updates of some frames' clients in their blocks, and zeros of the others.
+
+        Every client sends k blocks of one size, so that no frame tells its cluster.
+        """
+        count = len(context.positions)
+        d = self.cohort.model.dimension
+        blocks = self.cohort.start.new_zeros(count, self._clusters, d)
+        weights = blocks.new_zeros(count, self._clusters)
+        if frames:
+            positions = [context.positions[n] for n in frames]
+            scale = [float(self.cohort.sizes[k]) for k in positions] if self._weights else None
+            updates = self.cohort.train(
+                self.models.select(positions),
+                positions,
+                self.training,
+                context.step,
+                self._pipeline.room(d),
+                scale,
+            )
+            rows = torch.as_tensor(frames)
+            labels = self._labels[positions]
+            blocks[rows, labels] = updates[:, :d]
+            if scale is not None:
+                weights[rows, labels] = torch.as_tensor(scale).to(weights)
+        return ClusterBlocks(Rows(blocks), Rows(weights) if self._weights else None)
+
+    def _train_alone(self, context: CallContext) -> None:
+        """Move the models of clients that send no update.
+
+        Raises:
+            UpdateError: a model is not finite.
+        """
+        positions = context.positions
+        if not positions:
+            return
+        picks = []
+        for k in positions:
+            own = self._own.get(k)
+            picks.append((self.models, k) if own is None else (Rows(own[None]), 0))
+        models = selected_rows(picks)
+        updates = self.cohort.train(models, positions, self.training, context.step)
+        for n, (i, k) in enumerate(zip(context.ids, positions, strict=True)):
+            if not bool(updates[n].isfinite().all()):
+                raise UpdateError(
+                    f"round {context.round}: the model of client {i} is not finite: lower the "
+                    "learning rate (--lr)"
+                )
+            self._own.keep(models.row(n) + updates[n], k)
+            self._trained_in[k] = context.round
+
+    def _count_nearest(self, name: str, context: CallContext, query: PublicCentres) -> BlockCount:
+        """Return a one at the nearest centre of each client."""
+        self._refuse_unless_counted(name, True)
+        centres = query.centres.value.double().cpu().numpy()
+        nearest = noisy_centres.nearest_centres(self._coordinates(context, query), centres)
+        # as wide where clusters are dissolved
+        width = max(len(centres), self._clusters)
+        ones = torch.nn.functional.one_hot(torch.as_tensor(nearest), width) > 0
+        return BlockCount(self.counted(context, ones, query.digest()))
+
+    @property
+    def _of_classes(self) -> torch.Tensor:
+        """Return the digest of what parts of points are counted by, (32,) uint8."""
+        return numbers_digest(torch.arange(-self._map.classes, 0))
+
+    @property
+    def _of_clusters(self) -> torch.Tensor:
+        """Return the digest of what updates are counted by, (32,) uint8."""
+        return numbers_digest(torch.arange(self._clusters))
+
+    def _refuse_unless_counted(self, name: str, counted: bool) -> None:
+        """Raise PolicyError for a sum with counts in a run without, or the other way round.
+
+        Args:
+            name: the client method that was called.
+            counted: True for one that belongs to counts.
+        """
+        if counted and not self.least_choosers:
+            raise PolicyError(
+                f"{name} belongs to secure sums without noise, and this run has others: the "
+                "request is refused"
+            )
+        if self.least_choosers and not counted:
+            raise PolicyError(
+                f"{name} would sum blocks of single clients, which this run counts first: the "
+                "request is refused"
+            )
+
+    def _check_residuals(self) -> None:
+        """Raise PolicyError where points are summed as they are."""
+        if not self._residuals:
+            raise PolicyError(
+                "parts of points are summed in runs with residuals only: the request is refused"
+            )
+
+    def _bind_centres(self, context: CallContext) -> None:
+        """Bind replies to the centres of the clusters: others could leave a client alone in one."""
+        context.bind(as_rows(self._assigned_to[context.positions]))
 
     def _check_assigned(self, context: CallContext) -> None:
         """Raise PolicyError for clients that have no cluster yet."""

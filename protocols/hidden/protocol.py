@@ -5,7 +5,7 @@ all clients' points, their leading directions, a small set of cells that describ
 one step of Lloyd's algorithm (`clustering.noisy_centres`). Each client then takes the nearest
 centre, and tells nobody. In every round it adds k blocks of d numbers to a sum: its update in the
 block of its cluster, and zeros in the others. All clients receive all k averages, of which each
-applies its own.
+applies its own: a server that does not know a client's cluster cannot send it that one alone.
 
 Noise that each of these sums has covers what a server could learn from it about one client, also
 by subtracting two sums. No other number depends on data: points have norm 1, so that no clip norm
@@ -13,8 +13,9 @@ is to be chosen, and they are functions of the data and of a public sketch, with
 
 Fields of a sum may have a clip norm and noise of their own (`row_noises`), added by whichever party
 adds that of updates. The sums of clustering divide their share of the budget by 1/z², and
-clipped blocks are divided by sizes that follow from a noisy sum. Small clusters are dissolved only
-without noise, where a block over one client is its update.
+clipped blocks are divided by sizes that follow from a noisy sum. Noise covers rows that are alone
+in a block. Without it counts come first in secure sums (`common.counted_blocks`, `clustering`), and
+small clusters are dissolved.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from securecluster.clustering import noisy_centres
-from securecluster.clustering.labels import Array, check_number
+from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast, Number, check_whole
 from securecluster.data.facts import Facts
-from securecluster.errors import UpdateError, UsageError
-from securecluster.messaging.messages import Empty, Rows, Shared
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Sums
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
@@ -44,6 +45,7 @@ from securecluster.protocols.common.averaging import visible_sample_counts
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.counted_blocks import FilledBlocks, counts_of, filled_blocks
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures, OfHiddenSums, OfPlainSums
 from securecluster.protocols.common.newcomers import check_newcomers
@@ -51,17 +53,11 @@ from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.privacy_options import LOCAL, PrivacyOptions, RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
-from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SumOptions, SumsOverAll
+from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, CountedSums
 from securecluster.protocols.common.training_options import TrainingOptions
 from securecluster.protocols.hidden.class_means import ClassMeans
-from securecluster.protocols.hidden.client import (
-    BlockAverages,
-    ClusterBlocks,
-    HiddenClient,
-    PublicCentres,
-    PublicMean,
-    PublicParts,
-)
+from securecluster.protocols.hidden.client import BlockAverages, ClusterBlocks, HiddenClient
+from securecluster.protocols.hidden.clustering import Centres, find_centres
 from securecluster.protocols.hidden.separation import separation_warning
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -74,36 +70,6 @@ QUIET_NETWORK = "linear"  # what model auto is under noise
 # Numbers of a point per cluster. Fewer lose what rare classes tell, more add noise to the leading
 # directions. Chosen by trial.
 POINT_SIZE = 5
-
-
-def empty() -> torch.Tensor:
-    """Return an empty placeholder tensor."""
-    return torch.zeros(0)
-
-
-@dataclass
-class Centres:
-    """Public summary of the clusters, which the server sends to all clients."""
-
-    mean: torch.Tensor = field(default_factory=empty)  # (q,)
-    basis: torch.Tensor = field(default_factory=empty)  # (q, r)
-    centres: torch.Tensor = field(default_factory=empty)  # (k', r)
-    # (k',) about how many of all clients are in each cluster, from 1
-    sizes: list[float] = field(default_factory=list)
-    # how well the centres are told apart, from 0 to 1, see `noisy_centres.separation`
-    separation: float = 1.0
-    parts: torch.Tensor = field(default_factory=empty)  # (c, q); empty if nothing is subtracted
-
-    @property
-    def subtracted(self) -> Shared | None:
-        """Return the mean parts of classes that clients subtract, if any."""
-        return Shared(self.parts) if self.parts.numel() else None
-
-    def message(self) -> PublicCentres:
-        """Return the message to clients."""
-        return PublicCentres(
-            Shared(self.mean), Shared(self.basis), Shared(self.centres), self.subtracted
-        )
 
 
 @dataclass
@@ -163,7 +129,7 @@ class TrainingOfBlocks(TrainingOptions):
 
 
 @dataclass(kw_only=True)
-class SumsOfBlocks(SumsOverAll):
+class SumsOfBlocks(CountedSums):
     """Options of sums of rows of clustering, and of blocks, one for each cluster."""
 
     def refusal(self, method: Any) -> str | None:
@@ -180,6 +146,32 @@ class SumsOfBlocks(SumsOverAll):
         """
         return not method.privacy.per_client and (method.exact_weights or not self.hide_replies)
 
+    def check_sizes(self, method: Any, clients: int) -> None:
+        """Check that there are clients for all blocks of a sum.
+
+        Args:
+            method: whose options they are.
+            clients: m.
+
+        Raises:
+            UsageError: there are not, or a cohort has too few.
+        """
+        if not self.counts_first(method):
+            return
+        needed = self.least_cohort(method)
+        if clients < needed:
+            most = clients // self.least_choosers
+            raise UsageError(
+                f"{clients} clients do not fill {method.k} clusters of {self.least_choosers} "
+                f"(least_choosers), and sums over fewer show single clients: take k = "
+                f"{max(most, 2)}{'' if most > 1 else ' and more clients'}, or IFCA (ifca)"
+            )
+        if self.cohort_size and self.cohort_size < needed:
+            raise UsageError(
+                f"cohort_size = {self.cohort_size} does not fill {method.k} clusters of "
+                f"{self.least_choosers} clients: give {needed} or more, or leave it out"
+            )
+
     def check_noise(self, method: Any, config: Mapping[str, Any], pipeline: Pipeline) -> None:
         """Check that every sum has room for its noise."""
         noise = method.privacy.sum_noise(config)
@@ -192,14 +184,14 @@ class SumsOfBlocks(SumsOverAll):
             noise.plan(int(method.k) * d, config["clients"])
 
     def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the rows of clustering, and the blocks with their weights."""
+        """Add the rows of clustering."""
         fields = super().fields(method, config)
         noises = method.privacy.row_noises(method, config)
         for name in method.shares:
             fields[name] = ROUNDING
             if name in noises and config["placement"] == LOCAL:
                 fields[name] += DEVIATIONS * noises[name].multiplier
-        return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
+        return fields
 
 
 class HiddenObserver(Observer):
@@ -241,7 +233,18 @@ class HiddenObserver(Observer):
         positions = [k for k, label in enumerate(client.labels) if label >= 0]
         to = [client.cohort.ids[k] for k in positions]
         query = BlockAverages.of(state.outbox.message_for(to))
-        models: Rows = client.advanced(positions, client.own_averages(query, positions))
+        averaged = client.advanced(positions, client.own_averages(query, positions))
+        models: Rows = client.held(averaged)
+        return models
+
+    def final_models(self, client: Any, state: HiddenState) -> Rows:
+        """Return the model that each client has at the end of the run, (m, d).
+
+        Args:
+            client: a `HiddenClient`.
+            state: the server's state.
+        """
+        models: Rows = client.held(client.models)
         return models
 
 
@@ -255,7 +258,7 @@ class Hidden(ClusteringProtocol):
     """
     training: TrainingOptions = group(TrainingOfBlocks)
     privacy: PrivacyOptions = group(ClusteringNoise)
-    sums: SumOptions = group(SumsOfBlocks)
+    sums: SumsOfBlocks = group(SumsOfBlocks)
     aggregation: str = ADVISED
     """how sums are formed: secagg (the server reads sums over two or more clients only) or plain
     (the server reads every reply and adds them, which hides no assignment from it: for trusted
@@ -278,8 +281,8 @@ class Hidden(ClusteringProtocol):
     the server then reads; by default every client counts the same
     """
     minimum_size: Annotated[int, AtLeast(1)] = 2
-    """clusters that are surely smaller are dissolved; without noise, a sum over one client would be
-    its update
+    """clusters that are surely smaller are dissolved; in secure sums without noise, so are those of
+    fewer than least_choosers
     """
 
     name: ClassVar[str] = "hidden"
@@ -293,7 +296,7 @@ class Hidden(ClusteringProtocol):
             run: gives the numbers of rounds, and stores checkpoints and history.
         """
         m = len(net.clients)
-        centres = run.once("cluster", partial(self._find_centres, net), Centres)
+        centres = run.once("cluster", partial(find_centres, self, net), Centres)
         assigned = run.once("assign", partial(self._assign, net, centres, Assigned()), Assigned)
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = HiddenState([0] * m, outbox, centres, assigned)
@@ -302,89 +305,17 @@ class Hidden(ClusteringProtocol):
         state.outbox = run.once("deliver", partial(self._deliver, net, state), PendingUpdates)
         return state
 
-    def _find_centres(self, net: ServerChannel) -> Centres:
-        """Return centres from four sums over all clients, or five with residuals."""
-        public = Centres()
-        if self.residuals:
-            # Sum 0: what each class adds to points. Clients subtract its mean, so that those whose
-            # labels are skewed differ in nothing else by the classes that they lack.
-            parts = self._summed(net, HiddenClient.send_parts, Empty())
-            deviation = self._deviation(net.agreed, "parts", parts.counts[0])
-            public.parts = self._means_of(parts.rows.parts, deviation)
-        # Sum 1: the mean of all points. It is subtracted before directions are compared, since
-        # the part that all clients have in common does not separate clusters.
-        if self.residuals:
-            query = PublicParts(Shared(public.parts))
-            points = self._summed(net, HiddenClient.send_residual, query)
-        else:
-            points = self._summed(net, HiddenClient.send_point, Empty())
-        public.mean = points.rows.point.table[0].cpu() / points.counts[0]
-        # Sum 2: second moments. k centres differ in k − 1 directions.
-        centred = PublicMean(Shared(public.mean), public.subtracted)
-        moments = self._summed(net, HiddenClient.send_moments, centred)
-        r = self._subspace
-        basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
-        public.basis = torch.as_tensor(basis).to(public.mean)
-
-        # Sum 3: counts and displacements in the cells of a public code book. The server never sees
-        # single points, so cells stand for them, and the noise falls on few numbers.
-        cells = noisy_centres.code_book(r, self._cells(net.agreed))
-        public.centres = torch.as_tensor(cells).to(public.mean)
-        counted = self._summed(net, HiddenClient.send_cell, public.message())
-        started = noisy_centres.centres_from_cells(
-            _array(counted.rows.cells),
-            cells,
-            self.k,
-            self._deviation(net.agreed, "cells", counted.counts[0]),
-            net.randomness.integer("server", "clusterer"),
-        )
-
-        # Sum 4: one step of Lloyd's algorithm with the points themselves.
-        public.centres = torch.as_tensor(started).to(public.mean)
-        stepped = self._summed(net, HiddenClient.send_step, public.message())
-        steps = _array(stepped.rows.steps)
-        deviation = self._deviation(net.agreed, "steps", stepped.counts[0])
-        started = noisy_centres.moved_centres(steps, started, deviation)
-        counts = noisy_centres.counts_of(steps)
-        public.separation = noisy_centres.separation(started, counts)
-        large = noisy_centres.large_enough(counts, deviation, self.minimum_size)
-        public.centres = torch.as_tensor(started[large]).to(public.mean)
-        # Clients that were lost are in some cluster as well.
-        share = len(net.clients) / stepped.counts[0]
-        public.sizes = (np.maximum(counts[large], self.minimum_size) * share).tolist()
-        return public
-
-    def _means_of(self, parts: Rows, deviation: float) -> torch.Tensor:
-        """Return the mean parts of classes, (c, q), in the type of their sum."""
-        means = noisy_centres.mean_parts(_array(parts), deviation)
-        return torch.as_tensor(means).to(parts.table.cpu())
-
-    def _cells(self, config: Mapping[str, Any]) -> int:
+    def cells(self, config: Mapping[str, Any]) -> int:
         """Return the number of cells of the code book, which follows from the noise.
 
         Args:
             config: what clients and server agreed on.
         """
         clients = int(config["clients"])
-        deviation = self._deviation(config, "cells", clients)
+        deviation = self.deviation(config, "cells", clients)
         return noisy_centres.cells_for(int(self.k), clients, deviation)
 
-    def _summed(self, net: ServerChannel, method: Any, query: Any) -> Sums[Any]:
-        """Return a sum over all clients.
-
-        Raises:
-            UpdateError: no sum of several tries has enough clients.
-        """
-        for _ in range(TRIES):
-            sums = net.sum(method, query, to=net.clients)
-            if sums.ids:
-                return sums
-        raise UpdateError(
-            "too few clients reply for a sum, and clusters are found by sums: run it anew, with "
-            "another seed"
-        )
-
-    def _deviation(self, config: Mapping[str, Any], name: str, clients: int) -> float:
+    def deviation(self, config: Mapping[str, Any], name: str, clients: int) -> float:
         """Return the standard deviation of the noise in each number of a sum.
 
         Args:
@@ -437,27 +368,58 @@ class Hidden(ClusteringProtocol):
         assigned = set(state.assigned.ids)
         to = [i for i in sampled if i in assigned]
         query = BlockAverages.of(state.outbox.message_for(to))
-        sums = net.sum(HiddenClient.contribute_block, query, to=to)
-        state.outbox.acknowledge(sums.ids)
+        counts: list[int] = []
+        if self.sums.counts_first(self):
+            sums, counts = self._counted_blocks(net, state, query, to)
+        else:
+            sums = net.sum(HiddenClient.contribute_block, query, to=to)
+            state.outbox.acknowledge(sums.ids)
         if not sums.ids:
             return
-        weights = self._weights(net, state, sums)
+        weights = self._weights(state, sums, counts)
         blocks = sums.rows.blocks.table[0]
         # No client is in a block of weight 0.
         divisor = torch.where(weights > 0, weights, torch.ones_like(weights))
         means = blocks / divisor.to(blocks)[:, None]
         state.outbox.post(sums.step, means[None], state.labels)
 
+    def _counted_blocks(
+        self, net: ServerChannel, state: HiddenState, query: BlockAverages, to: Sequence[int]
+    ) -> tuple[Sums[Any], list[int]]:
+        """Return a sum of blocks, after a count of the clients in each, and the count.
+
+        The count tells no client's cluster, since clients are counted by whole cohorts. A sum that
+        lacks one of them is given up: the next round counts anew.
+
+        Args:
+            net: the server's channel.
+            state: of the loop.
+            query: averages that clients lack.
+            to: the clients of this round.
+        """
+        counted = net.sum(HiddenClient.count_block, query, to=to)
+        state.outbox.acknowledge(counted.ids)
+        counts = counts_of(counted) if counted.ids else None
+        if counts is None:
+            return Sums((), None, (0,), (), counted.step), []
+        filled = FilledBlocks(**filled_blocks(counted, counts, self.sums.least_choosers))
+        return net.sum(HiddenClient.contribute_counted, filled, to=counted.ids), counts
+
     def _weights(
-        self, net: ServerChannel, state: HiddenState, sums: Sums[ClusterBlocks]
+        self, state: HiddenState, sums: Sums[ClusterBlocks], counts: Sequence[int]
     ) -> torch.Tensor:
         """Return what each block of a sum is divided by, (k,).
 
-        Where clients count the same, nobody tells how many are in a block: it is the number of
-        clients in the sum, divided in proportion to the sizes that clustering has found.
+        Where clients count the same, it is how many were counted; 0 for a block that too few fill.
+        Without counts nobody tells how many are in a block: it is the number of clients in the sum,
+        divided in proportion to the sizes that clustering has found.
         """
         if sums.rows.weight is not None:
             return sums.rows.weight.table[0]
+        if counts:
+            least = self.sums.least_choosers
+            averaged = [float(count) if count >= least else 0.0 for count in counts]
+            return torch.tensor(averaged, dtype=torch.float64)
         weights = torch.zeros(self.k, dtype=torch.float64)
         sizes = np.array(state.centres.sizes)
         expected = sums.counts[0] * sizes / sizes.sum()
@@ -507,7 +469,7 @@ class Hidden(ClusteringProtocol):
         return WITH_PARTS if self.residuals else CLUSTERING
 
     @property
-    def _subspace(self) -> int:
+    def subspace(self) -> int:
         """Return r, the dimensions in which k centres differ from their mean."""
         return self.k - 1
 
@@ -531,7 +493,7 @@ class Hidden(ClusteringProtocol):
             config: the run's configuration.
         """
         q = int(self.size)
-        r = int(self._subspace)
+        r = int(self.subspace)
         return {
             **super().frame_sizes(config),
             "signature": q,
@@ -540,9 +502,14 @@ class Hidden(ClusteringProtocol):
             "part": 1 + q,
             "subspace": r,
             "displacement": 1 + r,
-            "cells": self._cells(config) if r > 1 else 2,
+            "cells": self.cells(config) if r > 1 else 2,
             "clusters": int(self.k),
+            "blocks": self._most_blocks(config),
         }
+
+    def _most_blocks(self, config: Mapping[str, Any]) -> int:
+        """Return the largest number of blocks that clients are counted in."""
+        return max(int(self.k), self.cells(config), 2, int(config["classes"]))
 
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
@@ -557,7 +524,7 @@ class Hidden(ClusteringProtocol):
         point = ClassMeans(
             tuple(config["shape"]), int(config["classes"]), int(self.size), int(config["seed"])
         )
-        return HiddenClient(
+        client = HiddenClient(
             cohort,
             self.training.usual(self, config),
             pipeline,
@@ -566,6 +533,9 @@ class Hidden(ClusteringProtocol):
             self.sums.weights_updates(self),
             self.residuals,
         )
+        if self.sums.counts_first(self):
+            client.least_choosers = self.sums.least_choosers
+        return client
 
     def shared_facts(self, facts: Facts) -> dict[str, Any]:
         """Refuse data without labels, and points that are longer than the class means.
@@ -602,8 +572,9 @@ class Hidden(ClusteringProtocol):
         super().check(clients)
         check_number(self.k, clients)
         check_whole(self, k=2)
+        self.sums.check_sizes(self, clients)
         if self.signature_size is not None:
-            check_whole(self, signature_size=max(1, self._subspace))
+            check_whole(self, signature_size=max(1, self.subspace))
         if self.privacy.per_example and self.privacy.noisy:
             raise UsageError(
                 "the sums of hidden protect whole clients, and not their single samples: take "
@@ -679,17 +650,24 @@ class Hidden(ClusteringProtocol):
                 "without noise, by the difference of two sums, what one client added that is in "
                 "one of them only: its cluster and its update"
             )
-        return Disclosures(
-            server=server,
-            clients=["the averages of all clusters, and about how many clients are in each"],
-        )
+        clients = "the averages of all clusters"
+        if self.sums.counts_first(self):
+            least = self.sums.least_choosers
+            server.append(
+                "exact counts of a sum's clients by cell, centre and cluster, of which a one says "
+                "that somebody is alone there, and not who; no block of a sum is of fewer than "
+                f"{least} clients (least_choosers), as far as the server tells clients the counts "
+                "that it read, and clients add ones: neither can be checked"
+            )
+            clients += f" of {least} clients or more, and whether a round moved each"
+        elif not self.privacy.noisy:
+            server.append(OfPlainSums("a block over one client, which is its update"))
+            clients += ", of a cluster with one client its update"
+        else:
+            clients += ", and about how many clients are in each"
+        return Disclosures(server=server, clients=[clients])
 
     @property
     def observer(self) -> HiddenObserver:
         """Return what the experimenter computes outside the protocol."""
         return HiddenObserver(self)
-
-
-def _array(rows: Rows) -> Array:
-    """Return the one row of a sum, in float64."""
-    return np.asarray(rows.table[0].double().cpu().numpy())

@@ -243,12 +243,13 @@ def server_view(noisy: bool, clipped: bool, starts: int) -> list[str]:
     return views
 
 
-def hidden_view(k: int, weights: bool) -> list[str]:
+def hidden_view(k: int, weights: bool, least: int) -> list[str]:
     """Return what the server sees of clients where choices are hidden, one phrase each.
 
     Args:
         k: number of models.
         weights: whether clients send their numbers of samples to sums by model.
+        least: number of clients whose updates are averaged.
     """
     views = []
     if weights:
@@ -262,11 +263,16 @@ def hidden_view(k: int, weights: bool) -> list[str]:
         "is said under sums over rounds; the labels of the results are the clients' own",
         "by the difference of two such counts, what a client chose that is in one of them only, "
         "where all others keep their choice",
-        f"the sum of updates of each of the {k} models over two clients or more; of a model that "
-        "one client chose it reads zeros, and that client trains alone",
+        f"the sum of updates of each of the {k} models over {least} clients or more "
+        "(least_choosers), exactly those that were counted; of a model that fewer chose it reads "
+        "zeros, and these clients train alone",
+        f"with a block of {least} clients, {least - 1} of them can subtract their own updates from "
+        "the average",
+        "a count tells that a model was chosen by a single client, and not by which; clients are "
+        "told whether each model is averaged, and no count",
         "a server that reports false counts to clients, or names other survivors to each of them, "
-        "could read a block of one client: clients check their own choice and the number of "
-        "clients, and cannot check who else chose their model; who refuses false counts tells by "
-        "that what it chose",
+        "could read a block of one client: clients check that it does not contradict itself, and "
+        "cannot check who else chose their model; who refuses tells nothing of what it chose",
+        "nor is a count proof against a changed client that adds more than a one",
         "at the end how far each model has moved (masked where updates are)",
     ]

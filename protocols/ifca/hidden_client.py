@@ -1,17 +1,15 @@
 """The clients of IFCA where sums are secure: choice and update stay with them.
 
-A round has two secure sums over all participants. In the first, each client adds a row of k zeros
-with a one at the model that it chose: the server reads how many clients chose each model. In the
-second, it adds k blocks of d numbers: its weighted update in the block of its model, and zeros in
-the others.
+A round has two secure sums over all participants (`common.counted_blocks`). In the first, each
+client adds a row of k zeros with a one at the model that it chose: the server reads how many
+clients chose each model. In the second, it adds k blocks of d numbers: its weighted update in the
+block of its model, and zeros in the others.
 
-A client whose model nobody else chose adds zeros to every block, and trains alone: a block over one
-client would be its update. It keeps the model that it trained until that model is averaged again.
+A client whose model fewer than `least_choosers` clients chose adds zeros to every block, and trains
+alone. It keeps the model that it trained until that model is averaged again.
 
 Hidden clients count the same: numbers of samples in sums by cluster would tell clusters beside the
-updates. After the counts only as many clients may be lost as the smallest averaged block can spare,
-so that no block has a single contributor. Clients derive that number from the counts, and reveal no
-share below it; they cannot check who else chose their model.
+updates.
 """
 
 from __future__ import annotations
@@ -24,11 +22,18 @@ import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.bounds import Real, Whole
-from securecluster.messaging.messages import Ack, Rows, Shared
+from securecluster.messaging.bounds import Real
+from securecluster.messaging.messages import Ack, Rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protocols.common.client_tensors import ClientTensor
+from securecluster.protocols.common.counted_blocks import (
+    BlockCount,
+    CountedBlocks,
+    FilledBlocks,
+    OwnModels,
+    numbers_digest,
+    table,
+)
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
 from securecluster.protocols.common.model_sets import (
     ModelAverages,
@@ -41,25 +46,6 @@ from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-OwnKey = tuple[int, int, int]  # position of a client, start, model
-
-
-@dataclass(frozen=True, eq=False)
-class ChoiceCount:
-    """Client to server, in a secure sum: a one at the model that the client chose."""
-
-    count: Annotated[Rows, Real(("models",), low=0, maximum=1)]  # (b, k)
-
-
-@dataclass(frozen=True, eq=False)
-class ModelCounts(FollowingSum):
-    """Server to client: how many clients chose each model.
-
-    Those of two clients or more are averaged.
-    """
-
-    counts: Annotated[Shared, Whole(("models",), maximum="clients")]  # (k,) int64
-
 
 @dataclass(frozen=True, eq=False)
 class ModelBlocks:
@@ -70,23 +56,7 @@ class ModelBlocks:
     weight: Annotated[Rows | None, Real(("models",), low=0, maximum=MOST_SAMPLES)]
 
 
-def least_survivors(counts: Sequence[int]) -> int:
-    """Return how many of the counted clients a sum of blocks needs.
-
-    Every block that is not zero has two contributors or more, whichever of the other clients are
-    lost: no more are lost than the smallest of these blocks can spare.
-
-    Args:
-        counts: (k,) clients that chose each model.
-    """
-    averaged = [count for count in counts if count >= MINIMUM]
-    spare = 0
-    if averaged:
-        spare = min(averaged) - MINIMUM
-    return max(MINIMUM, sum(counts) - spare)
-
-
-class HiddenChoiceClient(IFCAClient):
+class HiddenChoiceClient(CountedBlocks, IFCAClient):
     """Clients of IFCA, which hide their choice where sums are secure.
 
     Args:
@@ -96,6 +66,7 @@ class HiddenChoiceClient(IFCAClient):
         weighted: whether averages are weighted by |D_i|.
         hidden: True to hide choices.
         exact: True to weight hidden updates by |D_i|, and to send it to a sum by model.
+        least_choosers: least number of clients whose updates are averaged where choices are hidden.
     """
 
     by_client: ClassVar[tuple[str, ...]] = ("choices", "trained_alone")
@@ -110,59 +81,56 @@ class HiddenChoiceClient(IFCAClient):
         weighted: bool,
         hidden: bool = False,
         exact: bool = False,
+        least_choosers: int = MINIMUM,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.hidden = hidden
+        self.least_choosers = least_choosers
         self._exact = exact and not pipeline.clips
         # models that clients trained alone, and that nobody has averaged since
-        self._own: dict[OwnKey, torch.Tensor] = {}
+        self._own = OwnModels(3)  # by position of a client, start, model
         self._choices: dict[tuple[int, int], int] = {}  # by position and start
-        # by position: call of the last counts that a client was told, call of its blocks, counts
-        self._told: dict[int, tuple[int, ...]] = {}
 
     @answers(SUM, unmasked=("count",))
-    def count_choice(self, context: CallContext, query: ModelAverages) -> ChoiceCount:
+    def count_choice(self, context: CallContext, query: ModelAverages) -> BlockCount:
         """Choose the model with the lowest loss, and return a one in its place.
 
         Raises:
             PolicyError: the request is late, or choices are not hidden.
         """
         self._refuse_unless_hidden("count_choice")
-        choice = self._choose(context, query)
-        chosen = choice.model.values
-        count = self.cohort.start.new_zeros(len(context.positions), query.k)
-        count[torch.arange(len(chosen)), chosen] = 1
-        return ChoiceCount(Rows(count))
+        chosen = self._choose(context, query).model.values
+        ones = torch.nn.functional.one_hot(chosen, query.k) > 0
+        return BlockCount(self.counted(context, ones, numbers_digest(torch.arange(query.k))))
 
     @answers(SUM, through=("blocks",), trains="usual", unmasked=("weight",))
-    def contribute_blocks(self, context: CallContext, query: ModelCounts) -> ModelBlocks:
+    def contribute_blocks(self, context: CallContext, query: FilledBlocks) -> ModelBlocks:
         """Return n_i·Δ_i in the block of the model just chosen, and zeros in the others.
 
-        A client that alone chose its model trains it without sending an update, once a round.
-        Clients count the same, unless the run weights them by |D_i|.
+        A client whose model too few clients chose trains it without sending an update, once a
+        round. Clients count the same, unless the run weights them by |D_i|.
 
         Raises:
-            PolicyError: the request is late; or the counts contradict what a client chose or was
-                told, or are of another choice.
+            PolicyError: the request is late; or it contradicts what a client was told, or is about
+                another choice.
             UpdateError: a model that was trained alone is not finite.
         """
         self._refuse_unless_hidden("contribute_blocks")
         self._check_chosen(context)
-        counts = query.counts.value.tolist()
-        self._check_counts(context, query, counts)
+        start, _, _ = self._chosen[context.positions[0]].tolist()
+        k = len(self.model_sets[start])
+        filled = self.filled(context, query, k, numbers_digest(torch.arange(k)))
         shared: list[int] = []
         alone: list[int] = []
         chosen = self._chosen[context.positions].tolist()
         trained_in = self._trained_in[context.positions].tolist()
         for n, (_, j, _) in enumerate(chosen):
-            if counts[j] >= MINIMUM:
+            if filled[j]:
                 shared.append(n)
             elif trained_in[n] < context.round:
                 alone.append(n)
-        blocks = self.cohort.start.new_zeros(
-            len(context.positions), len(counts), self.cohort.model.dimension
-        )
-        weights = blocks.new_zeros(len(context.positions), len(counts))
+        blocks = self.cohort.start.new_zeros(len(context.positions), k, self.cohort.model.dimension)
+        weights = blocks.new_zeros(len(context.positions), k)
         updates = self._updates(context, shared, alone)
         for n in shared:
             _, j, _ = chosen[n]
@@ -227,7 +195,7 @@ class HiddenChoiceClient(IFCAClient):
                     loaded.add((k, j))
         picks = []
         for k, j in enumerate(self.choices(query.start)):
-            row = self._own.get((k, query.start, j))
+            row = self._own.get(k, query.start, j)
             if row is None or (k, j) in loaded:
                 picks.append((advanced[j], k))
             else:
@@ -251,42 +219,6 @@ class HiddenChoiceClient(IFCAClient):
                 "refused"
             )
 
-    def _check_counts(
-        self, context: CallContext, query: ModelCounts, counts: Sequence[int]
-    ) -> None:
-        """Check counts against what each client knows, and store what it was told.
-
-        Security rule: a block over one client is that client's update. A client cannot verify how
-        many others chose its model; it knows its own choice, how many clients were counted, and
-        what it was told before.
-
-        Raises:
-            PolicyError: counts that cannot be those of the client's choice, a sum that may lose
-                more clients than the counts allow, or a second sum of blocks for one choice.
-        """
-        for i, k in zip(context.ids, context.positions, strict=True):
-            _, j, step = self._chosen[k].tolist()
-            if step != query.earlier:
-                raise PolicyError(f"client {i} made its last choice in another call")
-            if sum(counts) != query.counted or counts[j] < 1:
-                raise PolicyError(
-                    f"client {i} was sent counts that contradict its own choice, or the number of "
-                    "clients that were counted"
-                )
-            if query.least < least_survivors(counts):
-                raise PolicyError(
-                    f"client {i} is asked for a sum that {query.least} clients may survive: then a "
-                    "block of it could be over a single client"
-                )
-            told = (query.earlier, context.step, *counts)
-            before = self._told.get(k, told)
-            if before[0] == query.earlier and before != told:
-                raise PolicyError(
-                    f"client {i} was told other counts for the same choice, or has sent its blocks"
-                )
-        for k in context.positions:
-            self._told[k] = (query.earlier, context.step, *counts)
-
     def _updates(
         self, context: CallContext, shared: Sequence[int], alone: Sequence[int]
     ) -> dict[int, torch.Tensor]:
@@ -309,7 +241,7 @@ class HiddenChoiceClient(IFCAClient):
         scale = []
         for n, k in zip(frames, positions, strict=True):
             start, j, _ = self._chosen[k].tolist()
-            row = self._own.get((k, start, j))
+            row = self._own.get(k, start, j)
             if n in contributes or row is None:
                 picks.append((self.model_sets[start][j].models, k))
             else:
@@ -332,11 +264,10 @@ class HiddenChoiceClient(IFCAClient):
                     "lower the learning rate (--lr)"
                 )
             start, j, _ = self._chosen[k].tolist()
-            key = (k, start, j)
-            theta = self._own.get(key)
+            theta = self._own.get(k, start, j)
             if theta is None:
                 theta = self.model_sets[start][j].models.row(k)
-            self._own[key] = theta + updates[n]
+            self._own.keep(theta + updates[n], k, start, j)
             self._trained_in[k] = context.round
 
     def _weight(self, position: int) -> float:
@@ -377,14 +308,14 @@ class HiddenChoiceClient(IFCAClient):
         after = model.had(context.positions, averages)
         for k, earlier, count in zip(context.positions, before, after, strict=True):
             if count > earlier:
-                self._own.pop((k, start, j), None)
+                self._own.drop(k, start, j)
 
     def evaluated_rows(self, start: int, j: int, positions: Sequence[int]) -> Rows:
         """Return a model as clients evaluate it: as they trained it alone, where they did."""
         shared = self.model_sets[start][j].models
         picks = []
         for k in positions:
-            row = self._own.get((k, start, j))
+            row = self._own.get(k, start, j)
             picks.append((shared, k) if row is None else (Rows(row[None]), 0))
         if all(models is shared for models, _ in picks):
             return super().evaluated_rows(start, j, positions)
@@ -393,42 +324,25 @@ class HiddenChoiceClient(IFCAClient):
     def _open_start(self, query: ModelAverages) -> ModelSet:
         """Return the models of the query's start, and drop what belongs to starts not in use."""
         opened = (query.start, query.best)
-        self._own = {key: row for key, row in self._own.items() if key[1] in opened}
+        for key in self._own.keys:
+            if key[1] not in opened:
+                self._own.drop(*key)
         self._choices = {key: j for key, j in self._choices.items() if key[1] in opened}
         return super()._open_start(query)
 
-    # models and choices are by start, and what a client was told is as wide as k: no fixed rows
+    # models and choices are by start: no fixed rows
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the models that clients trained alone, and what they chose and were told."""
+        """Add the models that clients trained alone, and what they chose."""
         memory = super().memory()
         if not self.hidden:
             return memory
-        rows = torch.zeros(0, 0)
-        if self._own:
-            rows = torch.stack(list(self._own.values()))
         choices = [(*key, j) for key, j in self._choices.items()]
-        return {
-            **memory,
-            "own": rows,
-            "own_keys": _table(list(self._own), 3),
-            "choices": _table(choices, 3),
-            "told": _table([(k, *told) for k, told in self._told.items()], 1),
-        }
+        return {**memory, **self._own.memory(), "choices": table(choices, 3)}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
         super().recall(memory)
         if not self.hidden:
             return
-        rows = memory["own"].to(self.cohort.start.device)
-        keys = memory["own_keys"].tolist()
-        self._own = {(k, start, j): row for (k, start, j), row in zip(keys, rows, strict=True)}
+        self._own.recall(memory, self.cohort.start.device)
         self._choices = {(k, start): j for k, start, j in memory["choices"].tolist()}
-        self._told = {k: tuple(told) for k, *told in memory["told"].tolist()}
-
-
-def _table(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
-    """Return rows of integers as a tensor (r, width), or with the rows' own width if there are."""
-    if not rows:
-        return torch.zeros(0, width, dtype=torch.int64)
-    return torch.tensor([list(row) for row in rows], dtype=torch.int64)

@@ -55,7 +55,7 @@ from securecluster.protocols.common.model_set_protocol import (
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions, SumsOverAll
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, CountedSums
 from securecluster.protocols.ifca.client import (
     IFCAClient,
     ModelAssignment,
@@ -88,7 +88,7 @@ class IFCAState(ModelSetState):
     def used(self) -> list[int]:
         """Return the models that some client chose last; label c is model `used[c]`.
 
-        Where choices are hidden, these are the models of two clients or more.
+        Where choices are hidden, these are the models of `least_choosers` clients or more.
         """
         if self.final.counts:
             return self.final.shared
@@ -106,7 +106,7 @@ class IFCAState(ModelSetState):
 
 
 @dataclass(kw_only=True)
-class SumsOfChoices(SumsOverAll):
+class SumsOfChoices(CountedSums):
     """Options of sums of blocks, one for each model, by which clients hide their choice."""
 
     def refusal(self, method: Any) -> str | None:
@@ -133,15 +133,9 @@ class SumsOfChoices(SumsOverAll):
         return not method.privacy.per_client and (method.exact_weights or not self.hide_replies)
 
     def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the counts of choices, the blocks with their weights, and losses."""
+        """Add losses."""
         fields = super().fields(method, config)
-        return {
-            **fields,
-            "count": 1.0,
-            "blocks": fields["delta"],
-            "weight": fields["size"],
-            "loss": LARGEST_LOSS * fields["size"],
-        }
+        return {**fields, "loss": LARGEST_LOSS * fields["size"]}
 
 
 class IFCAObserver(ModelSetObserver):
@@ -155,8 +149,8 @@ class IFCAObserver(ModelSetObserver):
     def known_labels(self, client: Any, state: IFCAState) -> list[int]:
         """Return each client's cluster, which only the clients know where choices are hidden.
 
-        The first clusters are the models of two clients or more. Each client that ends with a model
-        that it trained alone is a cluster of its own.
+        The first clusters are the models of `least_choosers` clients or more. Each client that ends
+        with a model that it trained alone is a cluster of its own.
 
         Args:
             client: a `HiddenChoiceClient`.
@@ -211,11 +205,11 @@ class IFCA(ModelSetProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    sums: SumOptions = group(SumsOfChoices)
+    sums: CountedSums = group(SumsOfChoices)
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every choice and every reply) or
     secagg (the server reads neither, but how many clients chose each model; a client then sends k
-    blocks of the model's size in place of one, and trains alone where nobody else chose its model)
+    blocks of the model's size in place of one, and trains alone where too few chose its model)
     """
     k: int = 4
     """number of models"""
@@ -263,7 +257,9 @@ class IFCA(ModelSetProtocol):
         state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
         if self.sums.hide_replies:
             state.final = run.once(
-                "count", lambda: count_at_end(net, state.running, state.best), FinalCounts
+                "count",
+                lambda: count_at_end(net, state.running, state.best, self._least),
+                FinalCounts,
             )
         state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
         return state
@@ -323,6 +319,11 @@ class IFCA(ModelSetProtocol):
         return min(self.start_rounds, self.rounds)
 
     @property
+    def _least(self) -> int:
+        """Return the least number of clients whose updates are averaged in secure sums."""
+        return self.sums.least_choosers
+
+    @property
     def vectors_per_round(self) -> int:
         """Return the vectors of d numbers that a client exchanges: k averages and an update.
 
@@ -333,12 +334,13 @@ class IFCA(ModelSetProtocol):
         return super().vectors_per_round
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the number of starts, too.
+        """Add the numbers of starts and of blocks.
 
         Args:
             config: the run's configuration.
         """
-        return {**super().frame_sizes(config), "starts": int(self.starts)}
+        sizes = super().frame_sizes(config)
+        return {**sizes, "starts": int(self.starts), "blocks": self.model_count}
 
     def _best(self, state: IFCAState) -> Restart:
         """Return the start of lowest loss: the running one, which is over, or the best before."""
@@ -354,7 +356,7 @@ class IFCA(ModelSetProtocol):
             recipients = sample_clients(
                 net, net.clients, self.participation, t, minimum=net.least_members
             )
-            average_unseen(net, state.running, state.best, recipients)
+            average_unseen(net, state.running, state.best, recipients, self._least)
             return
         recipients = sample_clients(net, net.clients, self.participation, t)
         # lines 5–7: each client estimates its cluster, argmin_j F_i(θ_j)
@@ -505,12 +507,15 @@ class IFCA(ModelSetProtocol):
             self.weighted,
             self.sums.hide_replies,
             exact=self.exact_weights,
+            least_choosers=self._least,
         )
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
         if self.sums.hide_replies:
-            return Disclosures(server=hidden_view(self.k, self.sums.weights_updates(self)))
+            server = hidden_view(self.k, self.sums.weights_updates(self), self._least)
+            clients = f"the averages of all models of {self._least} clients or more"
+            return Disclosures(server=server, clients=[clients])
         # Which clients the server moves follows from their choices, and shows nothing new.
         return Disclosures(
             server=server_view(self.privacy.noisy, self.privacy.per_client, self.starts)

@@ -268,6 +268,24 @@ def centres_from_cells(total: Array, cells: Array, k: int, deviation: float, see
     return _k_means(points, weights, k, STARTS, seed)
 
 
+def centres_from_counts(counts: Array, cells: Array, k: int, seed: int) -> Array:
+    """Return k centres of points of which only the number in each cell is known.
+
+    Args:
+        counts: (c,) exact numbers of points.
+        cells: (c, r) the code book, k centres or more.
+        k: number of clusters.
+        seed: of the random starts.
+
+    Returns:
+        (k, r)
+    """
+    occupied = np.flatnonzero(counts)
+    if len(occupied) < k:
+        occupied = np.argsort(-counts, kind="stable")[:k]
+    return _k_means(cells[occupied], np.maximum(counts[occupied], 1.0), k, STARTS, seed)
+
+
 def moved_centres(total: Array, centres: Array, deviation: float) -> Array:
     """Return the centres (k, r) after a step of Lloyd's algorithm.
 

@@ -35,9 +35,9 @@ class Cohorts:
     """Public rule by which any list of clients is divided into cohorts, the same at all parties.
 
     Args:
-        minimum: members of the smallest sum.
+        minimum: least members of a cohort by default.
         share: share of the clients that a round asks, in (0, 1].
-        size: members of a cohort, at least `minimum`; None is the number of clients that a round
+        size: members of a cohort; None is the number of clients that a round
             asks, up to ten, and a third of them where it asks all: a sum needs a majority of those
             that are asked, also where a cohort is gone for good.
         order: all clients of the run, in a random order that is public.
@@ -57,7 +57,7 @@ class Cohorts:
         Args:
             clients: m.
             seed: of the run, or of a roster, the same in all of its runs.
-            minimum: members of the smallest sum.
+            minimum: least members of a cohort by default.
             share: share of the clients that a round asks.
             size: members of a cohort; None for the default.
         """

@@ -207,7 +207,7 @@ class Deployment:
         return Cohorts.drawn(
             int(config["clients"]),
             cohort_seed(config),
-            least_members(config),
+            max(least_members(config), self.method.sums.least_cohort(self.method)),
             float(config["participation"]),
             config["cohort_size"],
         )

@@ -94,10 +94,9 @@ def _check_cohorts(policy: Policy, method: Method, config: Mapping[str, Any]) ->
     if not method.sums.hide_replies or size == 0:
         return
     clients = range(int(config["clients"]))
+    least = max(least_members(config), method.sums.least_cohort(method))
     # their sizes are those of any order of the clients
-    cohorts = Cohorts(
-        least_members(config), float(config["participation"]), size, tuple(clients)
-    ).of(clients)
+    cohorts = Cohorts(least, float(config["participation"]), size, tuple(clients)).of(clients)
     smallest = min(map(len, cohorts))
     if smallest < policy.least_clients:
         raise OwnerPolicyError(

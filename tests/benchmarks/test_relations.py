@@ -67,7 +67,18 @@ WORLD_OF = {
 
 
 # of which a run with noise has none: methods that are refused there
-WITHOUT_NOISE = {"HiddenChoiceClient.count_choice", "HiddenChoiceClient.contribute_blocks"}
+WITHOUT_NOISE = {
+    "HiddenChoiceClient.count_choice",
+    "HiddenChoiceClient.contribute_blocks",
+    "HiddenClient.count_parts",
+    "HiddenClient.send_counted_parts",
+    "HiddenClient.count_cell",
+    "HiddenClient.count_step",
+    "HiddenClient.send_counted_step",
+    "HiddenClient.count_cluster",
+    "HiddenClient.count_block",
+    "HiddenClient.contribute_counted",
+}
 TEN = cases.two_clusters(10, 24)
 RUN, NEWCOMERS = TEN.select(range(8)), TEN.select(range(8, 10))
 

@@ -249,7 +249,7 @@ def test_runs_of_plain_sums_have_no_option_of_cohorts(federation: Federation) ->
 def test_hidden_tells_no_numbers_of_samples_by_cluster(exact: bool, federation: Federation) -> None:
     made = make("hidden", exact_weights=exact, rounds=1)
     fitted = made.fit(federation, FULL)
-    (blocks,) = [o.content for o in fitted.verb_outcomes() if o.method == "contribute_block"]
+    (blocks,) = [o.content for o in fitted.verb_outcomes() if o.method == "contribute_counted"]
     assert (blocks.weight is not None) == exact
     told = " ".join(privacy_section.section(fitted.result_)["server_view"])
     assert ("exact_weights" in told) == exact

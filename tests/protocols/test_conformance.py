@@ -345,7 +345,7 @@ def test_a_client_that_misses_rounds_is_named_and_catches_up(
     same = [i for i in range(6) if labels[i] == labels[2]]
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
-    training = ("train", "contribute", "contribute_block")
+    training = ("train", "contribute", "contribute_block", "contribute_counted")
     late = next(e for e in served.transcript.entries if e.method in training and e.round == 4)
     behind, current = late.down[2], late.down[0]
     assert behind > 2 * current if mask != "none" else behind == current

@@ -53,7 +53,9 @@ from securecluster.protections.secure_sums.messages import (
     masked_class,
 )
 from securecluster.protections.secure_sums.shamir import VALUE
+from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protocols import Settings
+from securecluster.protocols.common.counted_blocks import BlockCount
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.conformance import (
     Example,
@@ -64,7 +66,6 @@ from securecluster.protocols.conformance import (
     example,
 )
 from securecluster.protocols.hidden.client import HiddenClient, PublicMean
-from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient
 from securecluster.runs import privacy_section
 from securecluster.runs.deployment import build_network
@@ -366,8 +367,10 @@ CHANGING = {
     "contribute": "an update from the averages, or of the model, of a round",
     "contribute_block": "an update from the averages of the query",
     "contribute_blocks": "an update of the model just chosen",
+    "contribute_counted": "an update from the averages that came with a count",
     "contribute_kept_update": "the update of its own round",
     "contribute_to": "an update of the model of the query",
+    "count_block": "ones of a cluster, over the clients of a round",
     "count_choice": "a choice among the query's models",
     "judge": "losses of the query's models",
     "known_losses": "losses of other clients' models, over the clusters of a round",
@@ -386,12 +389,14 @@ def test_every_row_of_a_sum_is_held_to_one_list_or_says_why_it_changes() -> None
         fixed |= fixed_sums(client)
     assert changing == set(CHANGING)
     of_hidden = {"send_parts", "send_residual", "send_moments", "send_cell", "send_step"}
-    assert fixed == {"send_point", "pool"} | of_hidden
+    counted = {"count_parts", "count_cell", "count_step", "count_cluster"}
+    counted |= {"send_counted_parts", "send_counted_step"}
+    assert fixed == {"send_point", "pool"} | of_hidden | counted
 
 
 class Asked(HiddenClient):
     @answers(SUM, unmasked=("count",))
-    def forgotten(self, context: CallContext, query: Empty) -> ChoiceCount:
+    def forgotten(self, context: CallContext, query: Empty) -> BlockCount:
         """Return something of the data without saying that it never changes."""
         raise NotImplementedError
 
@@ -400,7 +405,7 @@ def test_a_method_that_is_asked_nothing_is_held_to_one_list_by_itself() -> None:
     assert "forgotten" in fixed_sums(Asked)
 
 
-@pytest.mark.parametrize(("name", "calls"), [("hidden", 4), ("nsim", 1)])
+@pytest.mark.parametrize(("name", "calls"), [("hidden", 5), ("nsim", 1)])
 def test_no_second_list_opens_rows_that_follow_from_data_alone(
     name: str, calls: int, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,7 +414,9 @@ def test_no_second_list_opens_rows_that_follow_from_data_alone(
 
     def asked_again(net: Any, method: Any, query: Any, to: Any, by: Any = None, **rest: Any) -> Any:
         first = honest_sum(net, method, query, to, by, **rest)
-        if method.__name__ in fixed_sums(HiddenClient) | fixed_sums(NSIMClient):
+        fixed = fixed_sums(HiddenClient) | fixed_sums(NSIMClient)
+        # what follows a count has the members of the count
+        if method.__name__ in fixed and not isinstance(query, FollowingSum):
             # a server that remembers nothing leaves a client out
             net.aggregator._asked.clear()
             others = None if by is None else by[1:]
@@ -421,11 +428,12 @@ def test_no_second_list_opens_rows_that_follow_from_data_alone(
                 if value is not None:
                     assert torch.equal(value.table, getattr(again.rows, field).table)
             held.append(method.__name__)
+            return again  # what follows a count follows the last one
         return first
 
     monkeypatch.setattr(ServerChannel, "sum", asked_again)
     serve(make(name, rounds=1, mask="none"), federation)
-    assert len(held) == calls
+    assert len(set(held)) == calls
 
 
 def test_a_query_that_differs_a_little_opens_no_other_list_either(federation: Federation) -> None:

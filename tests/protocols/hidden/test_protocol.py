@@ -40,6 +40,12 @@ def federation() -> Federation:
     return two_clusters(6, 30)
 
 
+@pytest.fixture(scope="module")
+def dozen() -> Federation:
+    """As many clients as fill the blocks of secure sums."""
+    return two_clusters(12, 30)
+
+
 def make(**params: Any) -> Any:
     """Hidden with two clusters, two rounds and plain sums."""
     small: dict[str, Any] = {"k": 2, "rounds": 2, "epochs": 1, "model": "linear", "mask": "none"}
@@ -79,9 +85,9 @@ def test_residuals_give_the_clusters_that_the_same_sums_give_in_one_place() -> N
     assert methods == list(WITH_PARTS)
 
 
-def test_secure_sums_of_residuals_give_the_clusters_of_plain_ones(federation: Federation) -> None:
-    plain = make(residuals=True).fit(federation, DOUBLE)
-    secure = make(residuals=True, aggregation="secagg").fit(federation, DOUBLE)
+def test_secure_sums_of_residuals_give_the_clusters_of_plain_ones(dozen: Federation) -> None:
+    plain = make(residuals=True).fit(dozen, DOUBLE)
+    secure = make(residuals=True, aggregation="secagg").fit(dozen, DOUBLE)
     assert list(plain.labels_) == list(secure.labels_)
     torch.testing.assert_close(
         plain.state_.centres.parts, secure.state_.centres.parts, rtol=0, atol=1e-6
@@ -96,9 +102,9 @@ def test_the_server_knows_no_label(federation: Federation) -> None:
     assert replies == dict.fromkeys((*SUMS, "contribute_block"), "sum")
 
 
-def test_secure_sums_give_the_models_of_plain_ones(federation: Federation) -> None:
-    plain = make().fit(federation, DOUBLE)
-    secure = make(aggregation="secagg").fit(federation, DOUBLE)
+def test_secure_sums_give_the_models_of_plain_ones(dozen: Federation) -> None:
+    plain = make().fit(dozen, DOUBLE)
+    secure = make(aggregation="secagg").fit(dozen, DOUBLE)
     assert list(plain.labels_) == list(secure.labels_)
     torch.testing.assert_close(
         plain.client_models_.values, secure.client_models_.values, rtol=0, atol=1e-6

@@ -1,0 +1,223 @@
+"""The server's part in clustering: centres from sums over all clients.
+
+With noise, or where sums are plain, there are four sums (`clustering.noisy_centres`), or five with
+residuals. In secure sums without noise, a block that few clients fill would tell of these, so that
+counts come first. The code book is then counted alone: a cell that one client is in says that
+somebody is there, and not who, while its displacement would be that client's. One sum of
+displacements is all, from centres that at least `least_choosers` clients are the nearest to: the
+difference of two such sums would tell of those who are in one of them only. Centres that fewer
+clients are the nearest to after the step are dissolved, the smallest first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from securecluster.clustering import noisy_centres
+from securecluster.clustering.labels import Array
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import UpdateError
+from securecluster.messaging.messages import Empty, Rows, Shared
+from securecluster.messaging.replies import Sums
+from securecluster.protocols.common.counted_blocks import FilledBlocks, counts_of, filled_blocks
+from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.hidden.client import (
+    FilledCentres,
+    HiddenClient,
+    PublicCentres,
+    PublicMean,
+    PublicParts,
+)
+from securecluster.runtime.server_channel import ServerChannel
+
+
+def empty() -> torch.Tensor:
+    """Return an empty placeholder tensor."""
+    return torch.zeros(0)
+
+
+@dataclass
+class Centres:
+    """Public summary of the clusters, which the server sends to all clients."""
+
+    mean: torch.Tensor = field(default_factory=empty)  # (q,)
+    basis: torch.Tensor = field(default_factory=empty)  # (q, r)
+    centres: torch.Tensor = field(default_factory=empty)  # (k', r)
+    # (k',) about how many of all clients are in each cluster, from 1
+    sizes: list[float] = field(default_factory=list)
+    # how well the centres are told apart, from 0 to 1, see `noisy_centres.separation`
+    separation: float = 1.0
+    parts: torch.Tensor = field(default_factory=empty)  # (c, q); empty if nothing is subtracted
+
+    @property
+    def subtracted(self) -> Shared | None:
+        """Return the mean parts of classes that clients subtract, if any."""
+        return Shared(self.parts) if self.parts.numel() else None
+
+    def message(self) -> PublicCentres:
+        """Return the message to clients."""
+        return PublicCentres(
+            Shared(self.mean), Shared(self.basis), Shared(self.centres), self.subtracted
+        )
+
+
+def find_centres(method: Any, net: ServerChannel) -> Centres:
+    """Return centres from sums over all clients.
+
+    Args:
+        method: the `Hidden` of the run.
+        net: the server's channel.
+
+    Raises:
+        UpdateError: no sum of several tries has enough clients.
+    """
+    public = Centres()
+    counts_first = method.sums.counts_first(method)
+    if method.residuals:
+        # Sum 0: what each class adds to points. Clients subtract its mean, so that those whose
+        # labels are skewed differ in nothing else by the classes that they lack.
+        if counts_first:
+            total = _counted_parts(method, net)
+            deviation = 0.0
+        else:
+            parts = _summed(net, HiddenClient.send_parts, Empty())
+            total = parts.rows.parts
+            deviation = method.deviation(net.agreed, "parts", parts.counts[0])
+        means = noisy_centres.mean_parts(_array(total), deviation)
+        public.parts = torch.as_tensor(means).to(total.table.cpu())
+    # Sum 1: the mean of all points. It is subtracted before directions are compared, since the
+    # part that all clients have in common does not separate clusters.
+    if method.residuals:
+        query = PublicParts(Shared(public.parts))
+        points = _summed(net, HiddenClient.send_residual, query)
+    else:
+        points = _summed(net, HiddenClient.send_point, Empty())
+    public.mean = points.rows.point.table[0].cpu() / points.counts[0]
+    # Sum 2: second moments. k centres differ in k − 1 directions.
+    centred = PublicMean(Shared(public.mean), public.subtracted)
+    moments = _summed(net, HiddenClient.send_moments, centred)
+    r = method.subspace
+    basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
+    public.basis = torch.as_tensor(basis).to(public.mean)
+    cells = noisy_centres.code_book(r, method.cells(net.agreed))
+    if counts_first:
+        return _counted_centres(method, net, public, cells)
+    return _summed_centres(method, net, public, cells)
+
+
+def _summed_centres(method: Any, net: ServerChannel, public: Centres, cells: Array) -> Centres:
+    """Return centres from a sum over the cells of a code book, and one over centres."""
+    # Sum 3: counts and displacements in the cells of a public code book. The server never sees
+    # single points, so cells stand for them, and the noise falls on few numbers.
+    public.centres = torch.as_tensor(cells).to(public.mean)
+    counted = _summed(net, HiddenClient.send_cell, public.message())
+    started = noisy_centres.centres_from_cells(
+        _array(counted.rows.cells),
+        cells,
+        method.k,
+        method.deviation(net.agreed, "cells", counted.counts[0]),
+        net.randomness.integer("server", "clusterer"),
+    )
+
+    # Sum 4: one step of Lloyd's algorithm with the points themselves.
+    public.centres = torch.as_tensor(started).to(public.mean)
+    stepped = _summed(net, HiddenClient.send_step, public.message())
+    steps = _array(stepped.rows.steps)
+    deviation = method.deviation(net.agreed, "steps", stepped.counts[0])
+    started = noisy_centres.moved_centres(steps, started, deviation)
+    counts = noisy_centres.counts_of(steps)
+    public.separation = noisy_centres.separation(started, counts)
+    large = noisy_centres.large_enough(counts, deviation, method.minimum_size)
+    public.centres = torch.as_tensor(started[large]).to(public.mean)
+    # Clients that were lost are in some cluster as well.
+    share = len(net.clients) / stepped.counts[0]
+    public.sizes = (np.maximum(counts[large], method.minimum_size) * share).tolist()
+    return public
+
+
+def _counted_centres(method: Any, net: ServerChannel, public: Centres, cells: Array) -> Centres:
+    """Return centres from counts in the cells of a code book, and one sum over centres."""
+    least = method.sums.least_choosers
+    # Count 1: clients in each cell of a public code book, which stands for their points.
+    public.centres = torch.as_tensor(cells).to(public.mean)
+    _, counts = _counted(net, HiddenClient.count_cell, public.message())
+    seed = net.randomness.integer("server", "clusterer")
+    centres = noisy_centres.centres_from_counts(np.array(counts), cells, method.k, seed)
+
+    # Count 2 and sum 3: one step of Lloyd's algorithm with the points themselves.
+    public.centres = torch.as_tensor(centres).to(public.mean)
+    for _ in range(TRIES):
+        counted, counts = _counted(net, HiddenClient.count_step, public.message())
+        filled = FilledCentres(**vars(public.message()), **filled_blocks(counted, counts, least))
+        stepped = net.sum(HiddenClient.send_counted_step, filled, to=counted.ids)
+        if stepped.ids:
+            break
+    else:
+        raise _too_few()
+    centres = noisy_centres.moved_centres(_array(stepped.rows.steps), centres, 0.0)
+
+    # Count 3: clients that will be in each cluster. Those of a cluster that is dissolved are near
+    # to other centres, so that the rest is counted again.
+    smallest = max(least, method.minimum_size)
+    while True:
+        public.centres = torch.as_tensor(centres).to(public.mean)
+        counted, counts = _counted(net, HiddenClient.count_cluster, public.message())
+        counts = counts[: len(centres)]
+        if min(counts) >= smallest or len(centres) == 1:
+            break
+        centres = np.delete(centres, int(np.argmin(counts)), axis=0)
+    public.separation = noisy_centres.separation(centres, np.array(counts))
+    share = len(net.clients) / len(counted.ids)
+    public.sizes = [count * share for count in counts]
+    return public
+
+
+def _counted_parts(method: Any, net: ServerChannel) -> Rows:
+    """Return the sum of parts of points, of the classes that enough clients have."""
+    least = method.sums.least_choosers
+    classes = int(net.agreed["classes"])
+    for _ in range(TRIES):
+        counted, counts = _counted(net, HiddenClient.count_parts, Empty(), most=classes)
+        filled = FilledBlocks(**filled_blocks(counted, counts, least))
+        parts = net.sum(HiddenClient.send_counted_parts, filled, to=counted.ids)
+        if parts.ids:
+            rows: Rows = parts.rows.parts
+            return rows
+    raise _too_few()
+
+
+def _counted(
+    net: ServerChannel, method: Any, query: Any, most: int = 1
+) -> tuple[Sums[Any], list[int]]:
+    """Return a sum of ones over all clients, and the counts."""
+    for _ in range(TRIES):
+        counted = net.sum(method, query, to=net.clients)
+        counts = counts_of(counted, most) if counted.ids else None
+        if counts is not None:
+            return counted, counts
+    raise _too_few()
+
+
+def _summed(net: ServerChannel, method: Any, query: Any) -> Sums[Any]:
+    """Return a sum over all clients."""
+    for _ in range(TRIES):
+        sums = net.sum(method, query, to=net.clients)
+        if sums.ids:
+            return sums
+    raise _too_few()
+
+
+def _too_few() -> UpdateError:
+    """Return the error of a sum that did not succeed in several tries."""
+    return UpdateError(
+        "too few clients reply for a sum, and clusters are found by sums: run it anew, with "
+        "another seed"
+    )
+
+
+def _array(rows: Rows) -> Array:
+    """Return the one row of a sum, in float64."""
+    return np.asarray(rows.table[0].double().cpu().numpy())
