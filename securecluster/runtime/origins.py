@@ -38,7 +38,7 @@ def digest(values: torch.Tensor) -> bytes:
     array = values.detach().cpu().contiguous().numpy()
     about = transcript("securecluster tensor v1", array.dtype.str, *array.shape)
     hasher = hashlib.sha256(about)
-    hasher.update(array)  # without a copy: averages may be large
+    hasher.update(array.data)  # without a copy: averages may be large
     return hasher.digest()
 
 

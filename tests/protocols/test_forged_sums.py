@@ -34,6 +34,8 @@ from securecluster.protections.encryption.parameters import MOST_DECRYPTIONS, Pa
 from securecluster.protections.encryption.server import GroupSum
 from securecluster.protections.encryption.tags import LinearTags, as_text, tag_key
 from securecluster.protections.pair_rows import PairRange
+from securecluster.protocols.common.client import LINEAGE
+from securecluster.runtime.origins import chained, origins_of
 
 SCHEMES = ("bfv", "ckks")
 CLIENTS = 6
@@ -478,7 +480,9 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
         "0-5",
         str(total.layout),
     )
-    tags_key = tag_key(seed, context.run, cipher.fingerprint)
+    # what it was sent: nothing yet but θ_0
+    (origin,) = origins_of(call.select([5]).query, (5,), {5: chained(b"", bytes(LINEAGE))})
+    tags_key = tag_key(seed, context.run, cipher.fingerprint, origin)
     tags = LinearTags(cipher.parameters, tags_key)
     text = as_text(tags_key, [tags.of(cipher.coefficients(data)) for data in row])
     exchange = server.run.served.net.aggregator.keys.exchange
