@@ -40,7 +40,8 @@ from securecluster.runs.authority_node import AuthorityNode
 from securecluster.runs.deployment import Deployment
 from securecluster.runs.derived import as_agreed, call_types, needs_samples, opened_verbs
 from securecluster.runs.fitted import FittedRun
-from securecluster.runs.flower_hello import Introduction, Patience, gathered, name_of, proven
+from securecluster.runs.flower_hello import Introduction, gathered, name_of, proven
+from securecluster.runs.flower_hello import Patience as Patience
 from securecluster.runs.flower_messages import asked, bytes_of, pulled, pushed, record_of
 from securecluster.runs.joining import Joined
 from securecluster.runs.method import Method
