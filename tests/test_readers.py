@@ -22,6 +22,7 @@ DECODERS = {
     "runtime/run.py:decode": "read_lines",
     "runs/replay.py:decode": "read_lines",
     "runs/authority_node.py:request": "read_lines",
+    "runs/agreed_runs.py:read": "read_lines",
 }
 # a program of its own, which reads what lies beside it, and what this package has just written
 OWN = {

@@ -53,6 +53,11 @@ class Agreement:
     cohort_commitments: str
     cohorts: int | None
 
+    @classmethod
+    def read(cls, line: str) -> Agreement:
+        """Return the agreement of a line of the log."""
+        return cls(**json.loads(line))
+
 
 class AgreedRuns:
     """What a party keeps of all runs, in its folder.
@@ -146,7 +151,7 @@ class AgreedRuns:
         Raises:
             RunFolderError: the file is damaged.
         """
-        _, runs = self._log.recall(manifest.EMPTY, lambda line: Agreement(**json.loads(line)))
+        _, runs = self._log.recall(manifest.EMPTY, Agreement.read)
         return runs
 
     def _agreement(self, config: Mapping[str, Any], listed: str, of_cohorts: str) -> Agreement:

@@ -445,6 +445,10 @@ def test_a_node_keeps_its_secret_for_itself(world: World) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert (world.folder / "node-1" / LOG).stat().st_mode & 0o777 == 0o600
     assert path.read_bytes().hex() not in str(config)
+    (world.folder / "node-2" / LOG).write_text("[" * 10_000 + "\n")
+    with pytest.raises(RunFolderError, match="does not parse"):
+        world.agreed()
+    (world.folder / "node-2" / LOG).unlink()
     path.write_bytes(b"short")
     with pytest.raises(RunFolderError, match="no secret of 32 bytes"):
         world.agreed()
