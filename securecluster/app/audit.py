@@ -938,7 +938,11 @@ def _runs_without_one(
     for position in range(min(LEAVING, len(federation))):
         if position not in runs:
             left = at(position)
-            runs[position] = experiments.without_client(fitted, federation, left, settings)
+            try:
+                runs[position] = experiments.without_client(fitted, federation, left, settings)
+            except UsageError:
+                # the method refuses as few clients, so that no server has such a run
+                break
     return {position: view_of(run, (SERVER,)) for position, run in runs.items()}
 
 

@@ -381,6 +381,8 @@ CLAIMS = (
             protocol="hidden",
             hidden=False,
             clients=10,
+            # nine clients, where one has left, fill three clusters
+            options={"k": 3},
         )
         for attack in HIDDEN_ATTACKS
     ),

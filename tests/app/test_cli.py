@@ -76,6 +76,8 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
     longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds
     if protocol == "ifca":
         longer += ["--starts", "2"]
+    if protocol == "hidden":
+        longer += ["--k", "2"]  # six clients fill no more clusters
     assert (
         main(["run", protocol, *longer, "--pictures", "--quiet", "--out", str(tmp_path / "r")]) == 0
     )

@@ -119,6 +119,7 @@ def test_files_of_audits_are_for_their_owner(private: Path) -> None:
 def test_a_bundle_of_a_hidden_assignment_has_no_label(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [*SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--quiet"]
+    options += ["--clients", "12", "--k", "2"]
     assert main(["run", "hidden", *options, "--out", str(folder)]) == 0
     result = json.loads((folder / "result.json").read_text())
     assert len(set(result["labels"])) > 1

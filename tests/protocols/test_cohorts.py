@@ -54,6 +54,8 @@ def lists_of(fitted: Any) -> list[list[int]]:
     ]
 
 
+# clients that train alone, since few others are in their block, may do no better than chance
+@pytest.mark.filterwarnings("ignore:after 12 rounds the models of")
 @pytest.mark.parametrize("name", ["fedavg", "hidden", "ifca", "mrmtl", "flhc"])
 @pytest.mark.parametrize(("share", "dropout"), [(0.5, 0.0), (1.0, 0.3)])
 def test_sums_of_a_run_can_be_solved_for_nobody_with_cohorts_and_for_many_without(

@@ -188,15 +188,18 @@ class SecureSums(Connected):
     ) -> type | None:
         """Add the masked rows to their groups' sums, part by part.
 
-        A silent client would keep its whole cohort out of the sum, so it is asked again.
+        A silent client would keep its whole cohort out of the sum, or be missing where all are
+        needed, so it is asked again.
 
         Returns:
             Class of the replies; None if nobody replied.
         """
         masked: type | None = None
         refused: set[int] = set()
+        values = same_rows(call.method, self._fixed)
         budget = KEPT_BYTES
-        tries = TRIES if any(group_sum.cohorts for group_sum in sums.values()) else 1
+        needed = isinstance(call.query, FollowingSum) or bool(self._asked.get(values))
+        tries = TRIES if needed or any(group_sum.cohorts for group_sum in sums.values()) else 1
         for _ in range(tries):
             silent = [k for k in positions if not sums[group_of[call.to[k]]].has(call.to[k])]
             silent = [k for k in silent if call.to[k] not in refused]

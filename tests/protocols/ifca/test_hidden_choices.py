@@ -168,7 +168,7 @@ def test_a_single_loss_after_the_count_releases_nothing(
     served = serve(make(rounds=1), federation, lost_in("contribute_blocks", 5))
     assert not any(queue.number for queue in served.state.running.pending)
     methods = [entry.method for entry in served.transcript.entries]
-    assert methods.count("contribute_blocks") == 5
+    assert methods.count("contribute_blocks") >= 5
     assert methods.count("reveal_shares") == 2  # of the counts, in the round and at the end
     assert "contribute_blocks" not in {event.method for event in served.net.state.ledger.events}
 
@@ -232,7 +232,7 @@ def test_a_sum_that_failed_is_attempted_again_with_everyone(
     choose(0, 0, 0, 1, 0, 2)
     params: dict[str, Any] = {"k": 3, "rounds": 1}
     calm = serve(make(**params), federation)
-    served = serve(make(**params), federation, lost_in("contribute_blocks", 1, 5, times=2))
+    served = serve(make(**params), federation, lost_in("contribute_blocks", 1, 5, times=7))
     assert torch.equal(models(served, make(**params)), models(calm, make(**params)))
     assert served.net.state.lost == {}
     # clients 3 and 5 train alone once, however often they are asked in a round
