@@ -249,7 +249,8 @@ class Features:
         """
         moved = np.stack([self.moved(row.values) for row in rows])
         possible = self._possible(rows, moved)
-        told = (possible < len(frozenset().union(*(row.members for row in rows)))) & moved.any(0)
+        # without samples only a sum that does not move a feature tells of it
+        told = moved.any(0) & ~moved.all(0)
         seen = np.zeros(self.count)
         if knowledge.samples is not None:
             seen = self._seen(knowledge)

@@ -94,14 +94,14 @@ CLAIMS = (
         {"clip": 1.0, "noise": 16.0},
     ),
     Claim(
-        "over two clients or more, in secure sums that hide each one's",
+        "over two clients or more, in secure sums",
         "securecluster/protections/secure_sums/protection.py",
         "label-counts",
         {"aggregation": "secagg"},
         protocol="fedavg",
     ),
     Claim(
-        "over two clients or more, in secure sums that hide each one's",
+        "over two clients or more, in secure sums",
         "securecluster/protections/secure_sums/protection.py",
         "linkage",
         {"aggregation": "secagg"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacked import FULL
+from attacked import FULL, score_of
 
 from securecluster import FedAvg, Federation
 from securecluster.app.audit import Finding, adversary_of, finding_of
@@ -78,9 +78,8 @@ def test_a_mask_hides_whose_column_it_is_until_a_client_undoes_it(mask: str) -> 
     assert found(3, "client:c0", mask=mask).verdict == CHANCE
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_the_labels_of_the_records_with_the_category_are_counted(epochs: int) -> None:
-    result = found(1, epochs=epochs, lr=1.0 / epochs)
+def test_the_labels_of_the_records_with_the_category_are_counted() -> None:
+    result = found(1)
     assert result.guess is not None and result.truth is not None
     told = further_scores(SingleCoordinates(), result.guess, result.truth)[LABEL]
     assert not isinstance(told, str)
@@ -101,9 +100,7 @@ def test_labels_are_told_of_no_feature_that_was_not_read() -> None:
 def test_sums_over_different_members_tell_who_may_have_a_feature() -> None:
     # without public samples, by what moves in some sums and not in others
     federation = categories(1)
-    options = {"rounds": 6, "participation": 0.5, "cohort_size": 0}
+    options = {"rounds": 12, "participation": 0.5, "cohort_size": 0}
     fitted, taps = tapped(FedAvg(**{**OPTIONS, **options}), federation, FULL)
-    from attacked import score_of
-
     result = score_of(SingleCoordinates(), fitted, federation, None, taps)
     assert (result.value, result.units, result.verdict) == (1, 1, BETTER)

@@ -33,12 +33,14 @@ from securecluster.protocols import IFCA, FedAvg, OneShot
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.runs import hello, party
+from securecluster.runs.agreement import agreed_among
 from securecluster.runs.derived import call_types, initial_model
 from securecluster.runs.node import Node
 from securecluster.runs.policy import Policy
 from securecluster.runs.policy_file import PolicyFile
 from securecluster.runs.proposal import Proposal
 from securecluster.runs.server_half import ServerHalf
+from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import Framed
 
 CLIENTS = 4
@@ -369,9 +371,8 @@ def federated(
         given: dict[str, Any] = {"identity": identity, "roster": roster, "policy": Policy(**policy)}
         nodes.append(Node(PLAIN, own, folder / f"n{i}", durable=False, **given))
     facts = agree([node.facts() for node in nodes], seed=0, classes=10)
-    proposal = Proposal.of(PLAIN, facts, "float32", roster)
-    (run,) = {node.agree(proposal.packed()) for node in nodes}
-    return nodes, roster, run
+    proposal = agreed_among(Proposal.of(PLAIN, facts, "float32", roster), roster, nodes)
+    return nodes, roster, config_hash(proposal.config)
 
 
 def asks(ask: Callable[[bytes], bytes], challenge: dict[str, Any]) -> dict[str, Any]:
