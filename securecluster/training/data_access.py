@@ -88,7 +88,9 @@ class DataAccess:
         Args:
             tables: tensors of the samples.
         """
-        self._tables = [(table, table._version) for table in tables]
+        # torch counts no changes of tensors that were made in inference mode
+        counted = [table for table in tables if not table.is_inference()]
+        self._tables = [(table, table._version) for table in counted]
 
     @contextmanager
     def during(
