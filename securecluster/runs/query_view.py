@@ -149,7 +149,7 @@ def _in_averages(fitted: FittedRun, source: str) -> str:
         fitted: the result of the run.
         source: the field of replies.
     """
-    told = {}
+    told: dict[str, None] = {}  # each sentence once, in order
     for field in disclosures(fitted):
         if field.field == source and field.in_exact_sums:
             told[in_averages(figures_of(fitted, field), mixed(fitted, field))] = None
