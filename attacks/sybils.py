@@ -142,8 +142,8 @@ def _lied(
 ) -> Any:
     """Return a reply in which Sybils send what they are to be compared by, and zeros in sums."""
     positions = [k for k, client in enumerate(call.to) if client in sybils]
-    changed: dict[str, Rows] = {}
     message: Any = type(reply)
+    changed: dict[str, Rows] = {}
     for name, kind in kinds(message).items():
         value = getattr(reply, name)
         if kind is not Rows or value is None or not positions:

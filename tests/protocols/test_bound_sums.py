@@ -175,14 +175,24 @@ def test_a_member_that_was_sent_one_other_bit_is_named(name: str, federation: Fe
 
 
 @pytest.mark.parametrize(
-    "method", ["send_residual", "send_moments", "send_cell", "send_step", "assign"]
+    "method",
+    [
+        "send_residual",
+        "send_moments",
+        "count_cell",
+        "count_step",
+        "send_counted_step",
+        "count_cluster",
+        "assign",
+    ],
 )
 def test_other_public_numbers_of_hidden_are_noticed(method: str, federation: Federation) -> None:
     def rewrite(asked: str, query: Any) -> Any:
         if asked != method:
             return query
-        name, shared = next(iter(vars(query).items()))
-        return dataclasses.replace(query, **{name: Shared(one_bit(shared.value))})
+        numbers = query.parts if asked == "send_residual" else query.mean
+        name = "parts" if asked == "send_residual" else "mean"
+        return dataclasses.replace(query, **{name: Shared(one_bit(numbers.value))})
 
     with pytest.raises(SecureClusterError, match=OTHER):
         run_with(make("hidden residuals"), federation, rewrite)

@@ -346,7 +346,9 @@ def rejoined(tmp_path_factory: pytest.TempPathFactory) -> Any:
         found.folder, found.out = folder, folder / "server"
         found.identities = [Identity.generate() for _ in range(CLIENTS + 1)]
         found.roster = Roster({i: one.public for i, one in enumerate(found.identities)})
-        found.proposal = Proposal.of(made, found.run_of.facts, "float32", found.roster)
+        proposal = Proposal.of(made, found.run_of.facts, "float32", found.roster)
+        clients = [found.node(i) for i in range(CLIENTS)]
+        found.proposal = agreed_among(proposal, found.roster, clients)
         return found
 
     return world
