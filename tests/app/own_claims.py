@@ -431,14 +431,14 @@ CLAIMS = (
             "Sums over whole cohorts tell no client from its cohort",
             "docs/privacy.md",
             attack,
-            {"aggregation": "secagg", "cohort_size": 4},
+            {"aggregation": "secagg", "cohort_size": size},
             protocol=protocol,
             clients=12,
-            options=CHANGING,
+            options={**CHANGING, **own},
         )
-        for attack, protocol in (
-            ("sums-over-rounds-clusters", "hidden"),
-            ("sums-over-rounds-labels", "fedavg"),
+        for attack, protocol, size, own in (
+            ("sums-over-rounds-clusters", "hidden", 6, {"k": 2}),
+            ("sums-over-rounds-labels", "fedavg", 4, {}),
         )
     ),
     *(
