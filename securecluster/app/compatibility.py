@@ -19,7 +19,7 @@ from securecluster.privacy.masking.masks import MASKS
 from securecluster.protections.registry import AGGREGATIONS, RELEVANCES
 
 # clients of the federation that a cell is checked for
-CLIENTS = 10
+CLIENTS = 12
 CLIPPED = {"clip": 1.0, "noise": 1.0, "dp_unit": "client"}
 # hyper-parameters of each value of each option; the first value is the default
 OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
