@@ -69,6 +69,8 @@ class SumOptions(OptionGroup):
     over_all: ClassVar[bool] = False
     """Whether all secure sums are over all clients or a share of them, and none over clusters that
     the server forms. Each client then knows the cohorts, and refuses other lists."""
+    other_than_plain: ClassVar[str] = ""
+    """Why secure sums do not lead to the models of plain ones; empty where they do."""
 
     @property
     def protection(self) -> SumProtection:

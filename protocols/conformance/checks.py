@@ -284,6 +284,9 @@ def _newcomers(subject: Subject) -> None:
 
 def _secure_sums(subject: Subject) -> None:
     subject.require(aggregation="secagg", mask=subject.mask)
+    reason = subject.make(aggregation="secagg").sums.other_than_plain
+    if reason:
+        raise NotApplicableError(reason)
     rounds = subject.rounds(3)
     runs.check_secure_sums(subject.make, subject.federation, rounds, mask=subject.mask)
 

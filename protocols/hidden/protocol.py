@@ -132,6 +132,10 @@ class TrainingOfBlocks(TrainingOptions):
 class SumsOfBlocks(CountedSums):
     """Options of sums of rows of clustering, and of blocks, one for each cluster."""
 
+    other_than_plain: ClassVar[str] = (
+        "secure sums of hidden without noise find centres by counts of cells, and plain ones by sums"
+    )
+
     def refusal(self, method: Any) -> str | None:
         """Return that a key authority opens sums, which hold no rows of blocks."""
         if self.by_authority:
