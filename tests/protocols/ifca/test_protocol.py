@@ -498,13 +498,17 @@ def test_a_client_trains_the_model_that_it_chose_and_no_earlier_one(
     step: int, averages: int, choice: int, words: str | None
 ) -> None:
     context: Any = SimpleNamespace(step=step, positions=[0, 1], ids=[0, 1])
+    bound: list[Any] = []
     client: Any = SimpleNamespace(
+        bind_models=lambda context, starts: bound.append(starts),
         _chosen=torch.tensor([[0, 1, choice], [0, 0, 5]]),
         _last_call=torch.tensor([[averages, 9], [5, 9]]),
         model_sets={0: "the models of the only start"},
     )
     if words is None:
         IFCAClient._check_chosen(client, context)
+        assert bound == [[0, 0]]
     else:
         with pytest.raises(PolicyError, match=words):
             IFCAClient._check_chosen(client, context)
+        assert not bound
