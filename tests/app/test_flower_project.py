@@ -14,7 +14,17 @@ from securecluster.app.cli import main
 from securecluster.data import Federation
 from securecluster.protocols import ClusteringProtocol
 
-SERVE_OPTIONS = {"clients", "seed", "out", "classes", "roster", "key", "scores", "seconds"}
+SERVE_OPTIONS = {
+    "clients",
+    "seed",
+    "out",
+    "classes",
+    "roster",
+    "key",
+    "server",
+    "scores",
+    "seconds",
+}
 
 
 def module_of(folder: Path, name: str) -> dict[str, object]:
