@@ -133,7 +133,7 @@ class SumsOfBlocks(CountedSums):
     """Options of sums of rows of clustering, and of blocks, one for each cluster."""
 
     other_than_plain: ClassVar[str] = (
-        "secure sums of hidden without noise find centres by counts of cells, and plain ones by sums"
+        "secure sums of hidden without noise find centres by counts, and plain ones by sums"
     )
 
     def refusal(self, method: Any) -> str | None:
