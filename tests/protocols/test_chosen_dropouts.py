@@ -50,13 +50,15 @@ def make(name: str, **params: Any) -> Any:
     return variant(name, **{**small, "aggregation": "secagg", **params})
 
 
-def aimed(step: str) -> Callable[[Call], set[int]]:
-    """Drop another client in each round, in one step of its sums.
+def aimed(step: str, first: int = 0) -> Callable[[Call], set[int]]:
+    """Drop another client in each round from the first one on, in one step of its sums.
 
     Without a row that is lost no pads are asked for, so another client's is.
     """
 
     def lost(call: Call) -> set[int]:
+        if call.round < first:
+            return set()
         victim, other = call.round % CLIENTS, (call.round + 3) % CLIENTS
         if call.verb == SUM:
             return {victim if step == "row" else other}
@@ -65,8 +67,8 @@ def aimed(step: str) -> Callable[[Call], set[int]]:
     return lost
 
 
-def solvable(made: Any, federation: Federation, step: str) -> list[int]:
-    lists = serve(made, federation, aimed(step)).net.state.sum_lists
+def solvable(made: Any, federation: Federation, step: str, first: int = 0) -> list[int]:
+    lists = serve(made, federation, aimed(step, first)).net.state.sum_lists
     return RowSpace(CLIENTS, lists).solvable
 
 
@@ -77,9 +79,9 @@ def test_clients_that_are_dropped_by_choice_isolate_nobody_of_a_cohort(
     name: str, step: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_pair_network(monkeypatch)
-    if name == "hidden" and step == "pads":
-        pytest.skip("no cohort is left for its clusters, and the run ends without a sum")
-    assert solvable(make(name), federation, step) == []
+    # who is gone whenever clusters are looked for ends a run of hidden, whose counts need everybody
+    first = 1 if name == "hidden" else 0
+    assert solvable(make(name), federation, step, first) == []
 
 
 @pytest.mark.parametrize("name", ["fedavg", cases.exhaustive("ifca"), cases.exhaustive("flhc")])
