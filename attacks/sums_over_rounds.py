@@ -571,8 +571,8 @@ def _sums(view: View, knowledge: Knowledge, field: str) -> dict[str, MemberSums]
 
 
 def _longest(systems: list[MemberSums]) -> MemberSums:
-    """Return the sums of highest rank, and of these the first ones."""
-    return max(systems, key=lambda sums: sums.rank)
+    """Return the sums of highest rank, and of these the most."""
+    return max(systems, key=lambda sums: (sums.rank, len(sums.members)))
 
 
 def _relative_lengths(sums: MemberSums) -> Array:

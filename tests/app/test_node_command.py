@@ -313,6 +313,10 @@ def test_an_owner_changes_the_policy_and_revokes_a_run_while_the_node_serves(
         "digits", scenario=LabelSwap(clusters=1), clients=CLIENTS, samples=20, seed=0
     ).facts
     proposals = [Proposal.of(made.method, facts, "float32", roster) for _ in range(2)]
+    others = []
+    for i in range(1, CLIENTS):
+        monkeypatch.setenv("OWN", str(i))
+        others.append(_node_of(folders[i], "own_project"))
     policy = folders[0] / "policy.toml"
     allowed = policy.read_text()
 
@@ -321,8 +325,13 @@ def test_an_owner_changes_the_policy_and_revokes_a_run_while_the_node_serves(
             ask(path, kind, data)
         return told.value.code
 
+    def agree(sent: Mapping[int, bytes]) -> dict[int, str]:
+        told = {other.number: other.agree(sent[other.number]) for other in others}
+        return {0: ask(path, AGREE, sent[0]).decode(), **told}
+
     with running(made) as path:
-        run = ask(path, AGREE, proposals[0].packed()).decode()
+        begun = agreed(proposals[0], roster, [*range(CLIENTS)], agree)
+        run = config_hash(begun.config)
         policy.write_text(f"{allowed}\nleast_clients = 9\n")
         assert refused(AGREE, proposals[1].packed()) == "policy"
         policy.write_text("no policy")
@@ -330,7 +339,8 @@ def test_an_owner_changes_the_policy_and_revokes_a_run_while_the_node_serves(
         policy.write_text(allowed)
         assert main(["node", "revoke", str(folders[0]), run[:8]]) == 0
         assert f"nothing of the run {run} any more" in capsys.readouterr().out
-        assert refused(AGREE, proposals[0].packed()) == "revoked"
-        assert ask(path, AGREE, proposals[1].packed()).decode() != run
+        assert refused(AGREE, begun.packed()) == "revoked"
+        again = agreed(proposals[1], roster, [*range(CLIENTS)], agree)
+        assert config_hash(again.config) != run
     assert main(["node", "revoke", str(folders[0]), run]) == 2
     assert f"the run {run} was revoked at" in capsys.readouterr().err

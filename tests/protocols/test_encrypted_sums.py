@@ -630,10 +630,12 @@ def test_a_ciphertext_of_another_scale_in_a_valid_envelope_names_its_client(
         sent += 1
         return other_scale(cipher, numbers) if sent == 4 else encrypt(cipher, numbers)
 
-    def made_up(service: EncryptedSumService, client: int, ciphertexts: Any) -> bytes:
+    def made_up(
+        service: EncryptedSumService, client: int, ciphertexts: Any, origin: bytes
+    ) -> bytes:
         if client == 3:
             return bytes(text_bytes(len(ciphertexts), default_parameters("ckks")))
-        return tagged(service, client, ciphertexts)
+        return tagged(service, client, ciphertexts, origin)
 
     monkeypatch.setattr(PublicCipher, "encrypt", of_the_fourth)
     monkeypatch.setattr(EncryptedSumService, "_tagged", made_up)
