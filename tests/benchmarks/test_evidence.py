@@ -15,7 +15,7 @@ from benchmarks.evidence import EvidenceError, filled, main
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "evidence"
 RESULTS = ROOT / "benchmarks" / "results"
-MOST_PAGES = 24  # and the list of them
+MOST_PAGES = 25  # and the list of them
 LONGEST_ANSWER = 90  # words
 QUESTIONS = {
     path.name: path.read_text(encoding="utf-8")

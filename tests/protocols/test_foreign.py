@@ -238,7 +238,7 @@ def test_noise_clips_what_the_function_changed(federation: Federation) -> None:
 CONFORMING = {
     FedAvg: {},
     CFL: {**SPLITTING, "mask": "permutation"},
-    IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
+    IFCA: {"k": 2, "starts": 2, "start_rounds": 1, "least_choosers": 2},
     Signature: {"k": 2},
 }
 
