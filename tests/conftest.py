@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -30,13 +31,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="run full products of cases, and every seed"
     )
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --exhaustive: of the cases that it adds run one in N, always the same ones",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples Hypothesis draws for a property."""
     settings.register_profile("default", deadline=None, max_examples=25)
     settings.register_profile("exhaustive", deadline=None, max_examples=150)
-    settings.load_profile("exhaustive" if config.getoption("exhaustive") else "default")
+    whole = config.getoption("exhaustive") and config.getoption("every") == 1
+    settings.load_profile("exhaustive" if whole else "default")
 
 
 def _keys_from_seed(derived: bool) -> None:
@@ -67,9 +76,18 @@ def own_secrets() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only --exhaustive asks for."""
+    """Leave out what only --exhaustive asks for, or all but one in N of it."""
+    left_out = _beyond_the_usual(items)
     if config.getoption("exhaustive"):
-        return
+        one_in = config.getoption("every")
+        # by its name: the same cases in each process, whatever else is collected
+        left_out = {item for item in left_out if zlib.crc32(item.nodeid.encode()) % one_in}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _beyond_the_usual(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases that --exhaustive alone runs."""
     usual = [item for item in items if not item.get_closest_marker("exhaustive")]
     cases: dict[str, list[pytest.Item]] = {}
     for item in usual:
@@ -79,8 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(items) - set(usual)
     for some in cases.values():
         left_out.update(_beyond_the_few(some))
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    return left_out
 
 
 def _beyond_the_few(cases: list[pytest.Item]) -> list[pytest.Item]:
