@@ -35,7 +35,8 @@ Line = dict[str, Any]
 
 DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
 FILES = re.compile(
-    r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
+    r"manifest\.json|clock|origin|clients|network|transcript|occupancy|authority"
+    r"|(phase|loop)-[\w-]+"
 )  # in a checkpoint's folder
 OWN = atomic_files.Own(
     (atomic_files.MARKER,),
