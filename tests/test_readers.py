@@ -23,6 +23,7 @@ DECODERS = {
     "runs/replay.py:decode": "read_lines",
     "runs/authority_node.py:request": "read_lines",
     "runs/agreed_runs.py:read": "read_lines",
+    "runs/revoked_runs.py:revoked": "read_lines",
 }
 # a program of its own, which reads what lies beside it, and what this package has just written
 OWN = {

@@ -66,7 +66,7 @@ METHODS: dict[str, Any] = {
     "flhc": FLHC(**SMALL, pre_rounds=1),
     "flhc, permutation": FLHC(**SMALL, pre_rounds=1, mask="permutation"),
     "ifca": IFCA(**SMALL, k=2),
-    "ifca, secagg": IFCA(**SMALL, k=2, aggregation="secagg"),
+    "ifca, secagg": IFCA(**SMALL, k=2, aggregation="secagg", least_choosers=2),
     "srfca": SRFCA(**SMALL),
     "srfca, permutation": SRFCA(**SMALL, distance="l2", mask="permutation"),
     "oneshot": OneShot(**SMALL),
@@ -79,7 +79,7 @@ METHODS: dict[str, Any] = {
     "mrmtl": MRMTL(**SMALL),
     "finetune": FineTune(**SMALL),
     "local-kmeans": LocalKMeans(**SMALL, k=2),
-    "hidden": Hidden(**SMALL, k=2),
+    "hidden": Hidden(**SMALL, k=2, least_choosers=2),
     "random": RandomClusters(**SMALL, k=2),
     "local": Local(**SMALL),
 }

@@ -122,6 +122,8 @@ def test_a_run_with_as_much_noise_everywhere_is_allowed(
 ) -> None:
     if unit == "example" and name.startswith("hidden"):
         pytest.skip("its sums protect whole clients")
+    if unit == "example" and name == "fedavg momentum":
+        pytest.skip("it refuses to keep momentum then")
     made = build(name, unit, average="uniform") if name.endswith("compress") else build(name, unit)
     config = made.config(federation, "float32")
     check_run(Policy(roster=False, least_noise=1.0), made, federation.facts, config)
@@ -193,6 +195,8 @@ def nodes_of(made: Any, federation: Federation, folder: Path, policy: Policy) ->
 
 
 COUNTS = {"rounds": 2, "epochs": 1, "model": "linear"}
+# numbers of validation samples, and those of a call that these clients' clusters do not come to
+BEYOND = ("cfl fallback", "nsim apart")
 
 
 @pytest.mark.few(8)
@@ -217,7 +221,7 @@ def test_numbers_of_samples_leave_in_those_runs_alone_that_are_refused_for_it(
         patch.setattr(Endpoint, "answer", watched)
         made.fit(federation, Settings(threads=1))
     policy = Policy(roster=False, samples=False)
-    if told:
+    if told or name in BEYOND:
         with pytest.raises(OwnerPolicyError, match="number of samples"):
             check_run(policy, made, federation.facts, config)
     else:
