@@ -9,9 +9,9 @@ Members may lie: t of them that claim a block and send zeros leave one honest cl
 nothing of its rows: a changed client that adds several ones to a block, and takes as many from
 blocks of others, claims for several. The server gives up counts that no such clients can have.
 
-Clients are told of counts whether each block is filled. It is told of all blocks, since the server
-does not know a client's own, and never how many fill it: a client that reads where another is alone
-knows what to claim.
+Clients are told whether each block is filled: of all blocks, since the server does not know which
+one is a client's own, and never how many fill it. A client that reads where another is alone knows
+what to claim.
 
 Security rules of a client:
 
