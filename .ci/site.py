@@ -306,7 +306,7 @@ def sections() -> tuple[Section, ...]:
 
 def methods_page() -> str:
     """Return the page of all methods: what holds for every one, and a table."""
-    from securecluster.app.registry import FACTS
+    from securecluster.protocols.registry import FACTS
 
     head = re.split(r"^## ", (ROOT / METHODS).read_text(encoding="utf-8"), flags=re.MULTILINE)[0]
     head = head.replace("# Protocols\n", "# Methods\n", 1)
@@ -327,7 +327,7 @@ def method_page(own: Section) -> str:
     Args:
         own: its section.
     """
-    from securecluster.app.registry import FACTS, protocol_class
+    from securecluster.protocols.registry import FACTS, protocol_class
 
     fact = FACTS[own.name]
     kind = protocol_class(own.name)
@@ -367,8 +367,8 @@ def disclosed(name: str) -> str:
     Args:
         name: of the protocol.
     """
-    from securecluster.app.compatibility import OPTIONS, VARIANTS, works_with
-    from securecluster.app.registry import protocol_class
+    from securecluster.cli.compatibility import OPTIONS, VARIANTS, works_with
+    from securecluster.protocols.registry import protocol_class
 
     kind = protocol_class(name)
     method = kind()
@@ -477,8 +477,8 @@ def options_table(kind: Any, own: bool = False, defaults: Mapping[str, Any] | No
         own: only those that the base of all protocols has not.
         defaults: of the command, where they are others than the class's.
     """
-    from securecluster.app import command_line
-    from securecluster.app.registry import protocol_class
+    from securecluster.commands import command_line
+    from securecluster.protocols.registry import protocol_class
 
     shared: set[str] = set()
     if own:
@@ -495,8 +495,8 @@ def options_table(kind: Any, own: bool = False, defaults: Mapping[str, Any] | No
 
 def command_line_page() -> str:
     """Return the page of all commands, with the options of runs in tables."""
-    from securecluster.app.options import with_common
-    from securecluster.app.registry import protocol_class
+    from securecluster.commands.options import with_common
+    from securecluster.protocols.registry import protocol_class
 
     usage, _, _ = printed("--help").partition("\n\nprotocols: ")
     pieces = [
@@ -526,7 +526,7 @@ def command_line_page() -> str:
 
 def printed(*arguments: str) -> str:
     """Return what a command prints."""
-    from securecluster.app.cli import main
+    from securecluster.cli.main import main
 
     os.environ["COLUMNS"] = COLUMNS
     output = io.StringIO()
@@ -541,16 +541,16 @@ def printed(*arguments: str) -> str:
 
 # an entry of history.jsonl that is a word of Python, so that no text can stand below it
 LAMBDA = "of SR-FCA: distance up to which clients were joined"
-FITTED = "securecluster.runs.fitted.FittedRun"
+FITTED = "securecluster.results.fitted.FittedRun"
 GROUPS = {  # modules of public names, by heading
-    "Clusters": ("runs.estimator", "runs.power_check", "app.plan", "app.sweep"),
+    "Clusters": ("results.estimator", "parties.power_check", "studies.plan", "studies.sweep"),
     "Data": ("data", "core.client_names"),
-    "Finished runs": ("app.loading", "app.audit"),
+    "Finished runs": ("reports.loading", "audits.run_audit"),
     "Other frameworks": (
         "models.foreign",
-        "runs.recording",
-        "runs.training_facts",
-        "app.recording_audit",
+        "recordings.recording",
+        "recordings.training_facts",
+        "audits.recording_audit",
     ),
     "Mistakes": ("errors",),
 }
@@ -559,7 +559,7 @@ GROUPS = {  # modules of public names, by heading
 def python_page() -> str:
     """Return the page of all public names, whose texts are their docstrings."""
     import securecluster
-    from securecluster.app.registry import protocol_class
+    from securecluster.protocols.registry import protocol_class
 
     homes = {name: _home(name) for name in securecluster.__all__}
     pieces = [
@@ -626,7 +626,7 @@ def directive(path: str, members: bool = True) -> str:
 def result_page() -> str:
     """Return the page of the entries of result.json and of the files beside it."""
     from securecluster.core import field_docs
-    from securecluster.runs import contents
+    from securecluster.folders import contents
 
     declared = [
         value

@@ -42,10 +42,10 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.parties import SERVER
 from securecluster.messaging.transcript import Parties
+from securecluster.parties.derived import initial_model
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.auditing import LONG, Audit, directions
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.runs.derived import initial_model
 from securecluster.runtime.settings import Settings
 
 P = TypeVar("P", bound=ClusteringProtocol)

@@ -25,8 +25,8 @@ from securecluster.data.federation import Shard
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.parties.experiment import ATTRIBUTE, Experiment
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.settings import Settings
 
@@ -237,8 +237,8 @@ class Probed:
 def probe(endpoint: Endpoint[Any], call: Call) -> Probed:
     """Send a crafted call to clients, as a malicious server would.
 
-    `build_client` of `securecluster.runs.endpoints` makes an endpoint. A call can have any method,
-    verb, round, step, recipients, group and query; `config` is what `config_hash` of
+    `build_client` of `securecluster.parties.endpoints` makes an endpoint. A call can have any
+    method, verb, round, step, recipients, group and query; `config` is what `config_hash` of
     `securecluster.runtime` gives for the run's configuration.
 
     Args:

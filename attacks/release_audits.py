@@ -43,22 +43,25 @@ from securecluster.messaging.messages import RELAY, Empty, Rows, Shared
 from securecluster.messaging.parties import SERVER
 from securecluster.messaging.transcript import Parties, Transcript
 from securecluster.models.objectives import Classification
+from securecluster.parties.deployment import build_network
+from securecluster.parties.derived import initial_model
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.auditing import directions
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, SRFCA, OneShot
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, choose_fallback_models
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.gradient_signatures import SignatureRequest, SignatureSender
+from securecluster.protocols.common.comparison.gradient_signatures import (
+    SignatureRequest,
+    SignatureSender,
+)
+from securecluster.protocols.common.comparison.signature_plan import PLAIN, plan_of
 from securecluster.protocols.common.messages import ModelDelta
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.signature_options import by_gradients
-from securecluster.protocols.common.signature_plan import PLAIN, plan_of
+from securecluster.protocols.common.options.signature_options import by_gradients
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
-from securecluster.runs.deployment import build_network
-from securecluster.runs.derived import initial_model
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded

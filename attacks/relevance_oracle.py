@@ -236,6 +236,6 @@ def with_endpoint(endpoint: Endpoint[Any]) -> Mapping[str, Attack]:
     """Return by name the active attacks on some clients.
 
     Args:
-        endpoint: of the clients, as `build_client` of `securecluster.runs.endpoints` makes it.
+        endpoint: of the clients, as `build_client` of `securecluster.parties.endpoints` makes it.
     """
     return {RelevanceOracle.name: RelevanceOracle(endpoint)}

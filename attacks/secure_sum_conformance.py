@@ -33,13 +33,13 @@ from securecluster.data import Federation
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, format_ids
 from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.masking.pads import KEY, KeyPair
 from securecluster.protections.secure_sums import client as sum_client
 from securecluster.protections.secure_sums import shamir
 from securecluster.protections.secure_sums.double_mask import SumContext, commitment, coordinate
 from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols.fedavg import FedAvg
-from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.endpoint import GATHER, MINIMUM, Endpoint
 from securecluster.runtime.settings import Settings
 

@@ -30,8 +30,13 @@ from securecluster.attacks.subspaces import SampleMembership
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.gradient_signatures import ClassBlocks, clipped_rows
-from securecluster.protocols.common.gradient_signatures import SignatureRequest
-from securecluster.protocols.common.signature_plan import BLOCKS, PLAIN, example_map, plan_of
+from securecluster.protocols.common.comparison.gradient_signatures import SignatureRequest
+from securecluster.protocols.common.comparison.signature_plan import (
+    BLOCKS,
+    PLAIN,
+    example_map,
+    plan_of,
+)
 
 CLIP = 1.0  # norm to which clients clip the row of a sample
 RIDGE = 0.01  # of covariances, as a share of their mean variance

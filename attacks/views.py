@@ -29,8 +29,8 @@ from securecluster.messaging.messages import Rows, select
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY, SERVER, Party
 from securecluster.messaging.transcript import ObservedMessage, Parties
+from securecluster.parties.derived import opened_verbs
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.runs.derived import opened_verbs
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM
 
 # methods whose rows are updates times the client's number of samples, where it is sent with them

@@ -39,6 +39,10 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, Header
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.deployment import Deployment, build_network
+from securecluster.parties.derived import call_types
+from securecluster.parties.endpoints import build_client
 from securecluster.protections.encryption.authority import AuthorityState
 from securecluster.protections.encryption.messages import AUTHORITY_METHODS
 from securecluster.protections.registry import service_methods
@@ -66,10 +70,6 @@ from securecluster.protocols import (
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import Deployment, build_network
-from securecluster.runs.derived import call_types
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run

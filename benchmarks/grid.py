@@ -19,7 +19,7 @@ from benchmarks.sheet import Cell, Row, Sheet, summarise
 from benchmarks.table import PAPERS
 from securecluster import Federation
 from securecluster.data import Scenario
-from securecluster.runs.derived import CHOSEN
+from securecluster.parties.derived import CHOSEN
 
 
 def product(**axes: Iterable[Any]) -> list[Cell]:

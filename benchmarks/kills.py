@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import tabulate
-from securecluster.app.registry import PROTOCOLS
+from securecluster.protocols.registry import PROTOCOLS
 
 SAME = (
     "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors",

@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks import own_data, protected_rounds, server_scale, speed, table, terminal
+from benchmarks import table
+from benchmarks.costs import own_data, protected_rounds, server_scale, speed, terminal
 from benchmarks.grid import script_parser
 from securecluster.core.devices import cpu_threads
 
@@ -99,7 +100,7 @@ def commands(names: tuple[str, str], repeats: int) -> list[float]:
     """Return the time of a command over that of another one.
 
     Args:
-        names: of both, in `benchmarks.terminal.CASES`.
+        names: of both, in `benchmarks.costs.terminal.CASES`.
         repeats: runs of each.
     """
     shortest = dict.fromkeys(names, float("inf"))

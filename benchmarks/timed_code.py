@@ -44,9 +44,9 @@ SECURE_SUMS = (
     "securecluster/protections/secure_sums/server.py",
 )
 OVER_FLOWER = (
-    "securecluster/runs/flower.py",
-    "securecluster/runs/node.py",
-    "securecluster/runs/server_run.py",
+    "securecluster/nodes/flower.py",
+    "securecluster/nodes/node.py",
+    "securecluster/nodes/server_run.py",
     "securecluster/runtime/aggregators.py",
     *SECURE_SUMS,
 )
@@ -70,7 +70,7 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     ),
     "eigen": ("securecluster/clustering/eigenvectors.py",),
     "grid_noise": DP_NOISE,
-    "guards_dry_runs": ("securecluster/runs/dry_run.py", *RUNS),
+    "guards_dry_runs": ("securecluster/parties/dry_run.py", *RUNS),
     "guards_seconds": (
         *RUNS,
         "securecluster/messaging/receipts.py",
@@ -114,7 +114,7 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         *RUNS,
         "securecluster/privacy/masking/key_agreement.py",
         "securecluster/runtime/aggregators.py",
-        "protocols/common/pending_updates.py",
+        "protocols/common/averages/pending_updates.py",
     ),
     "server_scale_protocols": (
         *RUNS,
@@ -128,7 +128,7 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/messaging/transcript.py",
         "securecluster/runtime/release_guard.py",
         "securecluster/training/evaluation.py",
-        "protocols/common/pending_updates.py",
+        "protocols/common/averages/pending_updates.py",
     ),
     "server_scale_sketches": (
         "securecluster/clustering/agglomerative.py",
@@ -138,9 +138,9 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     ),
     "speed": TRAINING,
     "terminal": (
-        "securecluster/app/cli.py",
-        "securecluster/app/command_line.py",
-        "securecluster/app/registry.py",
+        "securecluster/cli/main.py",
+        "securecluster/commands/command_line.py",
+        "protocols/registry.py",
     ),
     "whole_run": (*RUNS, "securecluster/data/pools.py"),
     "split_test_cost": (
@@ -154,8 +154,9 @@ TIMED: Mapping[str, tuple[str, ...]] = {
 def code_digest(source: str) -> str:
     """Return a digest of what a file computes.
 
-    Comments, docstrings, annotations, layout and the names of local variables are left out, so that
-    code which only reads better has the same digest. It does not depend on Python's version.
+    Comments, docstrings, annotations, layout, imports and the names of local variables are left
+    out, so that code which only reads better, or has moved, has the same digest. It does not depend
+    on Python's version.
 
     Args:
         source: content of the Python file.
@@ -175,7 +176,7 @@ def _described(node: Any, names: Mapping[str, str]) -> Any:
         names: other names of local variables, by their own.
     """
     if isinstance(node, list):
-        return tuple(_described(item, names) for item in node if not _is_text(item))
+        return tuple(_described(item, names) for item in node if not _is_left_out(item))
     if not isinstance(node, ast.AST):
         return node
     if isinstance(node, ast.FunctionDef):
@@ -191,8 +192,10 @@ def _described(node: Any, names: Mapping[str, str]) -> Any:
     return tuple(fields)
 
 
-def _is_text(node: Any) -> bool:
-    """Return whether a statement is only a string: a docstring, or a text below a field."""
+def _is_left_out(node: Any) -> bool:
+    """Return whether a statement is an import, a docstring, or a text below a field."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return True
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
         return False
     return isinstance(node.value.value, str)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from securecluster.runtime.settings import Settings
 
 MODULES_APART = True
-"""No method's program depends on the modules of others (`securecluster.runs.program`)."""
+"""No method's program depends on the modules of others (`securecluster.parties.program`)."""
 
 _MODULES = {
     "CFL": "securecluster.protocols.cfl.protocol",

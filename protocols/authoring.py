@@ -28,44 +28,47 @@ from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies, Sums
-from securecluster.protocols.common.assign_each_round import AssignEachRound, AssignEachRoundState
-from securecluster.protocols.common.averaging import (
+from securecluster.protocols.common.averages.assign_each_round import (
+    AssignEachRound,
+    AssignEachRoundState,
+)
+from securecluster.protocols.common.averages.averaging import (
     AveragingState,
     LocalFirstClient,
     SumClient,
     average_clusters,
 )
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient, UpdateClient
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.cluster_once import ClusterOnce, ClusterOnceState
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.eigenvectors import (
-    EigenvectorClient,
-    EigenvectorProtocol,
-    Eigenvectors,
-)
-from securecluster.protocols.common.gradient_signatures import SignatureClient
-from securecluster.protocols.common.messages import AverageDeltas, ModelChoice, Update
-from securecluster.protocols.common.model_set_protocol import (
+from securecluster.protocols.common.averages.cluster_once import ClusterOnce, ClusterOnceState
+from securecluster.protocols.common.averages.model_set_protocol import (
     ModelSetProtocol,
     ModelSetState,
     deliver_models,
     send_models,
 )
-from securecluster.protocols.common.model_sets import (
+from securecluster.protocols.common.averages.model_sets import (
     AssignedModel,
     AssignedModelClient,
     ModelAverages,
     ModelSetClient,
 )
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.averages.restarts import OfferedModels, Restart
+from securecluster.protocols.common.averages.sampling import TRIES, sample_clients
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.client import TrainingClient, UpdateClient
+from securecluster.protocols.common.client_tensors import ClientTensor
+from securecluster.protocols.common.comparison.eigenvectors import (
+    EigenvectorClient,
+    EigenvectorProtocol,
+    Eigenvectors,
+)
+from securecluster.protocols.common.comparison.gradient_signatures import SignatureClient
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.messages import AverageDeltas, ModelChoice, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_options import PrivacyOptions
-from securecluster.protocols.common.restarts import OfferedModels, Restart
-from securecluster.protocols.common.sampling import TRIES, sample_clients
+from securecluster.protocols.common.options.privacy_options import PrivacyOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, answers
 from securecluster.runtime.run import Run

@@ -50,15 +50,18 @@ from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies
-from securecluster.protocols.common.assign_each_round import AssignEachRound, AssignEachRoundState
+from securecluster.parties.derived import check_start_models
+from securecluster.protocols.common.averages.assign_each_round import (
+    AssignEachRound,
+    AssignEachRoundState,
+)
+from securecluster.protocols.common.averages.model_sets import AssignedModelClient, ModelAverages
+from securecluster.protocols.common.averages.sampling import sample_clients
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures, OfPlainSums
 from securecluster.protocols.common.messages import Update
-from securecluster.protocols.common.model_sets import AssignedModelClient, ModelAverages
-from securecluster.protocols.common.privacy_options import SMALLEST_RATIO
-from securecluster.protocols.common.sampling import sample_clients
-from securecluster.runs.derived import check_start_models
+from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.server_channel import ServerChannel

@@ -37,20 +37,23 @@ from securecluster.data.facts import Facts
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies
+from securecluster.parties.derived import check_start_models
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
-from securecluster.protocols.common.assign_each_round import AssignEachRound, AssignEachRoundState
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import Update
-from securecluster.protocols.common.model_sets import (
+from securecluster.protocols.common.averages.assign_each_round import (
+    AssignEachRound,
+    AssignEachRoundState,
+)
+from securecluster.protocols.common.averages.model_sets import (
     AssignedModel,
     AssignedModelClient,
     ModelAverages,
 )
-from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import SumOptions
-from securecluster.runs.derived import check_start_models
+from securecluster.protocols.common.averages.sampling import sample_clients
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.messages import Update
+from securecluster.protocols.common.options.sum_options import SumOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from securecluster.core.option_groups import group
-from securecluster.protocols.common.averaging import (
+from securecluster.protocols.common.averages.averaging import (
     AveragingState,
     SumClient,
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
+from securecluster.protocols.common.options.sum_options import SumOptions, SumsOverAll
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

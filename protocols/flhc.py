@@ -51,31 +51,43 @@ from securecluster.errors import UsageError
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import (
+from securecluster.protocols.common.averages.averaging import (
     AveragingState,
     SharedModelClient,
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.averages.pending_updates import (
+    PendingUpdates,
+    flush,
+    request_model,
+)
+from securecluster.protocols.common.averages.sampling import check_compared, check_landmarks
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.compressed_updates import CompressedUpdateClient
-from securecluster.protocols.common.compression_options import CompressionOptions
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.evidence import Evidence, SignatureEvidence, UpdateEvidence
-from securecluster.protocols.common.gradient_signatures import SignatureSender
-from securecluster.protocols.common.messages import ModelDelta
-from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
-from securecluster.protocols.common.sampling import check_compared, check_landmarks
-from securecluster.protocols.common.signature_collection import (
+from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdateClient
+from securecluster.protocols.common.comparison.evidence import (
+    Evidence,
+    SignatureEvidence,
+    UpdateEvidence,
+)
+from securecluster.protocols.common.comparison.gradient_signatures import SignatureSender
+from securecluster.protocols.common.comparison.signature_collection import (
     Collected,
     assign_by_signatures,
     collect_gradient_signatures,
 )
-from securecluster.protocols.common.signature_options import GradientSignatureOptions
-from securecluster.protocols.common.training_options import BATCHES, check_labels, has_labels
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.messages import ModelDelta
+from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
+from securecluster.protocols.common.options.compression_options import CompressionOptions
+from securecluster.protocols.common.options.signature_options import GradientSignatureOptions
+from securecluster.protocols.common.options.training_options import (
+    BATCHES,
+    check_labels,
+    has_labels,
+)
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

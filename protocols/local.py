@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from securecluster.messaging.messages import Rows
-from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.averages.averaging import SumClient
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.sampling import sample_clients
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

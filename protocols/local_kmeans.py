@@ -25,21 +25,21 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import AtLeast
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty
-from securecluster.protocols.common.averaging import (
+from securecluster.protocols.common.averages.averaging import (
     AveragingState,
     LocalFirstClient,
     SumClient,
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.run import Run

@@ -30,18 +30,18 @@ from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Whole
 from securecluster.messaging.messages import Rows
+from securecluster.parties.derived import resolved_defaults
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import weighted_means
+from securecluster.protocols.common.averages.averaging import weighted_means
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.averages.sampling import sample_clients
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient, late_request_error
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
-from securecluster.runs.derived import resolved_defaults
+from securecluster.protocols.common.options.sum_options import SumOptions, SumsOverAll
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, answers
 from securecluster.runtime.run import Run

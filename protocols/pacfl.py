@@ -35,15 +35,15 @@ from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averages.cluster_once import ClusterOnce
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.cluster_once import ClusterOnce
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.eigenvectors import (
+from securecluster.protocols.common.comparison.eigenvectors import (
     EigenvectorClient,
     EigenvectorOptions,
     EigenvectorProtocol,
 )
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 SUBSPACES = ("classes", "samples")

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
-from securecluster.protocols.common.averaging import (
+from securecluster.protocols.common.averages.averaging import (
     AveragingState,
     SumClient,
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

@@ -39,21 +39,24 @@ from securecluster.core.validation import AtLeast, Number
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
-from securecluster.protocols.common.assign_each_round import AssignEachRound, AssignEachRoundState
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_set_protocol import deliver_models
-from securecluster.protocols.common.model_sets import (
+from securecluster.protocols.common.averages.assign_each_round import (
+    AssignEachRound,
+    AssignEachRoundState,
+)
+from securecluster.protocols.common.averages.model_set_protocol import deliver_models
+from securecluster.protocols.common.averages.model_sets import (
     AssignedModel,
     AssignedModelClient,
     ModelAverages,
 )
-from securecluster.protocols.common.privacy_options import SMALLEST_RATIO
-from securecluster.protocols.common.restarts import Restart
-from securecluster.protocols.common.sampling import TRIES
-from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.protocols.common.averages.restarts import Restart
+from securecluster.protocols.common.averages.sampling import TRIES
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.messages import ModelChoice, Update
+from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO
+from securecluster.protocols.common.options.sum_options import SumOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.run import Run

@@ -17,18 +17,21 @@ from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.data.facts import Facts
+from securecluster.parties.derived import resolved_defaults
+from securecluster.protocols.common.averages.cluster_once import ClusterOnce
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.cluster_once import ClusterOnce
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.gradient_signatures import SignatureClient
-from securecluster.protocols.common.signature_collection import (
+from securecluster.protocols.common.comparison.gradient_signatures import SignatureClient
+from securecluster.protocols.common.comparison.signature_collection import (
     comparable,
     nearest_on_average,
     squared_distances,
 )
-from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
-from securecluster.protocols.common.signature_plan import DEFAULT_SIZES, PLAIN
-from securecluster.runs.derived import resolved_defaults
+from securecluster.protocols.common.comparison.signature_plan import DEFAULT_SIZES, PLAIN
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.options.signature_options import (
+    GRADIENT,
+    GradientSignatureOptions,
+)
 
 
 @dataclass(kw_only=True)

@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from securecluster import plot
-    from securecluster.app.audit import audit
-    from securecluster.app.loading import load, open_transcript
-    from securecluster.app.plan import plan
-    from securecluster.app.recording_audit import audit_recording
-    from securecluster.app.sweep import sweep
+    from securecluster.audits.recording_audit import audit_recording
+    from securecluster.audits.run_audit import audit
     from securecluster.core.client_names import at
     from securecluster.data import (
         ClientDirichlet,
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     )
     from securecluster.errors import SecureClusterError, SecureClusterWarning
     from securecluster.models.foreign import ForeignModel
+    from securecluster.parties.power_check import power_check
     from securecluster.protocols import (
         CFL,
         CFLGP,
@@ -60,10 +58,12 @@ if TYPE_CHECKING:
         Settings,
         Signature,
     )
-    from securecluster.runs.estimator import ClusteredClassifier
-    from securecluster.runs.power_check import power_check
-    from securecluster.runs.recording import recorded, recorded_client
-    from securecluster.runs.training_facts import TrainingFacts
+    from securecluster.recordings.recording import recorded, recorded_client
+    from securecluster.recordings.training_facts import TrainingFacts
+    from securecluster.reports.loading import load, open_transcript
+    from securecluster.results.estimator import ClusteredClassifier
+    from securecluster.studies.plan import plan
+    from securecluster.studies.sweep import sweep
 
     __version__: str
 
@@ -91,19 +91,19 @@ _PROTOCOLS = (
     "Signature",
 )
 _MODULES = {
-    "ClusteredClassifier": "securecluster.runs.estimator",
+    "ClusteredClassifier": "securecluster.results.estimator",
     "ForeignModel": "securecluster.models.foreign",
-    "TrainingFacts": "securecluster.runs.training_facts",
+    "TrainingFacts": "securecluster.recordings.training_facts",
     "at": "securecluster.core.client_names",
-    "audit": "securecluster.app.audit",
-    "audit_recording": "securecluster.app.recording_audit",
-    "load": "securecluster.app.loading",
-    "open_transcript": "securecluster.app.loading",
-    "plan": "securecluster.app.plan",
-    "power_check": "securecluster.runs.power_check",
-    "recorded": "securecluster.runs.recording",
-    "recorded_client": "securecluster.runs.recording",
-    "sweep": "securecluster.app.sweep",
+    "audit": "securecluster.audits.run_audit",
+    "audit_recording": "securecluster.audits.recording_audit",
+    "load": "securecluster.reports.loading",
+    "open_transcript": "securecluster.reports.loading",
+    "plan": "securecluster.studies.plan",
+    "power_check": "securecluster.parties.power_check",
+    "recorded": "securecluster.recordings.recording",
+    "recorded_client": "securecluster.recordings.recording",
+    "sweep": "securecluster.studies.sweep",
 }
 __all__ = [
     "CFL",

@@ -8,12 +8,12 @@ import sys
 def entry() -> None:
     """Run the command line in this process, and exit with its status."""
     try:
-        from securecluster.app import stops
+        from securecluster.core import stops
 
         # signals are handled from here on: loading the rest takes long enough to be interrupted
         stops.prepare_process()
         with stops.lost_by_nobody():
-            from securecluster.app.cli import main
+            from securecluster.cli.main import main
             from securecluster.core.lazy_torch import prepare
 
             prepare()

@@ -18,16 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from securecluster.app import plan as plans
-from securecluster.app import sweep_tables
-from securecluster.app.plots import sweep as sweeps
 from securecluster.errors import UsageError
-from securecluster.runs.fitted import FittedRun
-from securecluster.runs.number_format import METRICS
-from securecluster.runs.plots import curves, matrices
-from securecluster.runs.plots.dendrogram import dendrogram as merges
-from securecluster.runs.plots.parameter_tree import tree as parameter_tree
-from securecluster.runs.result import Subject, result_of
+from securecluster.figures import curves, matrices
+from securecluster.figures.dendrogram import dendrogram as merges
+from securecluster.figures.parameter_tree import tree as parameter_tree
+from securecluster.models.objectives import METRICS
+from securecluster.results.fitted import FittedRun
+from securecluster.statements.result import Subject, result_of
+from securecluster.studies import plan as plans
+from securecluster.studies import sweep_figures as sweeps
+from securecluster.studies import sweep_tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,10 +21,10 @@ import pytest
 from hypothesis import settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.app.plots import comparison
 from securecluster.data.locations import FOLDER
-from securecluster.runs.plots import curves
+from securecluster.figures import curves
 from securecluster.runtime.settings import Settings
+from securecluster.studies import comparison_figures as comparison
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,10 +13,9 @@ from types import ModuleType
 import pytest
 
 from securecluster import Federation, Rotation, SecureClusterError
-from securecluster.app import registry
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.core.field_docs import _definitions
-from securecluster.protocols import conformance
+from securecluster.protocols import conformance, registry
 
 PAGE = Path(__file__).parent.parent / "docs" / "add-a-protocol.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)

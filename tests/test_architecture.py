@@ -11,12 +11,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import securecluster
+
 ROOT = Path(__file__).resolve().parent.parent
 FOUNDATION = {"core", "errors"}
 MECHANISMS = FOUNDATION | {"messaging", "clustering", "models", "data", "privacy"}
-EVERYTHING_BELOW_RUNS = MECHANISMS | {"training", "runtime", "protections"}
-EVERYTHING_BELOW_PROTOCOLS = EVERYTHING_BELOW_RUNS | {"runs"}
-EVERYTHING_BELOW_ATTACKS = EVERYTHING_BELOW_PROTOCOLS | {"protocols.common", "protocols"}
+BELOW_PARTIES = MECHANISMS | {"training", "runtime", "protections"}
+BELOW_RUNS = BELOW_PARTIES | {"parties", "folders", "results", "statements"}
+BELOW_ATTACKS = BELOW_RUNS | {"runs", "protocols.common", "protocols"}
+BELOW_REPORTS = BELOW_ATTACKS | {"attacks", "nodes", "figures", "recordings"}
+BELOW_CLI = BELOW_REPORTS | {"reports", "commands", "studies", "audits"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
@@ -28,12 +32,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": FOUNDATION | {"models", "data", "privacy", "messaging"},
     "runtime": FOUNDATION | {"training", "privacy", "data", "messaging"},
     "protections": FOUNDATION | {"runtime", "privacy", "data", "messaging"},
-    "runs": EVERYTHING_BELOW_RUNS,
-    "protocols.common": EVERYTHING_BELOW_PROTOCOLS,
-    "protocols": EVERYTHING_BELOW_PROTOCOLS | {"protocols.common"},
-    "attacks": EVERYTHING_BELOW_ATTACKS,
-    "app": EVERYTHING_BELOW_ATTACKS | {"attacks"},
-    "benchmarks": EVERYTHING_BELOW_ATTACKS | {"attacks", "app"},
+    "parties": BELOW_PARTIES,
+    "folders": BELOW_PARTIES | {"parties"},
+    "results": BELOW_PARTIES | {"parties", "folders"},
+    "statements": BELOW_PARTIES | {"parties", "folders", "results"},
+    "runs": BELOW_RUNS,
+    "protocols.common": BELOW_RUNS | {"runs"},
+    "protocols": BELOW_RUNS | {"runs", "protocols.common"},
+    "attacks": BELOW_ATTACKS,
+    "nodes": BELOW_RUNS | {"runs"},
+    "figures": FOUNDATION | {"models", "clustering", "folders"},
+    "recordings": FOUNDATION | {"messaging"},
+    "reports": BELOW_REPORTS,
+    "commands": BELOW_REPORTS | {"reports"},
+    "studies": BELOW_REPORTS | {"reports", "commands"},
+    "audits": BELOW_REPORTS | {"reports", "commands", "studies"},
+    "cli": BELOW_CLI,
+    "benchmarks": BELOW_CLI | {"cli"},
 }
 FOLDERS = ("securecluster", "protocols", "attacks", "benchmarks")
 INSTALLED_IN_PACKAGE = ("protocols", "attacks")
@@ -78,7 +93,7 @@ def imports(tree: ast.Module, known: Mapping[str, str]) -> Iterator[str]:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield whole if whole in known else node.module
-        # by its name, such as `importlib.import_module("securecluster.app.cli")`
+        # by its name, such as `importlib.import_module("securecluster.cli.main")`
         if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
             names = [part.value for part in node.args if isinstance(part, ast.Constant)]
             yield from (name for name in names if name in known)
@@ -154,6 +169,10 @@ def test_every_module_lies_in_a_room() -> None:
     assert {room_of(module) for module in SOURCES} - {None} <= MAY_IMPORT.keys()
 
 
+def test_no_room_takes_the_place_of_a_public_name() -> None:
+    assert not MAY_IMPORT.keys() & set(securecluster.__all__)
+
+
 def test_the_table_of_rooms_has_no_cycle() -> None:
     seen: set[str] = set()
     for room, below in MAY_IMPORT.items():
@@ -191,11 +210,11 @@ def test_the_checks_can_fail() -> None:
     ]
     by_name = {
         "securecluster.messaging.transcript": "def f():\n"
-        "    importlib.import_module('securecluster.app.loading')",
-        "securecluster.app.loading": "from securecluster.messaging.transcript import Transcript",
+        "    importlib.import_module('securecluster.reports.loading')",
+        "securecluster.reports.loading": "import securecluster.messaging.transcript",
     }
     assert len(offences(by_name)) == 1
-    assert room_cycles(by_name) == ["app", "messaging"]
+    assert room_cycles(by_name) == ["messaging", "reports"]
     siblings = {
         "securecluster.protocols.cfl.protocol": "from securecluster.protocols.fedavg import FedAvg",
         "securecluster.protocols.fedavg": "",
@@ -211,11 +230,7 @@ def test_the_checks_can_fail() -> None:
 
 
 def test_only_the_command_line_knows_protocols_by_name() -> None:
-    below = {
-        m: s
-        for m, s in SOURCES.items()
-        if room_of(m) not in (None, "app", "attacks", "protocols", "protocols.common", "benchmarks")
-    }
+    below = {m: s for m, s in SOURCES.items() if room_of(m) in BELOW_RUNS | {"runs", "nodes"}}
     assert not [module for module, source in below.items() if "securecluster.protocols" in source]
 
 
@@ -223,7 +238,7 @@ def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:
     code = """
 import sys
 import securecluster.protocols
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 assert main(["run", "cfl", "--help"]) == 0 and main(["run", "cfl", "--mask", "x"]) == 2
 heavy = {"torch", "scipy", "sklearn", "matplotlib"} & set(sys.modules)
 sys.exit(f"loaded {heavy}" if heavy else 0)

@@ -19,7 +19,7 @@ import pytest
 
 import securecluster
 from securecluster import FedAvg, Federation, protocols
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.models.fused_layers import Stack
 from securecluster.protocols import CFL
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -73,8 +73,8 @@ CROWDED = {
 FILES_NEEDED = {
     "protocols/fedavg.py": 205,
     "protocols/cfl/protocol.py": 232,
-    "securecluster/runs/predictions.py": 157,
-    "securecluster/runs/method.py": 94,
+    "securecluster/results/predictions.py": 157,
+    "securecluster/parties/method.py": 94,
 }
 MOST_WORDS = {
     "README.md": 1180,

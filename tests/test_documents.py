@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.app.registry import PROTOCOLS
+from securecluster.protocols.registry import PROTOCOLS
 
 # entry points, and a function
 NO_MODULES = {"securecluster.masks", "securecluster.claims", "securecluster.audit"}

@@ -18,20 +18,20 @@ import numpy as np
 import pytest
 import torch
 
-from securecluster.app import claim_checks, registry
-from securecluster.app.cli import main
 from securecluster.attacks import registry as attack_registry
+from securecluster.audits import claim_checks
+from securecluster.cli.main import main
 from securecluster.data import Federation, LabelSwap
 from securecluster.data.datasets import SOURCES
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, reply_header
+from securecluster.parties.derived import call_types
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.masking import masks
 from securecluster.privacy.pipeline import Kind
 from securecluster.protections.registry import AGGREGATIONS
-from securecluster.protocols import CFL, SRFCA, Settings
-from securecluster.runs.derived import call_types
+from securecluster.protocols import CFL, SRFCA, Settings, registry
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

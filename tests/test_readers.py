@@ -21,14 +21,14 @@ DECODERS = {
     "messaging/wire.py:_parsed": "_read",
     "runtime/run.py:decode": "read_lines",
     "runs/replay.py:decode": "read_lines",
-    "runs/authority_node.py:request": "read_lines",
-    "runs/agreed_runs.py:read": "read_lines",
-    "runs/revoked_runs.py:revoked": "read_lines",
+    "nodes/authority_node.py:request": "read_lines",
+    "nodes/agreed_runs.py:read": "read_lines",
+    "nodes/revoked_runs.py:revoked": "read_lines",
 }
 # a program of its own, which reads what lies beside it, and what this package has just written
 OWN = {
-    "runs/exported_models.py:content",
-    "runs/recording.py:record",
+    "results/exported_models.py:content",
+    "recordings/recording.py:record",
     "conformance/fresh_process.py:_replay_elsewhere",
 }
 

@@ -17,14 +17,16 @@ from typing import Any, is_typeddict
 import pytest
 
 import securecluster
-from securecluster.app import audit_files, audit_overview, node_command
-from securecluster.app.registry import FACTS, PROTOCOLS, protocol_class
-from securecluster.app.report_page import PAGE
+from securecluster.audits import audit_files, audit_overview
+from securecluster.cli import node_command
 from securecluster.data.simulation import Simulation, option_name
+from securecluster.folders import contents, run_folder
+from securecluster.folders.contents import Privacy, Result, RoundLine
 from securecluster.messaging.transcript import INDEX
-from securecluster.runs import authority_node, contents, party, run_folder
-from securecluster.runs.contents import Privacy, Result, RoundLine
-from securecluster.runs.node import ledger_of
+from securecluster.nodes import authority_node, party
+from securecluster.nodes.node import ledger_of
+from securecluster.protocols.registry import FACTS, PROTOCOLS, protocol_class
+from securecluster.reports.report_page import PAGE
 from securecluster.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.costs.recurrent import batched_round as updates
 from benchmarks.gpu import oracles, runs
 from benchmarks.gpu.data import CPU, SECRET, SIZES, apart, cohort, differing
 from benchmarks.gpu.pieces import Check
-from benchmarks.recurrent import batched_round as updates
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.architectures import names
@@ -230,7 +230,7 @@ def curated(rows: torch.Tensor) -> torch.Tensor:
 
 def gram_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return a Gram matrix of clipped rows with noise."""
-    from securecluster.protocols.common.gram_mechanism import gram, packed, unpacked
+    from securecluster.protocols.common.comparison.gram_mechanism import gram, packed, unpacked
 
     row = packed(gram(rows))
     # the noise belongs to the very bits of a row

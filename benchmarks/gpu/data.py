@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.recurrent import no_tests
+from benchmarks.costs.recurrent import no_tests
 from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.models.architectures import NETWORKS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.recurrent import load, optimizer_of, plain, plain_module
+from benchmarks.costs.recurrent import load, optimizer_of, plain, plain_module
 from securecluster.training.dp_sgd import DPSGDState
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 

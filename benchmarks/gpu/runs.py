@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.gpu.data import apart, differing, digits
 from benchmarks.gpu.pieces import Check
+from securecluster.parties.derived import initial_model
 from securecluster.protocols import (
     CFL,
     CFLGP,
@@ -45,7 +46,6 @@ from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runs.carry_out import carry_out
-from securecluster.runs.derived import initial_model
 from securecluster.runtime.run import Line
 
 ROUNDS = 3

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.costs.recurrent import batched_round
 from benchmarks.gpu.data import apart
 from benchmarks.gpu.pieces import Budget, Check, Skipped, Timing
 from benchmarks.gpu.timings import PLAN, Way, build_cohort, synchronise, take_turns
-from benchmarks.recurrent import batched_round
-from securecluster.app.failures import Row
-from securecluster.app.sweep_plan import NOISE, Plan, Variant, run_cells
-from securecluster.app.sweep_runner import batches
+from securecluster.commands.failures import Row
 from securecluster.data.simulation import Simulation
 from securecluster.runtime.settings import Settings
+from securecluster.studies.sweep_plan import NOISE, Plan, Variant, run_cells
+from securecluster.studies.sweep_runner import batches
 from securecluster.training import joint_training
 from securecluster.training.local_trainer import LocalTrainer
 from securecluster.training.stacked_runs import StackedRuns

@@ -12,8 +12,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
-from benchmarks.recurrent import (
+from benchmarks.costs.recurrent import (
     CASES,
     batched_round,
     load,
@@ -22,6 +21,7 @@ from benchmarks.recurrent import (
     plain,
     plain_module,
 )
+from benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.models.validation import build

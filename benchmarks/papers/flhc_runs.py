@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.cfl_runs import training
+from benchmarks.papers.cfl.runs import training
 from benchmarks.sheet import Cell, Row, Sheet, numbers, spread
 from securecluster import Federation
 from securecluster.clustering.agglomerative import cut, gap_of, threshold

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.grid import Grid
-from benchmarks.papers.cfl_runs import NEVER
+from benchmarks.papers.cfl.runs import NEVER
 from benchmarks.sheet import DONE, Cell, Row, figure, shown_spread, spread
 from securecluster import Federation, LabelSwap
 from securecluster.clustering.agglomerative import cut, gap_of, merges

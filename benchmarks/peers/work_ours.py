@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from securecluster import Federation
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import FedAvg, Settings
-from securecluster.protocols.common.averaging import AveragingState
+from securecluster.protocols.common.averages.averaging import AveragingState
 from securecluster.protocols.common.observer import Observer
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel

@@ -17,8 +17,8 @@ from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Real, Upto
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.loss_mechanism import WORST
-from securecluster.protocols.common.compressed_updates import CompressedUpdateClient
-from securecluster.protocols.common.gradient_signatures import SignatureSender
+from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdateClient
+from securecluster.protocols.common.comparison.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers

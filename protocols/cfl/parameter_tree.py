@@ -23,12 +23,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.protocols.cfl.client import CFLClient, PathModels
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, request_models
+from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.compressed_updates import updates_of
+from securecluster.protocols.common.comparison.compressed_updates import updates_of
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.pending_updates import PendingUpdates, request_models
-from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.server_channel import ServerChannel
 
 

@@ -64,26 +64,30 @@ from securecluster.protocols.cfl.split_test import (
     split_cluster,
     split_statistics,
 )
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.averages.sampling import (
+    check_compared,
+    check_landmarks,
+    sample_clients,
+)
+from securecluster.protocols.common.averages.stored_models import opened
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.compression_options import CompressionOptions
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.evidence import SignatureEvidence
-from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import check_compared, check_landmarks, sample_clients
-from securecluster.protocols.common.signature_collection import (
+from securecluster.protocols.common.comparison.evidence import SignatureEvidence
+from securecluster.protocols.common.comparison.signature_collection import (
     Collected,
     assign_by_signatures,
     collect_gradient_signatures,
 )
-from securecluster.protocols.common.signature_options import GradientSignatureOptions
-from securecluster.protocols.common.stored_models import opened
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
-from securecluster.protocols.common.training_options import TrainingOptions
-from securecluster.runs.fitted import FittedRun
-from securecluster.runs.predictions import read_samples
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.observer import Observer
+from securecluster.protocols.common.options.compression_options import CompressionOptions
+from securecluster.protocols.common.options.signature_options import GradientSignatureOptions
+from securecluster.protocols.common.options.sum_options import LARGEST_LOSS, SumOptions
+from securecluster.protocols.common.options.training_options import TrainingOptions
+from securecluster.results.fitted import FittedRun
+from securecluster.results.predictions import read_samples
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 

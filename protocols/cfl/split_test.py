@@ -22,13 +22,13 @@ from securecluster.messaging.messages import Empty
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.protocols.cfl.client import CFLClient
 from securecluster.protocols.cfl.parameter_tree import ParameterTree
-from securecluster.protocols.common.averaging import weighted_means
-from securecluster.protocols.common.compressed_updates import CompressedUpdate
+from securecluster.protocols.common.averages.averaging import weighted_means
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, request_model
+from securecluster.protocols.common.averages.sampling import TRIES
+from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdate
+from securecluster.protocols.common.comparison.evidence import Evidence, UpdateEvidence
 from securecluster.protocols.common.disclosures import OfPlainSums
-from securecluster.protocols.common.evidence import Evidence, UpdateEvidence
 from securecluster.protocols.common.messages import ModelDelta
-from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
-from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
 

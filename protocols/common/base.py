@@ -25,19 +25,8 @@ from securecluster.data.facts import Facts, check_private_statistics
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.transcript import Transcript
-from securecluster.privacy.masking.masks import build
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import hyper_parameters
-from securecluster.protocols.common.hooks import ProtocolHooks
-from securecluster.protocols.common.pair_options import PairOptions
-from securecluster.protocols.common.privacy_options import PrivacyOptions
-from securecluster.protocols.common.sum_options import SumOptions
-from securecluster.protocols.common.target_defaults import GIVEN, given_options
-from securecluster.protocols.common.training_options import TrainingOptions
-from securecluster.runs.carry_out import carry_out, fit_in
-from securecluster.runs.config import check_kind, known, numbers
-from securecluster.runs.derived import (
+from securecluster.parties.config import check_kind, known, numbers
+from securecluster.parties.derived import (
     CHOSEN,
     adds_noise,
     as_agreed,
@@ -46,11 +35,22 @@ from securecluster.runs.derived import (
     params_as_json,
     resolved_defaults,
 )
-from securecluster.runs.experiment import experiment_of
-from securecluster.runs.fitted import FittedRun
-from securecluster.runs.power_check import power_doubts
-from securecluster.runs.serialization import saved_protocol
-from securecluster.runs.server_half import replayed
+from securecluster.parties.experiment import experiment_of
+from securecluster.parties.power_check import power_doubts
+from securecluster.parties.server_half import replayed
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import hyper_parameters
+from securecluster.protocols.common.hooks import ProtocolHooks
+from securecluster.protocols.common.options.pair_options import PairOptions
+from securecluster.protocols.common.options.privacy_options import PrivacyOptions
+from securecluster.protocols.common.options.sum_options import SumOptions
+from securecluster.protocols.common.options.target_defaults import GIVEN, given_options
+from securecluster.protocols.common.options.training_options import TrainingOptions
+from securecluster.results.fitted import FittedRun
+from securecluster.results.serialization import saved_protocol
+from securecluster.runs.carry_out import carry_out, fit_in
 from securecluster.runtime.run import Line
 from securecluster.runtime.settings import Settings, check_settings
 from securecluster.training.foreign_trainer import check_foreign

@@ -18,6 +18,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import StaleError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.messaging.octets import as_rows, as_table
+from securecluster.parties.client_state import ClientState
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client_tensors import (
@@ -29,7 +30,6 @@ from securecluster.protocols.common.client_tensors import (
     restore_rows,
 )
 from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.runs.client_state import ClientState
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained, digest

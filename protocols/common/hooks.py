@@ -13,10 +13,10 @@ from securecluster.messaging.messages import FIRST_SEPARATE_STEP
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pair_options import PairOptions
-from securecluster.protocols.common.privacy_options import PrivacyOptions
-from securecluster.protocols.common.sum_options import SumOptions
-from securecluster.protocols.common.training_options import TrainingOptions
+from securecluster.protocols.common.options.pair_options import PairOptions
+from securecluster.protocols.common.options.privacy_options import PrivacyOptions
+from securecluster.protocols.common.options.sum_options import SumOptions
+from securecluster.protocols.common.options.training_options import TrainingOptions
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.config import FULL_GRADIENT

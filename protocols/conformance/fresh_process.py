@@ -14,12 +14,12 @@ from typing import Any
 from securecluster.core.serialization import pack
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties import server_half
+from securecluster.parties.derived import call_types
 from securecluster.protocols.conformance.module_variables import author_modules, changed, variables
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError, told
 from securecluster.protocols.conformance.runs import Example
 from securecluster.protocols.conformance.simulation import FULL
-from securecluster.runs import server_half
-from securecluster.runs.derived import call_types
 
 ADVICE = (
     "run_server and what it calls may use the messages, the configuration and the hyper-parameters "

@@ -13,13 +13,13 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.data import Federation
 from securecluster.messaging.messages import RELAY, Rows, Shared
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols.conformance.neighbours import other_clients
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL, SEEDED
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types, release_of
 
 Make = Callable[..., Any]

@@ -17,8 +17,10 @@ from securecluster.data import Federation
 from securecluster.errors import ReplayError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, reply_header
+from securecluster.parties.derived import call_types
+from securecluster.parties.endpoints import build_client
 from securecluster.protections.registry import service_methods
-from securecluster.protocols.common.restarts import Restart, lagging_clients_of
+from securecluster.protocols.common.averages.restarts import Restart, lagging_clients_of
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.simulation import (
     DOUBLE,
@@ -28,8 +30,6 @@ from securecluster.protocols.conformance.simulation import (
     serve,
     serve_nodes,
 )
-from securecluster.runs.derived import call_types
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import release_of
 from securecluster.runtime.settings import Settings
 

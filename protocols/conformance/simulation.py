@@ -11,10 +11,10 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.data import Federation
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import Deployment, build_network
-from securecluster.runs.derived import call_types
-from securecluster.runs.endpoints import build_client
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.deployment import Deployment, build_network
+from securecluster.parties.derived import call_types
+from securecluster.parties.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

@@ -26,6 +26,7 @@ from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protections.registry import service_methods
 from securecluster.protocols.conformance.module_variables import author_modules, clear_caches
@@ -49,7 +50,6 @@ from securecluster.protocols.conformance.public_numbers import (
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
-from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.training.foreign_trainer import trainer_of
 

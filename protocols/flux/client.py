@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
-from securecluster.protocols.common.averaging import SharedModelClient
+from securecluster.protocols.common.averages.averaging import SharedModelClient
 from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.protocols.flux.descriptors import REACH, REPLACE, DescriptorMap, latent_layer
 from securecluster.runtime.call_context import CallContext

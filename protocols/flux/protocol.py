@@ -44,25 +44,29 @@ from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
 from securecluster.models.objectives import Classification
+from securecluster.parties.derived import initial_model
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import (
+from securecluster.protocols.common.averages.averaging import (
     AveragingState,
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.averages.pending_updates import (
+    PendingUpdates,
+    flush,
+    request_model,
+)
+from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
-from securecluster.protocols.common.privacy_options import BOUNDS, SMALLEST_RATIO
-from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.options.privacy_options import BOUNDS, SMALLEST_RATIO
 from securecluster.protocols.flux.client import DescriptorClient, LatentVectors
 from securecluster.protocols.flux.density import Scaling, centroids, density_clusters
 from securecluster.protocols.flux.descriptors import POINTS, DescriptorMap, latent_layer
-from securecluster.runs.derived import initial_model
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer

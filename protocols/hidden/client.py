@@ -29,9 +29,7 @@ from securecluster.messaging.bounds import Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.octets import as_rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.counted_blocks import (
+from securecluster.protocols.common.averages.counted_blocks import (
     DIGEST,
     BlockCount,
     CountedBlocks,
@@ -39,8 +37,10 @@ from securecluster.protocols.common.counted_blocks import (
     OwnModels,
     numbers_digest,
 )
+from securecluster.protocols.common.averages.model_sets import selected_rows
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import AVERAGES, MOST_SAMPLES, AverageDeltas
-from securecluster.protocols.common.model_sets import selected_rows
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers

@@ -22,8 +22,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UpdateError
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.messaging.replies import Sums
-from securecluster.protocols.common.counted_blocks import FilledBlocks, counts_of, filled_blocks
-from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.averages.counted_blocks import (
+    FilledBlocks,
+    counts_of,
+    filled_blocks,
+)
+from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.hidden.client import (
     FilledCentres,
     HiddenClient,

@@ -41,20 +41,24 @@ from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.pipeline import Kind, Pipeline, Stage
 from securecluster.protections.registry import ADVISED
-from securecluster.protocols.common.averaging import visible_sample_counts
+from securecluster.protocols.common.averages.averaging import visible_sample_counts
+from securecluster.protocols.common.averages.blocks import BlockStage
+from securecluster.protocols.common.averages.counted_blocks import (
+    FilledBlocks,
+    counts_of,
+    filled_blocks,
+)
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.sampling import TRIES, sample_clients
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.counted_blocks import FilledBlocks, counts_of, filled_blocks
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures, OfHiddenSums, OfPlainSums
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.privacy_options import LOCAL, PrivacyOptions, RowNoise
-from securecluster.protocols.common.sampling import TRIES, sample_clients
-from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, CountedSums
-from securecluster.protocols.common.training_options import TrainingOptions
+from securecluster.protocols.common.options.privacy_options import LOCAL, PrivacyOptions, RowNoise
+from securecluster.protocols.common.options.sum_options import DEVIATIONS, ROUNDING, CountedSums
+from securecluster.protocols.common.options.training_options import TrainingOptions
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import BlockAverages, ClusterBlocks, HiddenClient
 from securecluster.protocols.hidden.clustering import Centres, find_centres

@@ -16,16 +16,16 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Between, Whole
 from securecluster.messaging.messages import Empty, Rows
-from securecluster.protocols.common.client import late_request_error
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_sets import (
+from securecluster.protocols.common.averages.model_sets import (
     LowestLoss,
     ModelAverages,
     ModelSetClient,
     first_of_least,
 )
-from securecluster.protocols.common.sum_options import LARGEST_LOSS
+from securecluster.protocols.common.client import late_request_error
+from securecluster.protocols.common.client_tensors import ClientTensor
+from securecluster.protocols.common.messages import ModelChoice, Update
+from securecluster.protocols.common.options.sum_options import LARGEST_LOSS
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 

@@ -25,8 +25,7 @@ from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Ack, Rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.counted_blocks import (
+from securecluster.protocols.common.averages.counted_blocks import (
     BlockCount,
     CountedBlocks,
     FilledBlocks,
@@ -34,13 +33,14 @@ from securecluster.protocols.common.counted_blocks import (
     numbers_digest,
     table,
 )
-from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
-from securecluster.protocols.common.model_sets import (
+from securecluster.protocols.common.averages.model_sets import (
     ModelAverages,
     ModelSet,
     averages_by_model,
     selected_rows,
 )
+from securecluster.protocols.common.client_tensors import ClientTensor
+from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
 from securecluster.protocols.ifca.client import IFCAClient
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers

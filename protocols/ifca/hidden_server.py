@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.replies import Sums
-from securecluster.protocols.common.counted_blocks import (
+from securecluster.protocols.common.averages.counted_blocks import (
     BlockCount,
     FilledBlocks,
     counts_of,
     filled_blocks,
 )
-from securecluster.protocols.common.restarts import Restart
-from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.averages.restarts import Restart
+from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.server_channel import ServerChannel

@@ -38,24 +38,25 @@ from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies, Sums
+from securecluster.parties.derived import check_start_models
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.registry import AGGREGATIONS, PLAIN
-from securecluster.protocols.common.averaging import total_weights
-from securecluster.protocols.common.blocks import BlockStage
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_set_protocol import (
+from securecluster.protocols.common.averages.averaging import total_weights
+from securecluster.protocols.common.averages.blocks import BlockStage
+from securecluster.protocols.common.averages.model_set_protocol import (
     ModelSetObserver,
     ModelSetProtocol,
     ModelSetState,
     offer_to,
 )
+from securecluster.protocols.common.averages.restarts import OfferedModels, Restart, collect_models
+from securecluster.protocols.common.averages.sampling import sample_clients
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.messages import ModelChoice, Update
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
-from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, CountedSums
+from securecluster.protocols.common.options.sum_options import LARGEST_LOSS, CountedSums
 from securecluster.protocols.ifca.client import (
     IFCAClient,
     ModelAssignment,
@@ -70,7 +71,6 @@ from securecluster.protocols.ifca.hidden_server import (
     deliver_unseen,
 )
 from securecluster.protocols.ifca.rebalancing import rebalanced
-from securecluster.runs.derived import check_start_models
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer

@@ -22,7 +22,7 @@ from securecluster.errors import UsageError, unknown
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import LocalFirstClient
+from securecluster.protocols.common.averages.averaging import LocalFirstClient
 from securecluster.protocols.common.disclosures import OfPlainSums
 from securecluster.protocols.common.messages import Update
 from securecluster.runtime.call_context import CallContext
@@ -162,7 +162,7 @@ def check_layer_mask(mask: str) -> None:
 def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
     """Return what a server that trains synthetic users sees of clients, one phrase each.
 
-    `benchmarks.papers.nsim_masks` measures what layers without noise reveal.
+    `benchmarks.papers.nsim.masks` measures what layers without noise reveal.
 
     Args:
         layer: "hidden" or "last".

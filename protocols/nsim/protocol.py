@@ -34,8 +34,16 @@ from securecluster.data import Federation
 from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty
+from securecluster.parties.deployment import Deployment
+from securecluster.parties.derived import initial_model
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.averages.averaging import (
+    AveragingState,
+    SumClient,
+    average_clusters,
+)
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
@@ -43,8 +51,6 @@ from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.nsim.client import (
     NSIMClient,
     check_layer_mask,
@@ -63,8 +69,6 @@ from securecluster.protocols.nsim.synthetic_users import (
     true_similarity,
     unlearned,
 )
-from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import initial_model
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from securecluster.clustering.labels import members, relabel
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty
-from securecluster.protocols.common.averaging import AveragingState, weighted_means
+from securecluster.protocols.common.averages.averaging import AveragingState, weighted_means
 from securecluster.protocols.nsim.client import NSIMClient
 from securecluster.runtime.server_channel import ServerChannel
 

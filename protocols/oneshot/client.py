@@ -17,9 +17,12 @@ from securecluster.messaging.bounds import Between, Real, Upto, Whole
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.pair_rows import PairRange
+from securecluster.protocols.common.comparison.eigenvectors import (
+    EigenvectorClient,
+    EigenvectorOptions,
+)
+from securecluster.protocols.common.comparison.gram_mechanism import told_by_all
 from securecluster.protocols.common.disclosures import OfPaddedPairs, OfPlainPairs, OfPlainSums
-from securecluster.protocols.common.eigenvectors import EigenvectorClient, EigenvectorOptions
-from securecluster.protocols.common.gram_mechanism import told_by_all
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

@@ -338,8 +338,8 @@ def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tup
     """Return an untrained network of two convolutions (not in the paper).
 
     They are 3×3 convolutions with random weights, ReLU and pooling, averaged over the four quarters
-    of the image. `benchmarks.papers.oneshot_table1` and `benchmarks.tasks` measure how well it
-    separates tasks, compared with the pixels themselves.
+    of the image. `benchmarks.papers.oneshot.table1` and `benchmarks.clusters.tasks` measure how
+    well it separates tasks, compared with the pixels themselves.
 
     Args:
         shape: (channels, H, W) of an image.

@@ -15,7 +15,7 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import RELAY, Rows
-from securecluster.protocols.common.averaging import (
+from securecluster.protocols.common.averages.averaging import (
     AveragingState,
     cluster_sums,
     total_weights,

@@ -33,24 +33,28 @@ from securecluster.core.validation import AtLeast, Number, OneOf
 from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError
 from securecluster.messaging.messages import Empty
+from securecluster.parties.derived import initial_model
 from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.pair_rows import PairRange
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
-from securecluster.protocols.common.newcomers import check_newcomers, check_offered
-from securecluster.protocols.common.pair_options import PairOptions
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import (
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.averages.sampling import (
     TRIES,
     check_compared,
     check_landmarks,
     sample_landmarks,
 )
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.comparison.eigenvectors import (
+    EigenvectorProtocol,
+    check_objective,
+)
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.options.pair_options import PairOptions
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
 from securecluster.protocols.oneshot.client import (
     RELEVANCE,
@@ -73,9 +77,8 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
     tasks_of_labels,
 )
-from securecluster.runs.derived import initial_model
-from securecluster.runs.fitted import FittedRun
-from securecluster.runs.serialization import FittedState
+from securecluster.results.fitted import FittedRun
+from securecluster.results.serialization import FittedState
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 from securecluster.runtime.run import Run

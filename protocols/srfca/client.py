@@ -26,7 +26,7 @@ from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.octets import as_rows
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.averages.averaging import SumClient
 from securecluster.protocols.common.client import LINEAGE
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.disclosures import (

@@ -25,9 +25,9 @@ from securecluster.clustering.distances import euclidean, to_others
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Empty, Picks, Rows
+from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_offered
-from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.graph import pairwise
 from securecluster.runtime.endpoint import MINIMUM

@@ -29,7 +29,14 @@ from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.pair_rows import PairRange
-from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.averages.averaging import SumClient
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.averages.sampling import (
+    TRIES,
+    check_compared,
+    check_landmarks,
+    sample_landmarks,
+)
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
@@ -37,15 +44,8 @@ from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.pair_options import PairOptions
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.sampling import (
-    TRIES,
-    check_compared,
-    check_landmarks,
-    sample_landmarks,
-)
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
+from securecluster.protocols.common.options.pair_options import PairOptions
+from securecluster.protocols.common.options.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
     OneShotTraining,

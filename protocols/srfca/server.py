@@ -24,10 +24,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies
-from securecluster.protocols.common.averaging import weighted_means
+from securecluster.protocols.common.averages.averaging import weighted_means
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.sampling import TRIES, sample_clients
 from securecluster.protocols.common.messages import Update, empty_tensor
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.protocols.srfca.client import OfferedClusters, RelayedModels, SRFCAClient
 from securecluster.protocols.srfca.graph import (
     UNASSIGNED,

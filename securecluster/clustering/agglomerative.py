@@ -24,7 +24,7 @@ POINTS = ("l2", "chord")  # metrics that are distances of points
 GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
 ANGLE = 0.26  # smallest gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
 # where R has noise, or so many times the range of all angles below it; found by trial
-# (`benchmarks.papers.oneshot_noise`)
+# (`benchmarks.papers.oneshot.noise`)
 SCATTER = 2.0
 # share of the largest gap from which a lower one counts, where R has noise; found by trial, as
 # SCATTER
@@ -284,8 +284,8 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
     others, each in a direction of its own.
 
     Args:
-        tree: merges of m clients by average linkage, heights in [0, 1]. `benchmarks.tasks` measures
-            how often the rule is right.
+        tree: merges of m clients by average linkage, heights in [0, 1]. `benchmarks.clusters.tasks`
+            measures how often the rule is right.
         noisy: R compares the few eigenvectors that stand out of noise, by which clients of other
             tasks, too, are fairly similar. A gap then also counts if it is at least `SCATTER` times
             the range of all angles below it. The lowest such gap of at least `NESTED` times the

@@ -41,7 +41,7 @@ from securecluster.errors import UsageError, unknown
 Array = NDArray[np.float64]
 LEVEL = 0.05  # of the test by which a smaller gap of merges than usual counts, too
 # share of the largest gap of merges, in logarithms, that a lower one needs to be cut at; found on
-# the first halves of `benchmarks.robust`
+# the first halves of `benchmarks.clusters.robust`
 NESTED = 0.7
 CLUSTERERS = ("paper", "average", "spectral", "kmeans")
 # largest numbers of clients that the test draws, so that a thousand draws take about two seconds

@@ -31,7 +31,8 @@ from securecluster.clustering.labels import Array
 
 # Shares of the inverse squared noise multiplier, by sum; chosen by trial.
 SHARES = (0.2, 0.45, 0.25, 0.1)
-# The same with a sum of parts before them; chosen on seeds 100 to 109 of `benchmarks.hidden`.
+# The same with a sum of parts before them; chosen on seeds 100 to 109 of
+# `benchmarks.private.hidden`.
 SHARES_WITH_PARTS = (0.2, 0.12, 0.4, 0.2, 0.08)
 # The mean part of a class is subtracted in full if its weight in the sum is this many deviations.
 PART_DEVIATIONS = 2.0

@@ -1,11 +1,11 @@
 """Plausibility of users' own data: labels, scales and columns that are probably mistakes.
 
-The scale thresholds follow `benchmarks.scales`: scikit-learn's digits, wine and breast cancer data,
-standardised, six clients, 20 rounds of FedAvg with the default network. One more column of noise
-does no harm up to a root mean square of 10 and breaks training on digits and wine at 20; all values
-may have one of 3.9, and digits diverge at 8; digits whose samples have norm 0.16 reach an accuracy
-of 0.46 to 0.62, at 0.4 of 0.85 to 0.90. The limit of 3.8 on all values is for values that are not
-centred: digits reach 0.97 to 0.99 at 2.9, and 0.19 to 0.87 at 3.9.
+The scale thresholds follow `benchmarks.clusters.scales`: scikit-learn's digits, wine and breast
+cancer data, standardised, six clients, 20 rounds of FedAvg with the default network. One more
+column of noise does no harm up to a root mean square of 10 and breaks training on digits and wine
+at 20; all values may have one of 3.9, and digits diverge at 8; digits whose samples have norm 0.16
+reach an accuracy of 0.46 to 0.62, at 0.4 of 0.85 to 0.90. The limit of 3.8 on all values is for
+values that are not centred: digits reach 0.97 to 0.99 at 2.9, and 0.19 to 0.87 at 3.9.
 """
 
 from __future__ import annotations

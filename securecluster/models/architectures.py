@@ -180,8 +180,8 @@ RATES = {
     "sgd": {"lstm-words": 3.0, "lstm-chars": 4.0, "lstm-chars-256": 4.0, "lstm-trajectory": 0.1},
     "adam": {"lstm-trajectory": 0.003},
 }
-# default of DENSE with sgd, on images of large norm (`benchmarks.rates`); convolutions learn little
-# at it
+# default of DENSE with sgd, on images of large norm (`benchmarks.clusters.rates`); convolutions
+# learn little at it
 BRIGHT_RATE = 0.03
 CHARACTERS = 256  # tokens up to which text is taken for characters
 

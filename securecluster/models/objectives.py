@@ -442,6 +442,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "language": Language,
     "trajectory": Trajectory,
 }
+METRICS = tuple(objective.metric for objective in OBJECTIVES.values())
 
 
 def objective(values: Mapping[str, Any]) -> Objective:

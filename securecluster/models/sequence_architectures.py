@@ -27,7 +27,7 @@ class LanguageLSTM(nn.Module):
         dropout: dropout before each layer but the first, and before the last Linear.
     """
 
-    # a client's products fill a core: batching gains nothing (benchmarks.recurrent)
+    # a client's products fill a core: batching gains nothing (benchmarks.costs.recurrent)
     alone_on_cpu = True
 
     def __init__(self, tokens: int, embedding: int, cells: int, dropout: float = 0.0) -> None:

@@ -1,1 +1,4 @@
-"""Runs: what carries a method out, the folder that a run leaves, and what it gives its user."""
+"""How a run in this process goes on: carried out, in blocks of clients, resumed and replayed.
+
+What its parties are lies in `parties`, and what it leaves in `folders` and `results`.
+"""

@@ -19,11 +19,11 @@ from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning
 from securecluster.messaging.messages import Call, Response, Rows
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.endpoints import KeySource, build_client
-from securecluster.runs.method import Method
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.endpoints import KeySource, build_client
+from securecluster.parties.method import Method
+from securecluster.results.serialization import SHARED, UNTUNED
 from securecluster.runs.parcels import Parcel, opened, packed
-from securecluster.runs.serialization import SHARED, UNTUNED
 from securecluster.runtime.aggregators import added
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from securecluster.messaging.chunks import in_chunks
 from securecluster.messaging.messages import Call, Response, stack
 from securecluster.runs.block import Piece
-from securecluster.runtime.chunks import in_chunks
 from securecluster.runtime.transport import Transport
 
 if TYPE_CHECKING:

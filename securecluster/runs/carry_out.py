@@ -15,19 +15,19 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
-from securecluster.runs import run_folder
-from securecluster.runs.chance_warning import FEW_ROUNDS, chance_warning
-from securecluster.runs.cluster_notes import cluster_note
-from securecluster.runs.method import Method
-from securecluster.runs.serialization import save
+from securecluster.folders import run_folder
+from securecluster.parties.method import Method
+from securecluster.results.serialization import save
 from securecluster.runtime.run import Line, remove_checkpoints
 from securecluster.runtime.settings import Settings
+from securecluster.statements.chance_warning import FEW_ROUNDS, chance_warning
+from securecluster.statements.cluster_notes import cluster_note
 from securecluster.training.chance_level import ENOUGH_ROUNDS
 
 if TYPE_CHECKING:
-    from securecluster.runs.contents import Result
-    from securecluster.runs.fitted import FittedRun
-    from securecluster.runs.result import Subject
+    from securecluster.folders.contents import Result
+    from securecluster.results.fitted import FittedRun
+    from securecluster.statements.result import Subject
 
 
 def carry_out(
@@ -46,7 +46,7 @@ def carry_out(
         folder: the run folder, whose lock this process holds; None stores everything in memory.
         report: called with the history line of each round.
     """
-    from securecluster.runs.server_half import without_clients
+    from securecluster.parties.server_half import without_clients
     from securecluster.runs.simulated_run import SimulatedRun
 
     if folder is not None:  # of a run that was killed
@@ -87,7 +87,7 @@ def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
         subject: its clients.
         fitted: its result.
     """
-    from securecluster.runs.result import result_of
+    from securecluster.statements.result import result_of
 
     content = result_of(subject, fitted)
     save(fitted, folder)
@@ -142,7 +142,7 @@ def _completed(
 ) -> FittedRun:
     """Return the result of a run that is carried out, with all its files and pictures written."""
     fitted = carry_out(plan.protocol, federation, plan.settings, folder, report)
-    from securecluster.runs.result import Subject
+    from securecluster.statements.result import Subject
 
     complete(folder, Subject.of(federation), fitted)
     return fitted

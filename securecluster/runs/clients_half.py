@@ -12,10 +12,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.messaging.messages import Call, Rows
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.endpoints import KeySource, build_client, samples_of
+from securecluster.parties.method import Method
 from securecluster.runs.block import BlockEnd, shared_rows
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.endpoints import KeySource, build_client, samples_of
-from securecluster.runs.method import Method
 from securecluster.runs.observed_clients import ObservedClients
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget

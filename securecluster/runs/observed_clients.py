@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, share_at, spread
 from securecluster.data import Federation
-from securecluster.runs.method import Method
+from securecluster.parties.method import Method
 from securecluster.runtime.run import Line
 from securecluster.runtime.settings import Settings
 

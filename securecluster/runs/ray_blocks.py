@@ -34,18 +34,18 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
+from securecluster.messaging.chunks import FIRST_CHUNK
 from securecluster.messaging.messages import Call, Rows
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.derived import initial_model
+from securecluster.parties.experiment import ATTRIBUTE, experiment_of
+from securecluster.parties.method import Method
 from securecluster.privacy.masking.key_agreement import AuthorityKeys, PairwiseKeys, Secrets
 from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome, shared_rows
 from securecluster.runs.block_transport import BlockTransport
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.derived import initial_model
-from securecluster.runs.experiment import ATTRIBUTE, experiment_of
-from securecluster.runs.method import Method
 from securecluster.runs.observed_clients import ObservedClients
 from securecluster.runs.parcels import Parcel, opened, packed, size
 from securecluster.runs.ray_cluster import RESUME, ActorLostError, RayCluster
-from securecluster.runtime.chunks import FIRST_CHUNK
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
 from securecluster.training.chance_level import Chance, at_chance

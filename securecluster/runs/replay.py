@@ -14,18 +14,25 @@ from securecluster.core import atomic_files, manifest
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, structured
 from securecluster.errors import ReplayError, RunFolderError, SecureClusterError
+from securecluster.folders.contents import Result, RunConfig
+from securecluster.folders.run_folder import (
+    CONFIG,
+    RESULT,
+    TRANSCRIPT,
+    RunPlan,
+    finished,
+    result_of,
+)
 from securecluster.messaging.transcript import INDEX, Transcript, entry_of
+from securecluster.parties.derived import call_types, program_of
+from securecluster.parties.labels import UNKNOWN_LABEL
+from securecluster.parties.program import UNKNOWN
+from securecluster.parties.server_half import replayed
 from securecluster.privacy.dp.ledger import Event, Release
-from securecluster.runs.contents import Result, RunConfig
-from securecluster.runs.derived import call_types, program_of
-from securecluster.runs.fitted import FittedRun
-from securecluster.runs.labels import UNKNOWN_LABEL
-from securecluster.runs.privacy_section import section
-from securecluster.runs.program import UNKNOWN
-from securecluster.runs.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
-from securecluster.runs.serialization import FittedState, read_kept
-from securecluster.runs.server_half import replayed
+from securecluster.results.fitted import FittedRun
+from securecluster.results.serialization import FittedState, read_kept
 from securecluster.runtime import run_secret
+from securecluster.statements.privacy_section import section
 
 PEEKED = ": it used something that no message contained"
 

@@ -16,18 +16,18 @@ from securecluster.core.serialization import pack
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.deployment import Deployment
+from securecluster.parties.derived import call_types, params_as_json, program_of, server_copy
+from securecluster.parties.endpoints import target_of
+from securecluster.parties.experiment import experiment_of
+from securecluster.parties.method import Method
+from securecluster.parties.power_check import power_entry
+from securecluster.parties.server_half import ServerHalf
 from securecluster.protections.occupancy import Occupancy, SumTap
+from securecluster.results.feature_scales import kept_scales
+from securecluster.results.serialization import SCHEMA, FittedState, FittedSummary
 from securecluster.runs.clients_half import ClientsHalf
-from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types, params_as_json, program_of, server_copy
-from securecluster.runs.endpoints import target_of
-from securecluster.runs.experiment import experiment_of
-from securecluster.runs.feature_scales import kept_scales
-from securecluster.runs.method import Method
-from securecluster.runs.power_check import power_entry
 from securecluster.runs.ray_blocks import BlockedClients
-from securecluster.runs.serialization import SCHEMA, FittedState, FittedSummary
-from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime import run_secret
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import SUM, config_hash

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import RefusedError, UsageError
+from securecluster.messaging import run_number
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import (
@@ -46,7 +47,6 @@ from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, 
 from securecluster.privacy.cohorts import Cohort, Cohorts, RowSpace
 from securecluster.privacy.dp.ledger import CHOICE, Event, PaidOnce
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime import run_number
 from securecluster.runtime.aggregators import Aggregator, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState

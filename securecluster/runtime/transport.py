@@ -23,6 +23,7 @@ from securecluster.errors import (
     UpdateError,
 )
 from securecluster.messaging import wire
+from securecluster.messaging.chunks import in_chunks
 from securecluster.messaging.messages import (
     AUTHORITY_CALL,
     Call,
@@ -37,7 +38,6 @@ from securecluster.messaging.messages import (
 from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.refusals import BUDGET, FRAME, WITHOUT_RELEASE, code_of, refused
 from securecluster.messaging.transcript import Transcript
-from securecluster.runtime.chunks import in_chunks
 
 
 class Transport(Protocol):

@@ -11,8 +11,8 @@ from securecluster import Federation
 from securecluster.attacks.differencing import Differencing
 from securecluster.attacks.experiments import tapped
 from securecluster.protocols import FedAvg
-from securecluster.protocols.common.averaging import AveragingState, SumClient
-from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.averaging import AveragingState, SumClient
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

@@ -104,7 +104,7 @@ def test_several_rounds_are_audited_as_a_whole(federation: Federation) -> None:
     assert first.value < all_rounds.value < several
 
 
-@pytest.mark.exhaustive  # `tests/app/test_claims.py` has both in small
+@pytest.mark.exhaustive  # `tests/audits/test_claims.py` has both in small
 @pytest.mark.parametrize(
     ("protocol", "params"),
     [(CFL, {}), (FedAvg, {"placement": "central"})],

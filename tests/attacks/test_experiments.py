@@ -23,10 +23,10 @@ from securecluster.attacks.views import knowledge_of, observed_updates, view_of
 from securecluster.data.federation import Shard
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, Rows
+from securecluster.parties.endpoints import build_client
+from securecluster.parties.experiment import ATTRIBUTE, Experiment
 from securecluster.protocols import CFL, FedAvg, Hidden, OneShot, Settings, Signature
 from securecluster.protocols.common.messages import AverageDeltas
-from securecluster.runs.endpoints import build_client
-from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.endpoint import config_hash
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}

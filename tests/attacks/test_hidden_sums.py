@@ -12,21 +12,21 @@ import torch
 from attacked import FULL, digits, result_of, scene
 
 from securecluster import Dirichlet, Federation
-from securecluster.app.audit import Adversary, finding_of, known_samples
 from securecluster.attacks import hidden_sums
 from securecluster.attacks.base import Tap, View
 from securecluster.attacks.experiments import probe, tapped, without_client
 from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.attacks.secure_sum_conformance import LyingServer, Plan, members
 from securecluster.attacks.views import knowledge_of, view_of
+from securecluster.audits.run_audit import Adversary, finding_of, known_samples
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Empty
+from securecluster.parties.endpoints import build_client
 from securecluster.protections.secure_sums import server as sum_server
 from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
 from securecluster.protocols import FedAvg, Hidden
 from securecluster.protocols.hidden.client import HiddenClient
 from securecluster.protocols.hidden.protocol import HiddenState
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

@@ -2,7 +2,7 @@
 
 Clients that start from a network of dead units have updates of its last biases alone, so the sum is
 one client's update everywhere else (Pasquini, Francati & Ateniese 2022). Pads follow from what each
-member was sent, so nothing cancels; `tests/protocols/test_bound_sums.py` has all protocols.
+member was sent, so nothing cancels; `tests/protocols/sums/test_bound_sums.py` has all protocols.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from securecluster import Federation
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, Rows
+from securecluster.parties.experiment import ATTRIBUTE, Experiment
 from securecluster.protocols import FedAvg, Settings
-from securecluster.runs.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 

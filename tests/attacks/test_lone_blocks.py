@@ -11,12 +11,12 @@ import pytest
 import torch
 from attacked import FULL, digits, scene
 
-from securecluster.app.audit import BROKEN, HELD, adversary_of, audited, finding_of
 from securecluster.attacks.base import Tap, View
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.lone_blocks import LoneBlocks
 from securecluster.attacks.lone_members import MEMBERS
 from securecluster.attacks.scoring import BETTER, CHANCE, score
+from securecluster.audits.run_audit import BROKEN, HELD, adversary_of, audited, finding_of
 from securecluster.core.option_groups import group
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.messaging.parties import client as client_party
@@ -36,8 +36,8 @@ from securecluster.protocols.authoring import (
     answers,
     protocol,
 )
-from securecluster.protocols.common.blocks import BlockStage
-from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
+from securecluster.protocols.common.averages.blocks import BlockStage
+from securecluster.protocols.common.options.sum_options import SumOptions, SumsOverAll
 
 CLIENTS = 6
 FEDERATION = digits(clients=CLIENTS, samples=20)

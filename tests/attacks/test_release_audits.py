@@ -65,7 +65,7 @@ def distance(planted: Planted) -> float:
     return float((present.mean() - absent.mean()) / np.sqrt(variance))
 
 
-@pytest.mark.exhaustive  # `tests/app/test_claims.py` has these with fewer clients
+@pytest.mark.exhaustive  # `tests/audits/test_claims.py` has these with fewer clients
 @pytest.mark.parametrize(("attack", "made"), AUDITED, ids=IDS)
 def test_bounds_are_not_above_the_ledger_and_halved_noise_is_refuted(
     attack: Any, made: Any, federation: Federation

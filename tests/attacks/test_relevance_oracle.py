@@ -12,8 +12,8 @@ from securecluster import Dirichlet, Federation, Pathological
 from securecluster.attacks.relevance_oracle import EnergyError, RelevanceOracle, energies_of
 from securecluster.attacks.scoring import Score, evaluate, score
 from securecluster.errors import SecureClusterError
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import OneShot
-from securecluster.runs.endpoints import build_client
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "tasks": 2}
 OPEN: dict[str, Any] = {"mask": "none", "sealed": False}

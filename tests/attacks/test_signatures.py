@@ -11,11 +11,11 @@ from scipy.stats import multivariate_normal
 from sklearn.metrics import roc_auc_score
 
 from securecluster import Dirichlet, Federation
-from securecluster.app.audit import known_samples
 from securecluster.attacks import signatures
 from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.attacks.views import knowledge_of, view_of
+from securecluster.audits.run_audit import known_samples
 from securecluster.protocols import FedAvg, Signature
 
 RESAMPLES = (200, 100)

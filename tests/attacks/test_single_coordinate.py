@@ -10,10 +10,10 @@ import pytest
 from attacked import FULL, score_of
 
 from securecluster import FedAvg, Federation
-from securecluster.app.audit import Finding, adversary_of, finding_of
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.scoring import BETTER, CHANCE, further_scores
 from securecluster.attacks.single_coordinate import LABELS, CategoryLabels, SingleCoordinates
+from securecluster.audits.run_audit import Finding, adversary_of, finding_of
 
 CLASSES, FEATURES, CLIENTS = 3, 8, 6
 OPTIONS: dict[str, Any] = {

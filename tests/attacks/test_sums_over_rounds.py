@@ -14,7 +14,6 @@ from attacked import digits, scene
 from cases import exhaustive
 
 from securecluster import Dirichlet, Federation, LabelSwap
-from securecluster.app import audit, audit_page
 from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.scoring import (
@@ -38,6 +37,8 @@ from securecluster.attacks.sums_over_rounds import (
     _of_last_start,
 )
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.audits import audit_page
+from securecluster.audits import run_audit as audit
 from securecluster.messaging.parties import WIRE
 from securecluster.protocols import CFL, IFCA, FedAvg, Hidden, RandomClusters, Settings
 

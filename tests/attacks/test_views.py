@@ -15,12 +15,12 @@ from securecluster import Federation, open_transcript
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.views import knowledge_of, observed_updates, truth_of, view_of
 from securecluster.errors import RunFolderError, UsageError
+from securecluster.folders import run_folder
 from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import NAMING_METHODS, Transcript
+from securecluster.parties.derived import initial_model
 from securecluster.protections.registry import service_methods
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
-from securecluster.runs import run_folder
-from securecluster.runs.derived import initial_model
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from benchmarks import fuzz
-from securecluster.app.registry import PROTOCOLS
 from securecluster.errors import FrameError, UnforeseenError
 from securecluster.messaging import wire
+from securecluster.parties.derived import call_types, opened_verbs
 from securecluster.protections.registry import RELEVANCES
-from securecluster.runs.derived import call_types, opened_verbs
+from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime import endpoint, server_channel
 
 FRAMES = 25  # of each case and side

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import golden
-from securecluster.app.compatibility import OPTIONS
-from securecluster.app.registry import PROTOCOLS
+from securecluster.cli.compatibility import OPTIONS
+from securecluster.protocols.registry import PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / golden.REFERENCE

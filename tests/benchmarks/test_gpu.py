@@ -272,7 +272,7 @@ def test_every_network_mask_and_protocol_has_checks() -> None:
         assert sum(own.startswith(f"{name}: ") for own in known) >= 7
     for mask in MASKS[1:]:
         assert sum(own.startswith(f"mask {mask},") for own in known) == 6
-    from securecluster.app.registry import PROTOCOLS
+    from securecluster.protocols.registry import PROTOCOLS
 
     assert set(runs.PROTOCOLS) == set(PROTOCOLS)
 

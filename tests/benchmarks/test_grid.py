@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks import table
 from benchmarks.grid import Grid, counts, parser_of, product, read_options, with_seeds
-from benchmarks.papers import flhc_iid, flhc_tables, oneshot_accuracy
+from benchmarks.papers import flhc_iid, flhc_tables
+from benchmarks.papers.oneshot import accuracy as oneshot_accuracy
 from benchmarks.sheet import Row, figure
 from benchmarks.table import Journal, tabulate
 

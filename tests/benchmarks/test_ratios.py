@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ratios
+from benchmarks.costs.terminal import once
 from benchmarks.ratios import MEASURES, complaints, main, measured, read_references
-from benchmarks.terminal import once
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,17 +19,18 @@ from securecluster import Federation, protocols
 from securecluster.core import devices
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
+from securecluster.messaging import chunks
 from securecluster.messaging.messages import Picks, Rows, Shared, placed
 from securecluster.models.architectures import NETWORKS
 from securecluster.models.objectives import OBJECTIVES
 from securecluster.models.validation import build
+from securecluster.parties import endpoints, server_half
 from securecluster.privacy.compression import codecs
 from securecluster.privacy.compression.sketches import Sketch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import masks
-from securecluster.runs import carry_out, endpoints, server_half
-from securecluster.runtime import chunks
+from securecluster.runs import carry_out
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 import pytest
 
 import securecluster
-from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.core.field_docs import field_descriptions, with_parameters
+from securecluster.protocols.registry import PROTOCOLS, protocol_class
 
 
 @dataclass

@@ -17,7 +17,7 @@ from securecluster.core import atomic_files
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import RunFolderError
 from securecluster.protocols import CFL, FLHC
-from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.runtime.run import CheckpointPart, Run
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from securecluster import ClusteredClassifier, FedAvg, Federation
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.data.facts import agree
 from securecluster.errors import PolicyError, UsageError
 from securecluster.models.objectives import Language, Trajectory
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFLGP, FLUX, IFCA, PACFL, OneShot, Signature
-from securecluster.runs.endpoints import build_client
-from securecluster.runs.privacy_section import section
 from securecluster.runtime.settings import Settings
+from securecluster.statements.privacy_section import section
 
 DRAW = np.random.default_rng(0)
 X = {name: DRAW.normal(size=(20, 3)) for name in ("ann", "bob", "cid", "dan")}

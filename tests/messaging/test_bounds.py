@@ -20,11 +20,11 @@ from securecluster.messaging import bounds, wire
 from securecluster.messaging.bounds import LONGEST, too_long, undeclared
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Empty, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
+from securecluster.parties.endpoints import build_client
 from securecluster.protections.registry import service_methods
+from securecluster.protocols.common.averages.model_sets import ModelAverages
 from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.protocols.common.model_sets import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint, message_types
 
 NAN = float("nan")

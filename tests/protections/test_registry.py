@@ -17,8 +17,8 @@ from own_claims import CLAIMS
 
 from benchmarks.golden import OTHER_PROTECTIONS
 from securecluster import Federation
-from securecluster.app.compatibility import OPTIONS
 from securecluster.attacks.registry import ATTACKS, attack_named
+from securecluster.cli.compatibility import OPTIONS
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.transcript import NAMING_METHODS
@@ -43,11 +43,11 @@ from securecluster.protections.registry import (
 )
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.conformance import check_frames
-from securecluster.runs import privacy_section
 from securecluster.runtime.aggregators import Exchange, Plain, Total
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.runtime.port import Connected
+from securecluster.statements import privacy_section
 
 ALL: list[SumProtection | PairProtection] = [*AGGREGATIONS.values(), *RELEVANCES.values()]
 HIDING = [protection for protection in ALL if protection.hides]

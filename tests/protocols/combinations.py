@@ -10,7 +10,7 @@ from typing import Any
 
 import cases
 
-from securecluster.app.compatibility import DEFAULT, OPTIONS, Values, cells, methods, refusal
+from securecluster.cli.compatibility import DEFAULT, OPTIONS, Values, cells, methods, refusal
 from securecluster.errors import UsageError
 
 NAMES = list(OPTIONS)

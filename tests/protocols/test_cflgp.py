@@ -17,10 +17,10 @@ from securecluster import CFLGP, Federation, LabelSwap, Rotation
 from securecluster.clustering.similarity import gram
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import epsilon
 from securecluster.protocols.cflgp import CFLGPState, criterion_of, kept_numbers, partition
-from securecluster.protocols.common.restarts import Restart
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.averages.restarts import Restart
 
 SIZES = (17, 12, 20, 9, 15, 10, 18, 14)
 WIDTH = 8

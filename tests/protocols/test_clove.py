@@ -21,12 +21,12 @@ from securecluster import Federation, LabelSwap
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import Call, Rows
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.loss_mechanism import LARGEST
 from securecluster.protocols import CLoVE, Settings
 from securecluster.protocols.clove import LossVector, matched_models
-from securecluster.protocols.common.model_sets import AssignedModel
-from securecluster.protocols.common.restarts import Restart
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.averages.model_sets import AssignedModel
+from securecluster.protocols.common.averages.restarts import Restart
 from securecluster.runtime.call_context import CallContext
 from securecluster.training.local_trainer import LocalTraining
 

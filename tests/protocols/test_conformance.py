@@ -16,6 +16,7 @@ from securecluster import Federation, Iid, LabelSwap, Tasks
 from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Empty
 from securecluster.messaging.transcript import load_entries
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import (
     CFL,
     CFLGP,
@@ -40,8 +41,7 @@ from securecluster.protocols import (
     Signature,
     conformance,
 )
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.training.local_trainer import LocalTrainer

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from securecluster import Federation, LabelSwap
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Rows
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import FedAvg, FineTune, Settings
 from securecluster.protocols.common.client import TUNING_STEP
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

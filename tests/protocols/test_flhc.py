@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
-from securecluster.app.registry import protocol_class
 from securecluster.clustering.agglomerative import nearest, representatives
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
@@ -25,12 +24,13 @@ from securecluster.data.scenarios import Scenario
 from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Empty
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
-from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.flhc import FLHCState
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.registry import protocol_class
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded, random_dropouts

@@ -16,9 +16,9 @@ import torch
 from cases import exhaustive
 
 from securecluster import Federation
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, IFCA, CLoVE, FedAvg, Hidden, OneShot, Settings
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 
 FEW = 100
 FACTOR = 4

@@ -17,9 +17,9 @@ from sklearn.metrics import adjusted_rand_score
 from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Empty, Rows
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.runtime.call_context import CallContext
 
 

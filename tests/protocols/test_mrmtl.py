@@ -16,11 +16,11 @@ from securecluster import Federation
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.models.optimizers import MeanRegularized, Sgd, build
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import MRMTL, FedAvg, Local, Settings
-from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.mrmtl import MRMTLState
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 
 EXACT = Settings(dtype="float64")

@@ -15,7 +15,7 @@ from securecluster import Federation, LabelSwap, Rotation
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import PACFL
 from securecluster.protocols.authoring import UsageError
-from securecluster.protocols.common.gram_mechanism import REPLACE, gram
+from securecluster.protocols.common.comparison.gram_mechanism import REPLACE, gram
 from securecluster.protocols.pacfl import angles
 
 TWELVE = Federation.simulate("digits", scenario=Rotation(2), clients=12, samples=40, seed=1)

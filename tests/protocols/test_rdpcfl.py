@@ -19,10 +19,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models.objectives import Trajectory
+from securecluster.parties.derived import initial_model
 from securecluster.privacy.dp.accounting import epsilon
 from securecluster.privacy.dp.exponential_mechanism import noise_multiplier
 from securecluster.protocols.rdpcfl import projected, soft_clusters
-from securecluster.runs.derived import initial_model
 
 FOUR = np.repeat(np.arange(4), 5)
 

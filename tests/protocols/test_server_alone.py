@@ -8,8 +8,8 @@ from peeking import Misspells, ReadsTruth, ReadsTruthOfNewcomers
 
 from securecluster import Federation
 from securecluster.errors import UsageError
+from securecluster.parties.derived import server_copy
 from securecluster.protocols import FedAvg
-from securecluster.runs.derived import server_copy
 
 SMALL = {"rounds": 1, "epochs": 1, "model": "linear"}
 SENTENCE = (

@@ -16,23 +16,28 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Shared
 from securecluster.models.objectives import Language
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.gradient_signatures import GradientSketch, signature_mean
 from securecluster.protocols import Settings, Signature
-from securecluster.protocols.common.gradient_signatures import (
+from securecluster.protocols.common.comparison.gradient_signatures import (
     ClassMeans,
     ResidualDirections,
     SignatureClient,
     SignatureDirections,
     SignatureRequest,
 )
-from securecluster.protocols.common.packed_signatures import (
+from securecluster.protocols.common.comparison.packed_signatures import (
     BlockSignatures,
     ResidualSignatures,
     SketchSignatures,
 )
-from securecluster.protocols.common.signature_plan import AXES, RESIDUAL_AXES, example_map, plan_of
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.comparison.signature_plan import (
+    AXES,
+    RESIDUAL_AXES,
+    example_map,
+    plan_of,
+)
 
 PLAIN: dict[str, Any] = {"signature_blocks": "plain"}
 BLOCKS: dict[str, Any] = {"signature_blocks": "blocks"}

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from securecluster import Federation
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.messaging.messages import Call
 from securecluster.protocols import (
     FLHC,

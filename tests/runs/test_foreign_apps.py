@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from securecluster import Federation, LabelSwap
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.clustering.metrics import agreement
 
 pytest.importorskip("flwr", reason="needs the extra flower")

@@ -19,20 +19,19 @@ from benchmarks import golden
 from securecluster import Federation, LabelSwap
 from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RefusedError, SecureClusterError, UsageError
-from securecluster.messaging import refusals, wire
+from securecluster.messaging import refusals, run_number, wire
 from securecluster.messaging.messages import Header, Picks, Rows
 from securecluster.messaging.transcript import Transcript
+from securecluster.nodes.agreement import agreed_among
+from securecluster.nodes.node import Node
+from securecluster.nodes.policy import Policy
+from securecluster.nodes.proposal import Proposal
+from securecluster.parties.deployment import Deployment
+from securecluster.parties.derived import call_types
+from securecluster.parties.server_half import ServerHalf
 from securecluster.privacy.dp.ledger import UNSEEN, Event
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.protocols import FedAvg
-from securecluster.runs.agreement import agreed_among
-from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types
-from securecluster.runs.node import Node
-from securecluster.runs.policy import Policy
-from securecluster.runs.proposal import Proposal
-from securecluster.runs.server_half import ServerHalf
-from securecluster.runtime import run_number
 from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:securecluster.errors.SecureClusterWarning")

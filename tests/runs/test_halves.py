@@ -19,14 +19,14 @@ from securecluster.errors import SecureClusterWarning
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Rows, Shared
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.deployment import Deployment
+from securecluster.parties.derived import call_types
+from securecluster.parties.method import Method
+from securecluster.parties.server_half import ServerHalf
 from securecluster.protocols import ClusteringProtocol, OneShot, Settings
 from securecluster.protocols.common.messages import Update
-from securecluster.runs.client_state import ClientState
 from securecluster.runs.clients_half import ClientsHalf
-from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types
-from securecluster.runs.method import Method
-from securecluster.runs.server_half import ServerHalf
 from securecluster.runtime import transport as transports
 from securecluster.runtime.transport import Framed, Replay, Transport, WithAuthority
 

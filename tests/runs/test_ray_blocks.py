@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from securecluster import Federation, Settings
-from securecluster.app.cli import main
 from securecluster.attacks.experiments import tapped
+from securecluster.cli.main import main
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RunFolderError, UsageError
+from securecluster.messaging import chunks
+from securecluster.results.serialization import FittedState
 from securecluster.runs.ray_blocks import RayBlocks, blocks_of
 from securecluster.runs.ray_cluster import RayCluster
-from securecluster.runs.serialization import FittedState
-from securecluster.runtime import chunks
 
 ray = pytest.importorskip("ray")
 
@@ -474,6 +474,6 @@ def test_a_run_goes_on_after_ray_could_not(
 def test_a_quiet_run_in_blocks_says_nothing(tmp_path: Path) -> None:
     arguments = ["run", "fedavg", "--rounds", "2", "--clients", "4", "--model", "linear"]
     arguments += ["--engine", "ray", "--workers", "2", "--quiet", "--out", "run"]
-    script = f"from securecluster.app.cli import main; raise SystemExit(main({arguments!r}))"
+    script = f"from securecluster.cli.main import main; raise SystemExit(main({arguments!r}))"
     done = in_a_process(script, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from securecluster.core.devices import cpu_threads
 from securecluster.errors import FrameError
+from securecluster.messaging import chunks
+from securecluster.messaging.chunks import in_chunks
 from securecluster.messaging.digests import reply_digests
 from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.messaging.transcript import entry_of
-from securecluster.runtime import chunks
 from securecluster.runtime.aggregators import Plain, added
-from securecluster.runtime.chunks import in_chunks
 
 
 @dataclass(frozen=True, eq=False)

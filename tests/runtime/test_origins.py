@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from securecluster import Federation
 from securecluster.messaging.messages import Picks, Rows, Shared
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.origins import digest, origins_of
 

@@ -12,10 +12,10 @@ from securecluster import Federation
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.deployment import build_network
 from securecluster.protocols import OneShot
 from securecluster.protocols.oneshot.client import RelevanceRow
 from securecluster.protocols.oneshot.server import cluster_tasks
-from securecluster.runs.deployment import build_network
 from securecluster.runtime.pair_aggregators import PairFunctions, PlainPairs
 from securecluster.runtime.transport import Recorded
 

@@ -32,10 +32,10 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Call, Header, reply_header
 from securecluster.messaging.refusals import SENTENCES, code_of
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.deployment import Deployment
+from securecluster.parties.derived import call_types
+from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.protocols import FedAvg, Settings
-from securecluster.runs.deployment import Deployment
-from securecluster.runs.derived import call_types
-from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.transport import Framed, Recorded
 
 SECRET = "37.25"  # a number of the client's data

@@ -10,7 +10,7 @@ import pytest
 from cases import SMALL_FEDERATION
 
 from securecluster import Federation
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.errors import ReplayError
 from securecluster.protocols import CFL, Settings
 from securecluster.protocols.cfl.protocol import CFLState
@@ -47,7 +47,7 @@ def test_a_fresh_process_without_clients_replays_a_run(tmp_path: Path) -> None:
 import sys, securecluster.data.federation as f
 def refuse(*a, **k): raise SystemExit("a client was built")
 f.Federation.__post_init__ = refuse
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 sys.exit(main(["replay", {str(out)!r}]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -22,12 +22,12 @@ from securecluster.messaging.messages import Call, Empty, Header, Response, Rows
 from securecluster.messaging.parties import Party, lps
 from securecluster.messaging.refusals import reraise
 from securecluster.messaging.replies import _finite, check_finite
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import Permutation
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, Settings
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import (

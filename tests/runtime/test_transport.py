@@ -16,9 +16,9 @@ from securecluster.errors import FrameError, ReplayError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, ClusteringProtocol, Settings
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import GATHER, Endpoint, hidden_message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

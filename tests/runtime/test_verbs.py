@@ -18,11 +18,11 @@ from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.messaging.parties import SERVER, WIRE, client
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers
 from securecluster.runtime.run import Run

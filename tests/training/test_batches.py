@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from securecluster import Federation
 from securecluster.errors import UsageError
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, FLHC, FedAvg, Settings
-from securecluster.runs.endpoints import build_client
 from securecluster.training.batches import Drawn, packed, resampled, sizes_of_epochs
 from securecluster.training.local_trainer import LocalTraining, check_training
 

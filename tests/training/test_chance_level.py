@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from securecluster import Federation, LabelSwap, Pathological, SecureClusterWarning
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.messaging.messages import Rows
 from securecluster.models.objectives import Language, Trajectory
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, FedAvg, FineTune, Local, Settings
-from securecluster.runs.endpoints import build_client
 from securecluster.training.chance_level import at_chance
 
 Samples = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]

@@ -15,11 +15,12 @@ from pretended import NAME, PRETENDED, Costs, counted, pretending
 
 from securecluster import Federation, protocols
 from securecluster.core.randomness import Randomness
+from securecluster.messaging import chunks
 from securecluster.messaging.messages import Rows
 from securecluster.models.validation import build
+from securecluster.parties import endpoints, server_half
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.runs import carry_out, endpoints, server_half
-from securecluster.runtime import chunks
+from securecluster.runs import carry_out
 from securecluster.runtime.settings import Settings
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 

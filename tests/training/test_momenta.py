@@ -20,8 +20,8 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models import architectures, validation
 from securecluster.models.optimizers import Momenta
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Settings
-from securecluster.runs.endpoints import build_client
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
 PLAN = LocalTraining(0.05, 2, 10, momentum=0.9)

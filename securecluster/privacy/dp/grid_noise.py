@@ -21,7 +21,7 @@ and cosine and sine are polynomials, of which it takes sums and products of whol
 the same integers are computed by `device_noise`.
 
 One gap remains: float32 sums of DP-SGD's gradients are rounded while they are formed.
-`benchmarks.grid_noise` measures this, and the margin of the clip is larger.
+`benchmarks.costs.grid_noise` measures this, and the margin of the clip is larger.
 """
 
 from __future__ import annotations

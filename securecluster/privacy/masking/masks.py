@@ -6,7 +6,7 @@ which clients can also be linked from call to call.
 
 A permutation hides which label is which, and not a client's label distribution: coordinates of one
 call are columns over clients, and grouping columns that move alike recovers the distributions
-(`benchmarks.label_attack`, whose results are in `LABELS`).
+(`benchmarks.leaks.label_attack`, whose results are in `LABELS`).
 
 A package outside this project declares its masks as entry points, which lead to the module that
 registers them:
@@ -63,7 +63,7 @@ _SEED = (
 )
 
 # Correlation of recovered label shares with the true ones, for Dirichlet(0.3) and for two labels a
-# client, as measured by benchmarks.label_attack.
+# client, as measured by benchmarks.leaks.label_attack.
 LABELS = {"permutation": (0.88, 0.99), "signed-permutation": (0.86, 0.97), "rotation": (0.64, 0.71)}
 
 
@@ -78,7 +78,7 @@ def _label_leakage(name: str, hidden: str) -> str:
     return (
         f"{hidden}: from the updates of 40 clients in one round their label distributions were "
         f"read, up to the labels' names, with a correlation of {skewed} and {two} (chance 0.3; "
-        "python -m benchmarks.label_attack in the repository)"
+        "python -m benchmarks.leaks.label_attack in the repository)"
     )
 
 

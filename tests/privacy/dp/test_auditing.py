@@ -32,7 +32,7 @@ from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protections.secure_sums.graph import least_survivors
-from securecluster.protocols.common.gram_mechanism import GramNoise
+from securecluster.protocols.common.comparison.gram_mechanism import GramNoise
 from securecluster.runtime.call_context import CallContext, outside_run
 from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, answers
 from securecluster.runtime.release_accounting import ReleaseAccounting

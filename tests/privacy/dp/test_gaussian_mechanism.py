@@ -27,7 +27,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.compressed_updates import CompressedUpdate
+from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdate
 from securecluster.runtime.aggregators import Plain
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, ReleasePolicy, answers

@@ -12,11 +12,11 @@ import torch
 
 from securecluster import Federation
 from securecluster.messaging.messages import Rows
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.loss_mechanism import noised, sensitivity
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import SRFCA, Settings
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext, Releases, outside_run
 
 DOUBLE = Settings(dtype="float64")

@@ -30,8 +30,8 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.dp.loss_mechanism import sensitivity
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols.common.gram_mechanism import REPLACE as REPLACED_GRAM
-from securecluster.protocols.common.gram_mechanism import gram, packed
+from securecluster.protocols.common.comparison.gram_mechanism import REPLACE as REPLACED_GRAM
+from securecluster.protocols.common.comparison.gram_mechanism import gram, packed
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 # scales are extreme on purpose

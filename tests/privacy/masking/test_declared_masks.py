@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import masks
 

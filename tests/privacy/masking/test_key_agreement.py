@@ -16,6 +16,7 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, RunFolderError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Rows, Shared, reply_header
+from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.masking.key_agreement import (
     KeyRing,
     Peers,
@@ -27,7 +28,6 @@ from securecluster.privacy.masking.key_agreement import (
 from securecluster.privacy.masking.masks import Permutation, build
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protocols import CFL, Settings
-from securecluster.runs.endpoints import KeySource, build_client
 
 
 def mask(seed: int = 1) -> Permutation:

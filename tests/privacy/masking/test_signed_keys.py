@@ -17,6 +17,9 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, SecureClusterError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Header, Rows, Shared
+from securecluster.parties.deployment import build_network
+from securecluster.parties.derived import call_types
+from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.masking.identities import UNSIGNED, Identity, Roster
 from securecluster.privacy.masking.key_agreement import (
     KeyRing,
@@ -30,9 +33,6 @@ from securecluster.privacy.masking.key_agreement import (
     _tensor,
 )
 from securecluster.protocols import FedAvg, Settings
-from securecluster.runs.deployment import build_network
-from securecluster.runs.derived import call_types
-from securecluster.runs.endpoints import KeySource, build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed
 

@@ -16,14 +16,14 @@ from securecluster import Federation, LabelSwap
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Call, Picks, Rows
 from securecluster.messaging.replies import Replies
+from securecluster.parties.deployment import build_network
+from securecluster.parties.derived import call_types
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, Settings
 from securecluster.protocols.cfl.client import PathModels
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, find_leaves
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.common.messages import ModelDelta, Update
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.deployment import build_network
-from securecluster.runs.derived import call_types
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run

@@ -16,14 +16,14 @@ from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.noise_robust import SplitEvidence
 from securecluster.core import progress
 from securecluster.errors import UsageError
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, FedAvg, Local, Settings
 from securecluster.protocols.cfl import protocol as cfl
 from securecluster.protocols.cfl.parameter_tree import ParameterTree
 from securecluster.protocols.cfl.protocol import CFLState
 from securecluster.protocols.cfl.split_test import SplitStatistics
-from securecluster.protocols.common.evidence import UpdateEvidence
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
+from securecluster.protocols.common.comparison.evidence import UpdateEvidence
 
 
 def heard(members: list[int], replied: list[int], **norms: float) -> SplitStatistics:
@@ -32,7 +32,7 @@ def heard(members: list[int], replied: list[int], **norms: float) -> SplitStatis
     return SplitStatistics(0, members, evidence, evidence, **norms)
 
 
-# ten seeds: benchmarks/seeds.py
+# ten seeds: benchmarks/clusters/seeds.py
 @pytest.mark.parametrize("seed", cases.seeds(1, of=10))
 def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", seed=seed))

@@ -16,7 +16,7 @@ from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.cfl.split_test import collect_updates, split_statistics
-from securecluster.protocols.common.compressed_updates import CompressedUpdate
+from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.messages import Update
 
 D, SIGMA = 100_000, 0.02  # noise of norm 6.3 on updates of norm about 1.4

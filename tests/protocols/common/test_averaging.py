@@ -13,11 +13,15 @@ import torch
 from securecluster import Federation
 from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.messages import Call, Empty, Response
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import FLHC, FLUX, ClusteringProtocol, FedAvg, Local, Settings
-from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.averages.averaging import (
+    AveragingState,
+    SumClient,
+    average_clusters,
+)
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

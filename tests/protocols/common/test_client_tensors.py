@@ -10,10 +10,10 @@ from cases import DOUBLE, two_clusters
 
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import IFCA, FedAvg
 from securecluster.protocols.authoring import ClientTensor, SumClient
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.endpoints import build_client
 
 FEDERATION = two_clusters(clients=4, samples=20)
 

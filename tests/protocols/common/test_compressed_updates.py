@@ -18,11 +18,11 @@ from securecluster.errors import FrameError, PolicyError, UpdateError, UsageErro
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Empty, reply_header
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.compression.sketches import Sketch
 from securecluster.protocols import CFL, FLHC, Settings
-from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded

@@ -14,6 +14,8 @@ from flexcfl import FirstUpdateClient, FlexCFL
 from benchmarks.golden import walks
 from securecluster import Federation
 from securecluster.errors import UsageError
+from securecluster.parties import dry_run
+from securecluster.parties.dry_run import run_releases
 from securecluster.privacy.dp.ledger import COSTLESS
 from securecluster.protocols import (
     CFL,
@@ -34,8 +36,6 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.authoring import ClusterOnceState, Empty, Run, ServerChannel
-from securecluster.runs import dry_run
-from securecluster.runs.dry_run import run_releases
 from securecluster.training.local_trainer import LocalTrainer
 
 CLIENT: dict[str, Any] = {"clip": 1.0, "target_epsilon": 8.0, "model": "linear", "rounds": 5}

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from securecluster.clustering import eigenvectors
 from securecluster.privacy.dp.client_noise import ClientNoise
-from securecluster.protocols.common import gram_mechanism
-from securecluster.protocols.common.gram_mechanism import (
+from securecluster.protocols.common.comparison import gram_mechanism
+from securecluster.protocols.common.comparison.gram_mechanism import (
     APART,
     REPLACE,
     GramNoise,

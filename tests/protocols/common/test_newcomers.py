@@ -17,7 +17,7 @@ import pytest
 from cases import SPLITTING, Protocol
 
 from securecluster import Federation
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.errors import (
     FrameError,
     RunFolderError,

@@ -16,17 +16,21 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.messages import Call, Picks, Response, Rows
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.masking import masks
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, FedAvg, Settings
+from securecluster.protocols.common.averages.pending_updates import (
+    PendingUpdates,
+    flush,
+    request_models,
+)
+from securecluster.protocols.common.averages.sampling import sample_clients
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_models
-from securecluster.protocols.common.sampling import sample_clients
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run

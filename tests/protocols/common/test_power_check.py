@@ -14,9 +14,20 @@ import numpy as np
 import pytest
 
 from securecluster import Federation, SecureClusterWarning, power_check, sweep
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
+from securecluster.parties import dry_run
+from securecluster.parties.power_check import (
+    CARRIES,
+    CLUSTERS,
+    DOUBTFUL,
+    DROWNED,
+    LIMITS,
+    TRAINING,
+    Power,
+    power_of,
+)
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -29,17 +40,6 @@ from securecluster.protocols import (
     OneShot,
     Settings,
     Signature,
-)
-from securecluster.runs import dry_run
-from securecluster.runs.power_check import (
-    CARRIES,
-    CLUSTERS,
-    DOUBTFUL,
-    DROWNED,
-    LIMITS,
-    TRAINING,
-    Power,
-    power_of,
 )
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -159,9 +159,9 @@ def test_data_are_not_read(digits: Federation, monkeypatch: pytest.MonkeyPatch) 
     facts = digits.facts
     assert isinstance(facts, Facts)
     monkeypatch.setattr(LocalTrainer, "train", read)
-    monkeypatch.setattr("securecluster.runs.power_check._KNOWN", {})
+    monkeypatch.setattr("securecluster.parties.power_check._KNOWN", {})
     check = power_of(protocol, facts, config)
-    monkeypatch.setattr("securecluster.runs.power_check._KNOWN", {})
+    monkeypatch.setattr("securecluster.parties.power_check._KNOWN", {})
     noise = np.random.default_rng(0)
     others = [
         (noise.random(shard.x.shape).astype(shard.x.dtype), shard.y) for shard in digits.shards
@@ -176,7 +176,7 @@ def test_a_large_network_has_a_stand_in_but_its_own_numbers(
     protocol = CFL(**{**CLIENT, "model": "mlp"}, noise=0.1)
     whole = power_check(protocol, digits)
     monkeypatch.setattr(dry_run, "LARGE", 1000)
-    monkeypatch.setattr("securecluster.runs.power_check._KNOWN", {})
+    monkeypatch.setattr("securecluster.parties.power_check._KNOWN", {})
     assert power_check(protocol, digits) == whole
 
 

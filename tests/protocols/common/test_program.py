@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError
+from securecluster.parties import derived, program
+from securecluster.parties.derived import program_of
 from securecluster.protocols import CFL, FedAvg, Settings
-from securecluster.protocols.common.averaging import AveragingState
-from securecluster.runs import derived, program
-from securecluster.runs.derived import program_of
-from securecluster.runs.serialization import FittedSummary
+from securecluster.protocols.common.averages.averaging import AveragingState
+from securecluster.results.serialization import FittedSummary
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

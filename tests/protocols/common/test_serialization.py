@@ -17,8 +17,8 @@ import torch
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.core.client_names import at
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
+from securecluster.parties.derived import initial_model
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, FineTune, Local, Settings
-from securecluster.runs.derived import initial_model
 
 EVERY = [
     (CFL, "permutation"),
@@ -278,7 +278,7 @@ def test_a_module_that_was_trained_on_still_lets_newcomers_in(
 
 
 def test_a_run_folder_is_loaded_like_a_saved_protocol(tmp_path: Path) -> None:
-    from securecluster.app.cli import main
+    from securecluster.cli.main import main
 
     assert (
         main(

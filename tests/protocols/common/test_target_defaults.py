@@ -20,12 +20,12 @@ from securecluster import (
     Signature,
     power_check,
 )
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.errors import UsageError
+from securecluster.parties.power_check import TRAINING
 from securecluster.protocols import Settings
-from securecluster.protocols.common import target_defaults
-from securecluster.protocols.common.target_defaults import chosen_for, given_options
-from securecluster.runs.power_check import TRAINING
+from securecluster.protocols.common.options import target_defaults
+from securecluster.protocols.common.options.target_defaults import chosen_for, given_options
 from securecluster.training.local_trainer import LocalTrainer
 
 SETTINGS = Settings(keys_from_seed=True)

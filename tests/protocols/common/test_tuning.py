@@ -13,10 +13,10 @@ import torch
 
 from securecluster import Federation, at
 from securecluster.errors import UsageError
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, FLHC, MRMTL, FedAvg, Local, Settings
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.runs.endpoints import build_client
-from securecluster.runs.result import Subject, result_of
+from securecluster.statements.result import Subject, result_of
 
 EXACT = Settings(dtype="float64", transcript="full")
 # batches of all samples, so that a round of tuning is one step of gradient descent

@@ -14,13 +14,13 @@ from sklearn.metrics import homogeneity_score
 from securecluster import FLUX, Federation, LabelSplit, LabelSwap, Rotation, Settings
 from securecluster.errors import UpdateError, UsageError
 from securecluster.models.objectives import Language, Trajectory
+from securecluster.parties.derived import initial_model
 from securecluster.privacy.dp.accounting import epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.flux.client import release_sums
 from securecluster.protocols.flux.density import Scaling, density_clusters
 from securecluster.protocols.flux.descriptors import DescriptorMap
-from securecluster.runs.derived import initial_model
 from securecluster.runtime.call_context import outside_run
 
 FULL = Settings(transcript="full")

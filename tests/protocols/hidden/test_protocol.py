@@ -14,19 +14,19 @@ import pytest
 import torch
 from cases import DOUBLE, FULL, serve, serve_nodes, two_clusters
 
-from benchmarks.hidden import assigned, of_residuals
+from benchmarks.private.hidden import assigned, of_residuals
 from securecluster import Federation
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.clustering.noisy_centres import SHARES, SHARES_WITH_PARTS, unit
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Picks, Rows, Shared
+from securecluster.parties.deployment import Deployment
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.hidden.client import BlockAverages, HiddenClient
-from securecluster.runs.deployment import Deployment
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 
 CENTRAL: dict[str, Any] = {"clip": 1.0, "placement": "central", "aggregation": "plain"}

@@ -17,19 +17,19 @@ from cases import DOUBLE, FULL, Served, run_server, serve, serve_nodes, two_clus
 from numpy.typing import NDArray
 
 from securecluster import Federation
-from securecluster.app.cli import main
+from securecluster.cli.main import main
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Response, Shared
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import IFCA
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
-from securecluster.runs import privacy_section
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM
 from securecluster.runtime.transport import InProcess
+from securecluster.statements import privacy_section
 
 Lie = Callable[[Call], Call]
 

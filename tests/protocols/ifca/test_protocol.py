@@ -19,13 +19,13 @@ from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
+from securecluster.parties.deployment import build_network
+from securecluster.parties.derived import initial_model
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import FedAvg, Settings
-from securecluster.protocols.common.restarts import OfferedModels, Restart
+from securecluster.protocols.common.averages.restarts import OfferedModels, Restart
 from securecluster.protocols.ifca.client import IFCAClient
 from securecluster.protocols.ifca.protocol import IFCA, IFCAState
-from securecluster.runs.deployment import build_network
-from securecluster.runs.derived import initial_model
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.server_channel import ServerChannel

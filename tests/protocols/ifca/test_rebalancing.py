@@ -14,12 +14,12 @@ import torch
 from securecluster import Federation
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Rows
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import IFCA, Settings
 from securecluster.protocols.ifca.client import ModelAssignment
 from securecluster.protocols.ifca.rebalancing import rebalanced
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 
 SMALL: dict[str, Any] = {"k": 3, "starts": 1, "rounds": 3, "model": "linear", "mask": "none"}

@@ -17,15 +17,15 @@ from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Empty, Rows
 from securecluster.models.objectives import Trajectory
 from securecluster.models.validation import build
+from securecluster.parties.derived import initial_model, params_as_json
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import NSIM, Local, Settings
-from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.nsim.client import NSIMClient, find_layer
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig, pairwise
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk, windows
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.nsim.synthetic_users import SyntheticUsersConfig, correlations
-from securecluster.runs.derived import initial_model, params_as_json
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import config_hash
 

@@ -19,15 +19,15 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Empty, Response, reply_header
 from securecluster.messaging.parties import SERVER
+from securecluster.parties.client_state import ClientState
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import OneShot, Settings
-from securecluster.protocols.common import gram_mechanism
-from securecluster.protocols.common.gram_mechanism import gram, packed
+from securecluster.protocols.common.comparison import gram_mechanism
+from securecluster.protocols.common.comparison.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
-from securecluster.runs.client_state import ClientState
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import InProcess
 

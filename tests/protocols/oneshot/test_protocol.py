@@ -18,12 +18,12 @@ from securecluster.messaging.messages import RELAY, Call, Picks, Rows, reply_hea
 from securecluster.messaging.parties import SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import Transcript
 from securecluster.models.objectives import Language
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import OneShot, Settings
 from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, CommonDeltas
 from securecluster.protocols.oneshot.server import OneShotState, agglomerate
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded

@@ -24,10 +24,10 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import LabelPermutation
 from securecluster.errors import FrameError, SecureClusterWarning, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Picks, Response, Rows, Shared
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import SRFCA, Local, Settings
 from securecluster.protocols.srfca.client import RelayedModels, SRFCAClient
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess

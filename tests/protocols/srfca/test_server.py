@@ -14,9 +14,11 @@ import torch
 from securecluster import Federation
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Call, Empty, Picks, Rows
+from securecluster.parties.deployment import build_network
+from securecluster.parties.endpoints import build_client
 from securecluster.protocols import SRFCA, Settings
+from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.common.messages import AverageDeltas
-from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.model_distance import (
     ClusterModels,
@@ -32,8 +34,6 @@ from securecluster.protocols.srfca.server import (
     merge,
     recluster,
 )
-from securecluster.runs.deployment import build_network
-from securecluster.runs.endpoints import build_client
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import InProcess

@@ -1,0 +1,1 @@
+"""Are the clusters found? Defaults over scenarios, data sets and seeds."""

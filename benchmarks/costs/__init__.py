@@ -1,0 +1,1 @@
+"""What does it cost? Seconds, bytes and memory of runs, protections and mechanisms."""

@@ -1,0 +1,178 @@
+"""What protected rounds cost on one thread: DP-SGD beside opacus, secure sums beside plain ones.
+
+python -m benchmarks.costs.protected_rounds [--repeats 5]
+
+Times are processor milliseconds, the least of the repeats; the variants of a case take turns, so
+that other work of the machine meets them alike.
+
+- DP-SGD: ten mini-batches of ten images of every client, as in `benchmarks.costs.dpsgd`; `times` is
+  opacus' time over that of the variant.
+- secure sum: a round of FedAvg, of which every client trains two mini-batches; `times` is the
+  variant's time over that of plain sums.
+- norms: the server checks that updates are not too long; `times` is that of their training.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.costs.dpsgd import PLAN, cohort, opacus
+from benchmarks.costs.recurrent import batched_round, no_tests
+from benchmarks.grid import counts
+from benchmarks.table import UNRECORDED, write
+from securecluster import Federation
+from securecluster.core.devices import cpu_threads
+from securecluster.messaging.bounds import too_long
+from securecluster.protocols import FedAvg
+
+CLIENTS_OF_DPSGD = (4, 16)
+CLIENTS_OF_SUMS = 30
+MODELS_OF_SUMS = {"mlp-32": 25_450, "mlp-200": 159_010}  # with their numbers of weights
+CLIENTS_OF_NORMS = 100
+OPACUS = "opacus"
+TRAINING = "training"
+
+
+def least(tasks: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Return the least processor milliseconds of each task.
+
+    Args:
+        tasks: functions by name, which take turns.
+        repeats: timed executions of each.
+    """
+    shortest = dict.fromkeys(tasks, float("inf"))
+    # the first execution only warms up
+    for number in range(repeats + 1):
+        for name, task in tasks.items():
+            start = time.process_time()
+            task()
+            if number:
+                shortest[name] = min(shortest[name], 1e3 * (time.process_time() - start))
+    return shortest
+
+
+def dp_sgd(clients: int, repeats: int) -> dict[str, float]:
+    """Return the milliseconds of a local round, by the variant.
+
+    Args:
+        clients: how many train.
+        repeats: timed rounds of each variant.
+    """
+    batched = cohort("mlp-200", clients, False, torch.float32)
+    without_noise = replace(PLAN, noise=0.0)
+    tasks = {
+        "plain training": partial(batched_round, batched, replace(without_noise, clip=0.0)),
+        "DP-SGD, no noise": partial(batched_round, batched, without_noise),
+        "DP-SGD": partial(batched_round, batched, PLAN),
+        OPACUS: partial(opacus, batched, PLAN),
+    }
+    return least(tasks, repeats)
+
+
+def secure_sums(model: str, repeats: int) -> dict[str, float]:
+    """Return the milliseconds of a round without those of the first, by the aggregation.
+
+    Args:
+        model: name of the network.
+        repeats: timed runs of each aggregation.
+    """
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for k in range(CLIENTS_OF_SUMS):
+        images = draw.random((20, 1, 28, 28), dtype=np.float32)
+        arrays[f"c{k}"] = (images, draw.integers(0, 10, 20))
+    federation = Federation.from_arrays(arrays, test=no_tests(arrays), seed=0)
+    shortest = {"plain": float("inf"), "secagg": float("inf")}
+    settings = replace(UNRECORDED, threads=1)
+    for _ in range(repeats):
+        for aggregation in shortest:
+            ends: list[float] = []
+            run = FedAvg(rounds=5, model=model, epochs=1, batch_size=10, aggregation=aggregation)
+            run.fit(federation, settings, report=partial(_note, ends))
+            # the keys are exchanged in the first round
+            shortest[aggregation] = min(shortest[aggregation], 1e3 * float(min(np.diff(ends))))
+    return shortest
+
+
+def _note(ends: list[float], _: Any) -> None:
+    """Note the processor time at which a round ends."""
+    ends.append(time.process_time())
+
+
+def norms(repeats: int) -> dict[str, float]:
+    """Return the milliseconds of local training, and of the check of the updates' norms.
+
+    Args:
+        repeats: timed executions of each.
+    """
+    batched = cohort("mlp-200", CLIENTS_OF_NORMS, False, torch.float32)
+    train = partial(batched_round, batched, replace(PLAN, clip=0.0, noise=0.0))
+    return least({TRAINING: train, "norms": partial(too_long, train())}, repeats)
+
+
+def measured(repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the table.
+
+    Args:
+        repeats: timed executions of each variant.
+    """
+    for clients in CLIENTS_OF_DPSGD:
+        found = dp_sgd(clients, repeats)
+        for variant, milliseconds in found.items():
+            yield _row("DP-SGD", f"{clients} clients", variant, milliseconds, found[OPACUS], True)
+    for model, numbers in MODELS_OF_SUMS.items():
+        found = secure_sums(model, repeats)
+        for variant, milliseconds in found.items():
+            case = f"{CLIENTS_OF_SUMS} clients, d = {numbers}"
+            yield _row("secure sum", case, variant, milliseconds, found["plain"], False)
+    found = norms(repeats)
+    for variant, milliseconds in found.items():
+        case = f"{CLIENTS_OF_NORMS} clients"
+        yield _row("norms", case, variant, milliseconds, found[TRAINING], False)
+
+
+def _row(
+    what: str, case: str, variant: str, milliseconds: float, other: float, faster: bool
+) -> dict[str, Any]:
+    """Return a line of the table.
+
+    Args:
+        what: the measurement.
+        case: its size.
+        variant: what was timed.
+        milliseconds: of the variant.
+        other: milliseconds that it is compared with.
+        faster: True for how many times as fast it is, False for how many times as long it takes.
+    """
+    times = other / milliseconds if faster else milliseconds / other
+    return {
+        "what": what,
+        "case": case,
+        "variant": variant,
+        "milliseconds": f"{milliseconds:.3g}",
+        "times": f"{times:.2f}",
+    }
+
+
+def main() -> None:
+    """Measure, print and write benchmarks/results/protected_rounds.csv."""
+    options = counts(__doc__, repeats=5)
+    # as opacus has it
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    with cpu_threads(1):
+        rows = list(measured(options.repeats))
+    for row in rows:
+        print(*row.values(), sep="  ")
+    write("protected_rounds", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What can be read? Attacks, liars, neighbouring data sets, and sums over rounds."""

@@ -1,0 +1,1 @@
+"""Figures of Sattler et al. 2019 (CFL)."""

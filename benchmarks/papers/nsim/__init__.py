@@ -1,0 +1,1 @@
+"""Figures of Pacheco et al. 2021 (NSIM)."""

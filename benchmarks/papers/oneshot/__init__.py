@@ -1,0 +1,1 @@
+"""Figures and tables of Ali & Arafa 2024 (one-shot clustering)."""

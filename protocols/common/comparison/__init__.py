@@ -1,0 +1,1 @@
+"""What a server compares clients by: updates, signatures of gradients, or eigenvectors."""

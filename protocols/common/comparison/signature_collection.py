@@ -1,0 +1,564 @@
+"""Collection of gradient signatures by the server, and their comparison.
+
+`signature`, and every method with `signature="gradient"`, asks clients and newcomers like this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from securecluster.clustering.noisy_residuals import (
+    CrowdMeans,
+    NoisyResiduals,
+    designs,
+    shares_of,
+    without_common,
+)
+from securecluster.clustering.noisy_rows import (
+    NoisyBlocks,
+    NoisyRows,
+    centred_products,
+    leading_directions,
+)
+from securecluster.clustering.similarity import FLOOR, cosine
+from securecluster.core.lazy_torch import torch
+from securecluster.messaging.messages import Empty, Rows, Shared
+from securecluster.messaging.replies import Replies
+from securecluster.protocols.common.averages.sampling import TRIES
+from securecluster.protocols.common.comparison.gradient_signatures import (
+    ClassMeans,
+    ResidualDirections,
+    SignatureDirections,
+    SignatureRequest,
+    SignatureSender,
+)
+from securecluster.protocols.common.comparison.packed_signatures import (
+    BlockSignatures,
+    ResidualSignatures,
+    SketchSignatures,
+    compared,
+    is_sketch,
+)
+from securecluster.protocols.common.comparison.signature_plan import (
+    AUTO,
+    AXES,
+    BLOCKS,
+    KINDS,
+    PLAIN,
+    RESIDUALS,
+    Array,
+    SignaturePlan,
+    axes_of,
+    plan_of,
+)
+from securecluster.protocols.common.messages import empty_tensor
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.runtime.server_channel import ServerChannel
+
+# variance of clients' shares over that of equal shares, from which they are skewed, and in standard
+# deviations of what noise gives it
+SKEWED = 0.05
+SURE = 3.0
+# standard deviation of this variance from which shares cannot be read
+UNREADABLE = 0.5
+# clients from which the number of clusters of residuals without noise is sure
+MANY = 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What clients were asked with, which newcomers are asked with, too.
+
+    Attributes:
+        kind: of the signatures, its place in `KINDS`.
+        centre: that was subtracted from each number.
+        means: (C, w) means of classes, under the mask of class sums; empty without residuals.
+        means_step: the call of the class sums.
+        crowd: (C,) shares of classes over all clients.
+        spread: of clients' shares about these, as in `CrowdMeans`.
+        shifts: (C, w) what residuals have in common, under their mask.
+        directions: (a, C, w) of the second release of residuals, under their mask.
+    """
+
+    kind: int = 0
+    centre: float = 0.0
+    means: torch.Tensor = field(default_factory=empty_tensor)
+    means_step: int = 0
+    crowd: torch.Tensor = field(default_factory=empty_tensor)
+    spread: float = 0.0
+    shifts: torch.Tensor = field(default_factory=empty_tensor)
+    directions: torch.Tensor = field(default_factory=empty_tensor)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the kind."""
+        return KINDS[self.kind]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Signatures that clients sent."""
+
+    ids: list[int]  # the r clients that replied, in the order of the rows
+    rows: torch.Tensor  # (r, ...) the signatures, under the mask of their call
+    step: int  # the call in which they were received, which determines the mask
+    asked: Asked = field(default_factory=Asked, kw_only=True)
+
+    @cached_property
+    def clusters(self) -> list[int] | None:
+        """Return the clusters that residuals of all clients show; None for other kinds."""
+        rows = comparable(self.rows, self.rows)
+        if not isinstance(rows, NoisyResiduals):
+            return None
+        return rows.clusters(None, 0)
+
+
+@dataclass(frozen=True)
+class _ClassSums:
+    """Class blocks that clients sent.
+
+    Attributes:
+        ids: of the clients.
+        blocks: (m, C, w + 1) projections, under the mask, and counts, over n.
+        examples: (m,) numbers of examples, as far as they are public.
+        deviations: (m,) of the noise in each number.
+        width: r.
+        step: the call.
+    """
+
+    ids: list[int]
+    blocks: Array
+    examples: Array
+    deviations: Array
+    width: int
+    step: int
+
+    @property
+    def crowd(self) -> CrowdMeans:
+        """Return what they tell of all clients together."""
+        return CrowdMeans.of(self.blocks, self.deviations, self.examples, self.width)
+
+    def of(self, ids: Sequence[int]) -> _ClassSums:
+        """Return those of some clients.
+
+        Args:
+            ids: their numbers, among `ids`.
+        """
+        position = {i: n for n, i in enumerate(self.ids)}
+        kept = [position[i] for i in ids]
+        return replace(
+            self,
+            ids=list(ids),
+            blocks=self.blocks[kept],
+            examples=self.examples[kept],
+            deviations=self.deviations[kept],
+        )
+
+
+def collect_gradient_signatures(
+    net: ServerChannel, to: Sequence[int], run_signatures: Collected | None = None
+) -> Collected:
+    """Return the signatures of clients, or of newcomers, with what is known of their noise.
+
+    Where nobody declared the centre of the data, clients first tell their mean number. Where the
+    kind is to be chosen, class blocks choose it: they tell the shares of classes.
+
+    Args:
+        net: client ids and the verbs by which the server calls clients.
+        to: the clients' numbers.
+        run_signatures: the signatures of the run, for newcomers.
+    """
+    plan = plan_of(net.agreed)
+    asked = None
+    if run_signatures is not None:
+        asked = run_signatures.asked
+        kind, centre = asked.name, asked.centre
+    else:
+        centre = _centre(net, plan, to)
+        kind = plan.kind
+    sums = None
+    if kind != PLAIN:
+        # newcomers' blocks need the mask of the run's, which follows from the step of its call
+        step = None
+        if run_signatures is not None and kind == BLOCKS:
+            step = run_signatures.step
+        sums = _class_sums(net, plan, to, centre, step)
+        if not sums.ids:
+            return Collected([], torch.zeros(0), sums.step)
+        to = sums.ids
+        if kind == AUTO:
+            kind = _chosen(plan, sums)
+    told = Asked(KINDS.index(kind), centre)
+    if kind == PLAIN:
+        return _sketches(net, plan, to, told, run_signatures)
+    assert sums is not None
+    if kind == BLOCKS:
+        signatures = BlockSignatures(sums.blocks, sums.deviations, sums.examples, sums.width)
+        return Collected(sums.ids, signatures.packed(), sums.step, asked=told)
+    return _residuals(net, plan, sums, told, run_signatures)
+
+
+def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
+    """Return the kind of signatures that suits clients' shares of classes.
+
+    Without noise, residuals find most where shares are equal and clients many, and blocks in all
+    other cases. With noise, residuals find no less than sketches do, whatever the shares are. But
+    where it is so large beside the classes that their shares cannot be read, neither can the means
+    of classes.
+
+    Args:
+        plan: of the signatures.
+        sums: class blocks of all clients.
+    """
+    crowd = sums.crowd
+    skewed = crowd.spread > SKEWED and crowd.spread > SURE * crowd.spread_error
+    if not plan.noise:
+        return BLOCKS if skewed or len(sums.ids) < MANY else RESIDUALS
+    if crowd.spread_error > UNREADABLE and not skewed:
+        return PLAIN
+    return RESIDUALS
+
+
+def _centre(net: ServerChannel, plan: SignaturePlan, to: Sequence[int]) -> float:
+    """Return the centre of the data: as it was declared, or the mean of what clients tell.
+
+    Args:
+        plan: of the signatures.
+        to: the clients.
+    """
+    if plan.centre is not None:
+        return plan.centre
+    replies = net.gather(SignatureSender.send_mean_number, Empty(), to=to, tries=TRIES)
+    if not replies.ids:
+        return 0.0
+    means = replies.rows.mean.values.cpu().double().numpy()[:, 0]
+    weights = plan.examples(replies.ids)
+    # means are clipped to [−1, 1], whatever noise makes of them
+    return float(np.clip(np.average(means, weights=weights), -1.0, 1.0))
+
+
+def _request(net: ServerChannel, centre: float) -> SignatureRequest:
+    """Return the request of signatures with a centre."""
+    return SignatureRequest(Shared(torch.tensor([centre], dtype=_dtype(net))))
+
+
+def _dtype(net: ServerChannel) -> torch.dtype:
+    """Return the type of the run's numbers."""
+    return torch.float64 if net.agreed["dtype"] == "float64" else torch.float32
+
+
+def _class_sums(
+    net: ServerChannel, plan: SignaturePlan, to: Sequence[int], centre: float, step: int | None
+) -> _ClassSums:
+    """Return class blocks.
+
+    Args:
+        plan: of the signatures.
+        to: the clients.
+        centre: that they subtract.
+        step: the call whose mask they use; None for a new one.
+    """
+    query = _request(net, centre)
+    replies: Replies[Any] = net.gather(
+        SignatureSender.send_class_sums, query, to=to, step=step, tries=TRIES
+    )
+    ids = list(replies.ids)
+    own_kind = plan.may_be(BLOCKS)
+    width = plan.block_size
+    multiplier = plan.multiplier(BLOCKS) if own_kind else plan.outline_multiplier
+    deviations = plan.deviations(ids, multiplier)
+    if not ids:
+        empty = np.zeros(0)
+        return _ClassSums(ids, np.zeros((0, 1, 1)), empty, deviations, width, replies.step)
+    projections = replies.rows.projections.values.cpu().double().numpy()
+    shares = replies.rows.shares.values.cpu().double().numpy()
+    blocks = np.concatenate([projections, shares[:, :, None]], axis=2)
+    examples = _examples(plan, ids, replies.rows.size)
+    return _ClassSums(ids, blocks, examples, deviations, width, replies.step)
+
+
+def _residuals(
+    net: ServerChannel,
+    plan: SignaturePlan,
+    sums: _ClassSums,
+    asked: Asked,
+    run_signatures: Collected | None,
+) -> Collected:
+    """Return residuals of two releases, as `ResidualSignatures` packs them.
+
+    Args:
+        plan: of the signatures.
+        sums: class blocks of the clients.
+        asked: with the kind and the centre.
+        run_signatures: the signatures of the run, for newcomers.
+    """
+    crowd = sums.crowd
+    step = None
+    if run_signatures is None:
+        means = torch.from_numpy(crowd.means)
+        of_all = torch.from_numpy(crowd.crowd)
+        asked = replace(asked, means=means, means_step=sums.step, crowd=of_all, spread=crowd.spread)
+    else:
+        asked = run_signatures.asked
+        step = run_signatures.step
+        of_run = asked.crowd.numpy()
+        shares = shares_of(sums.blocks, sums.deviations, of_run, asked.spread)
+        crowd = replace(crowd, crowd=of_run, shares=shares)
+    query = ClassMeans(Shared(asked.means.to(_dtype(net))), asked.means_step)
+    replies: Replies[Any] = net.gather(
+        SignatureSender.send_residuals, query, to=sums.ids, step=step, tries=TRIES
+    )
+    ids = list(replies.ids)
+    if not ids or (run_signatures is None and len(ids) < 2):
+        return Collected(ids, torch.zeros(0), replies.step)
+    position = {i: n for n, i in enumerate(sums.ids)}
+    crowd = crowd.select([position[i] for i in ids])
+    rows = replies.rows.residuals.values.cpu().double().numpy()
+    deviations = plan.deviations(ids, plan.multiplier(RESIDUALS))
+    if run_signatures is None:
+        rows, shifts = without_common(rows, deviations, crowd, sums.width)
+        flat = leading_directions(rows.reshape(len(ids), -1), plan.axes)
+        directions = torch.from_numpy(flat.reshape(plan.axes, *rows.shape[1:]))
+        asked = replace(asked, shifts=torch.from_numpy(shifts), directions=directions)
+    else:
+        rows = rows - crowd.shares[:, :, None] * asked.shifts.numpy()
+    again = _residual_coordinates(net, asked, ids, replies.step)
+    kept = [ids.index(i) for i in again.ids]
+    if not kept:
+        return Collected([], torch.zeros(0), replies.step)
+    # beyond the rank of the rows there are no directions
+    used = asked.directions.flatten(1).any(1).numpy()
+    directions_used = asked.directions.numpy()[used]
+    signatures = ResidualSignatures(
+        np.einsum("icw,acw->ia", rows[kept], directions_used),
+        again.rows.numpy()[:, used],
+        designs(crowd.select(kept).ratios, directions_used),
+        deviations[kept],
+        sums.of(again.ids).examples,
+    )
+    return Collected(again.ids, signatures.packed(), replies.step, asked=asked)
+
+
+def _residual_coordinates(
+    net: ServerChannel, asked: Asked, to: Sequence[int], step: int
+) -> Collected:
+    """Return clients' coordinates in the directions in which residuals differ.
+
+    Args:
+        asked: with means, shifts and directions.
+        to: the clients that sent residuals.
+        step: the call of the run's residuals.
+    """
+    dtype = _dtype(net)
+    query = ResidualDirections(
+        Shared(asked.directions.to(dtype)),
+        Shared(asked.shifts.to(dtype)),
+        step,
+        Shared(asked.means.to(dtype)),
+        asked.means_step,
+    )
+    replies = net.gather(SignatureSender.send_residual_coordinates, query, to=to, tries=TRIES)
+    rows = torch.zeros(0, len(asked.directions))
+    if replies.ids:
+        rows = replies.rows.coordinates.values.cpu().double()
+    return Collected(list(replies.ids), rows, replies.step)
+
+
+def _sketches(
+    net: ServerChannel,
+    plan: SignaturePlan,
+    to: Sequence[int],
+    asked: Asked,
+    run_signatures: Collected | None,
+) -> Collected:
+    """Return sketches of one or two releases, as `SketchSignatures` packs them."""
+    # newcomers' signatures need the mask of the run's, which follows from the step of its call
+    step = None if run_signatures is None else run_signatures.step
+    query = _request(net, asked.centre)
+    replies: Replies[Any] = net.gather(
+        SignatureSender.send_signature, query, to=to, step=step, tries=TRIES
+    )
+    ids = list(replies.ids)
+    if not ids:
+        return Collected([], torch.zeros(0), replies.step)
+    first = replies.rows.signature.values.cpu().double().numpy()
+    examples = _examples(plan, ids, replies.rows.size)
+    deviations = plan.deviations(ids, plan.multiplier(PLAIN))
+    width = plan.sizes_of_kinds[PLAIN]
+    second = np.zeros((len(ids), 0))
+    if plan.releases(PLAIN) > 1:
+        reference = first
+        if run_signatures is not None:
+            # newcomers answer in the run's own directions, or their coordinates would not compare
+            of_run = SketchSignatures.unpacked(run_signatures.rows)
+            reference = of_run.first
+            count = of_run.second.shape[1]
+        elif len(ids) < 2:
+            return Collected(ids, torch.zeros(0), replies.step)
+        else:
+            count = _directions_for(net, plan, first, float(deviations.mean()), width)
+        again = _second_release(net, ids, reference, replies.step, count)
+        # Some clients may be lost between the two releases: only those that sent both are kept.
+        position = {i: n for n, i in enumerate(ids)}
+        kept = [position[i] for i in again.ids]
+        first = first[kept]
+        examples = examples[kept]
+        deviations = deviations[kept]
+        ids = again.ids
+        second = again.rows.numpy()
+    signatures = SketchSignatures(first, second, deviations, examples, width)
+    return Collected(ids, signatures.packed(), replies.step, asked=asked)
+
+
+def _directions_for(
+    net: ServerChannel, plan: SignaturePlan, rows: Array, deviation: float, width: int
+) -> int:
+    """Return in how many directions sketches are asked again.
+
+    That is one fewer than clusters are wanted, or than noisy rows show, and `AXES` at least.
+
+    Args:
+        plan: of the signatures.
+        rows: (m, w) the first release.
+        deviation: of the noise in each number.
+        width: q.
+    """
+    wanted = int(net.agreed.get("k") or 0) - 1
+    if wanted < 0:
+        singular = np.linalg.svd(rows - rows.mean(0), compute_uv=False)
+        edge = deviation * (math.sqrt(len(rows)) + math.sqrt(width))
+        wanted = int((singular > edge).sum()) + 1
+    return min(plan.axes, max(AXES, wanted))
+
+
+def _examples(plan: SignaturePlan, ids: Sequence[int], size: Rows | None) -> Array:
+    """Return how many examples clients have, (r,), or what is assumed of it.
+
+    Args:
+        plan: of the signatures.
+        ids: the clients.
+        size: what they sent of it, or None.
+    """
+    if size is None:
+        return plan.examples(ids)
+    sizes = size.values.cpu().double().numpy()
+    examples: Array = np.maximum(sizes, 1.0)  # a client may have none
+    return examples
+
+
+def _second_release(
+    net: ServerChannel, to: Sequence[int], reference: Array, step: int, count: int
+) -> Collected:
+    """Return clients' coordinates in the directions in which reference rows differ.
+
+    Args:
+        to: the clients that sent a signature.
+        reference: (m, w) signatures of the run's clients.
+        step: the call of the signatures.
+        count: number of directions; the others that the message has room for are zeros.
+    """
+    room = axes_of(net.agreed)
+    directions = np.zeros((room, reference.shape[1]))
+    directions[:count] = leading_directions(reference, count)
+    query = SignatureDirections(Shared(torch.from_numpy(directions).to(_dtype(net))), step)
+    replies = net.gather(SignatureSender.send_coordinates, query, to=to, tries=TRIES)
+    rows = torch.zeros(0, count)
+    if replies.ids:
+        rows = replies.rows.coordinates.values.cpu().double()[:, :count]
+    return Collected(list(replies.ids), rows, replies.step)
+
+
+def comparable(
+    rows: torch.Tensor, reference: torch.Tensor
+) -> NoisyRows | NoisyBlocks | NoisyResiduals:
+    """Return signatures as they are compared, with what is known of their noise.
+
+    Args:
+        rows: (m, ...) as they were packed.
+        reference: (r, ...) of the run's clients, which give the directions of a second release.
+    """
+    directions = None
+    if is_sketch(reference):
+        signatures = SketchSignatures.unpacked(reference)
+        directions = leading_directions(signatures.first, signatures.second.shape[1])
+    return compared(rows, directions)
+
+
+def squared_distances(newcomers: torch.Tensor, reference: torch.Tensor) -> Array:
+    """Return squared distances of newcomers from the run's clients, less noise, (n, r).
+
+    Args:
+        newcomers: (n, ...) as they were packed.
+        reference: (r, ...) of the run's clients.
+    """
+    ours: Any = comparable(newcomers, reference)
+    squared: Array = ours.squared_distances(comparable(reference, reference))
+    return squared
+
+
+def centred_cosines(squared: Array, noisy: bool) -> Array:
+    """Return cosines of signatures less their mean, (m, m).
+
+    At a stationary point updates have the mean zero; signatures are made to.
+
+    Args:
+        squared: (m, m) squared distances less noise, with zeros in the diagonal.
+        noisy: whether there was noise, after whose subtraction a row can be next to nothing.
+    """
+    floor = 0.0
+    if noisy:
+        floor = FLOOR
+    products = torch.from_numpy(centred_products(squared))
+    cosines: Array = cosine(products, floor).numpy()
+    return cosines
+
+
+def nearest_on_average(distance: Array, labels: Sequence[int]) -> list[int]:
+    """Return the cluster of least mean squared distance, (n,).
+
+    The spread of a cluster's own members is the same for all newcomers, so it is not subtracted:
+    noise gives clusters equal spreads.
+
+    Args:
+        distance: (n, r) squared distances from the run's clients.
+        labels: (r,) the clients' clusters.
+    """
+    clusters = np.asarray(labels)
+    means = []
+    for cluster in range(max(labels) + 1):
+        members = clusters == cluster
+        # a cluster may have silent clients alone
+        mean = np.full(len(distance), np.inf)
+        if members.any():
+            mean = distance[:, members].mean(1)
+        means.append(mean)
+    nearest: list[int] = np.argmin(np.stack(means, 1), 1).tolist()
+    return nearest
+
+
+def assign_by_signatures(
+    net: ServerChannel, labels: Sequence[int], known: Collected, to: Sequence[int]
+) -> list[int]:
+    """Return the clusters of newcomers whose members' signatures are nearest on average.
+
+    Args:
+        net: a channel to the newcomers.
+        labels: (m,) the clusters of the run's clients.
+        known: the signatures of the run.
+        to: the newcomers' numbers.
+
+    Raises:
+        UpdateError: a newcomer does not reply.
+    """
+    collected = collect_gradient_signatures(net, to, known)
+    check_newcomers(to, collected.ids)
+    squared = squared_distances(collected.rows, known.rows)
+    clusters = nearest_on_average(squared, [labels[i] for i in known.ids])
+    cluster_of = dict(zip(collected.ids, clusters, strict=True))
+    return [cluster_of[i] for i in to]

@@ -1,0 +1,127 @@
+"""`securecluster check`: every check of a protocol, one line each."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from securecluster.commands import command_line, execution
+from securecluster.commands.command_line import Section
+from securecluster.commands.options import as_typed, protocol_first, section_of
+from securecluster.core import atomic_files, outputs
+from securecluster.core.number_format import printable
+from securecluster.core.stops import output
+from securecluster.errors import SecureClusterError, UsageError, text_of
+from securecluster.protocols.registry import protocol_class
+
+ABOUT = "Run every check that a protocol must pass, also one of your own (module:Class)."
+IS_REPORT = outputs.json_with(("passed", "protocol", "results"))
+FAILED = 1  # exit code where a check failed
+# hyper-parameters that checks set, one after the other
+SET_BY_CHECKS = ("rounds", "mask", "clip", "noise", "placement", "dp_unit", "target_epsilon")
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What is checked, and where the results go."""
+
+    masks: tuple[str, ...] = ("none", "permutation", "rotation")
+    """masks to compare; those that the protocol refuses are left out"""
+    only: tuple[str, ...] = ()
+    """names of the checks to run; none is all"""
+    json: Path | None = None
+    """also write the results to this file"""
+    quiet: bool = False
+    """print nothing but errors"""
+
+
+def check(argv: list[str]) -> int:
+    """Run every check of a protocol, and return the exit code: 0, or 1 where one failed.
+
+    Args:
+        argv: the protocol, then the options.
+    """
+    name, arguments = protocol_first(argv, "check")
+    kind = class_of(name)
+    # not above: it loads torch
+    from securecluster.protocols import conformance
+
+    options = _parsed(kind, name, arguments)
+    if options.checks.json is not None:  # before minutes of work
+        atomic_files.check_output(options.checks.json, IS_REPORT)
+    params = _params(kind, options.protocol)
+    console = execution.console(options.checks.quiet)
+
+    def show(line: Any) -> None:
+        with output():
+            console.print(as_typed(str(line)), markup=False)
+
+    report = conformance.check(
+        kind, masks=options.checks.masks, only=options.checks.only, report=show, **params
+    )
+    show(report.closing)
+    if options.checks.json is not None:
+        outputs.write_json(options.checks.json, report.as_json(), IS_REPORT)
+    return 0 if report.passed else FAILED
+
+
+def class_of(name: str | None) -> Any:
+    """Return the class of a protocol.
+
+    Args:
+        name: of this project's or an installed package's protocol, or module:Class, where the
+            module may lie in the current folder; None is the base of all, for help.
+
+    Raises:
+        UsageError: an unknown name, or one that does not lead to a protocol.
+    """
+    module_name, colon, class_name = (name or "").partition(":")
+    if not colon:
+        return protocol_class(name)
+    from securecluster.protocols import ClusteringProtocol
+
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except SecureClusterError:  # a mistake in the class, which the error names
+        raise
+    except Exception as error:  # anything that a module of somebody else's raises
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        raise UsageError(
+            f"{name} cannot be imported ({reason}): correct the module, or its name"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, ClusteringProtocol)):
+        raise UsageError(f"{name} is no ClusteringProtocol: name its class")
+    return found
+
+
+def _parsed(kind: Any, name: str | None, arguments: list[str]) -> Any:
+    """Return the options of the command line, with the small hyper-parameters of checks."""
+    from securecluster.protocols.conformance import small_params
+
+    method = replace(section_of(kind), defaults=small_params(kind))
+    sections = {"checks": Section("the checks", CheckOptions), "protocol": method}
+    return command_line.parsed(
+        f"securecluster check {printable(name or 'PROTOCOL')}", arguments, ABOUT, sections
+    )
+
+
+def _params(kind: Any, given: Any) -> dict[str, Any]:
+    """Return the hyper-parameters of all runs.
+
+    Raises:
+        UsageError: one that the checks set themselves.
+    """
+    params: dict[str, Any] = given.get_params()
+    defaults = {option.name: option.default for option in fields(kind)}
+    for name in SET_BY_CHECKS:
+        if params.pop(name) != defaults[name]:
+            raise UsageError(
+                f"the checks set {name} themselves: leave it out; --masks names the masks"
+            )
+    return params

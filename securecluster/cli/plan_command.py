@@ -1,0 +1,147 @@
+"""`securecluster plan`: what ε buys, without private data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from securecluster.commands import command_line
+from securecluster.commands.command_line import Section
+from securecluster.commands.options import as_typed
+from securecluster.core import outputs
+from securecluster.core.stops import output
+from securecluster.errors import UsageError
+from securecluster.studies import comparison_options
+
+ABOUT = (
+    "Say what ε buys, before private data are touched: expected ARI and accuracy with an interval, "
+    "rounds, bytes and seconds; or with --find the least ε, clients or samples that suffice."
+)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is planned."""
+
+    epsilon: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    """targets for the ε of a whole run; inf is a run without noise"""
+    clients: int = 20
+    """number of clients"""
+    samples: int = 100
+    """training samples of each client"""
+    find: str | None = None
+    """epsilon, clients or samples: search for the least of it, in place of forecasts"""
+    ari: float = 0.9
+    """with --find: the mean ARI that is to be reached"""
+    data: str | None = None
+    """a known set of images, whose form, mean and defaults the stand-ins take; None is your own"""
+    shape: tuple[int, ...] | None = None
+    """height and width of the clients' images, or channels, height and width; None is that of the
+    public sample
+    """
+    classes: int | None = None
+    """number of labels; None is that of the public sample"""
+    mean: float | None = None
+    """about that of the clients' pixels, from 0 (black) to 1 (white), such as 0.9 of ink on paper;
+    None is that of the public sample
+    """
+    public: str = "digits"
+    """what stands in for the clients' data: a data set by its name, or your own CSV file of public
+    samples
+    """
+    label_column: str | None = None
+    """your own CSV file: the column to learn"""
+    scenario: str = "label-swap"
+    """how clusters differ: a name from `securecluster list`"""
+    clusters: int | None = None
+    """true clusters; None is the scenario's own default (label-swap: 4)"""
+    seeds: int = 3
+    """simulations at each ε"""
+    seed: int = 0
+    """of the first simulation"""
+    picture: Path | None = None
+    """also draw ARI and accuracy over ε into this file (.png, .pdf or .svg)"""
+    json: Path | None = None
+    """also write the forecasts to this file"""
+
+
+def start(argv: Sequence[str]) -> int:
+    """Print a plan.
+
+    Args:
+        argv: the protocols, then the options.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: an unknown name or an impossible value.
+        OutputError: a file that cannot be written.
+    """
+    labels, arguments = comparison_options.protocols_first(
+        argv, "plan", "cfl hidden --clients 100 --samples 200 --epsilon 1 4 16"
+    )
+    options = _parsed(labels, arguments)
+    from securecluster.studies.plan import Outlook, frontier, plan
+
+    own = options.plan
+    is_plan = outputs.json_with([field.name for field in fields(Outlook)])
+    _check_outputs(own, is_plan)
+    given = {name: value for name, value in vars(own).items() if name not in ("picture", "json")}
+    for name, value in vars(options.protocols).items():
+        if value is not None and value != _default(options.protocols, name):
+            given[name] = value
+    outlook = plan(labels, **given)
+    with output():
+        for line in outlook.lines():
+            print(as_typed(line))
+    if own.json is not None:
+        outputs.write_json(own.json, outlook.as_json(), is_plan)
+    if own.picture is not None:
+        outputs.write_picture(own.picture, frontier(outlook))
+    return 0
+
+
+def _check_outputs(own: PlanOptions, is_plan: Callable[[bytes], bool]) -> None:
+    """Raise an error for a file that cannot be written: before minutes of work.
+
+    Args:
+        own: options of the command.
+        is_plan: True for the content of a file with forecasts.
+    """
+    from securecluster.core import atomic_files
+
+    if own.picture is not None:
+        if own.picture.suffix not in outputs.PICTURES:
+            raise UsageError(f"--picture {own.picture}: its name ends in .png, .pdf or .svg")
+        atomic_files.check_output(own.picture, outputs.is_picture)
+    if own.json is not None:
+        atomic_files.check_output(own.json, is_plan)
+
+
+def _parsed(labels: Sequence[str], arguments: Sequence[str]) -> Any:
+    """Return the options of the command line.
+
+    Args:
+        labels: the protocols.
+        arguments: the options.
+    """
+    from securecluster.studies import sweep_plan
+
+    names = sweep_plan.names_of(labels)
+    comparison_options.check_owned(
+        names, arguments, [option.name for option in fields(PlanOptions)]
+    )
+    own = Section("the plan", PlanOptions)
+    methods = comparison_options.sections(names, without=sweep_plan.VARIED)["protocols"]
+    sections = {"plan": own, "protocols": methods}
+    return command_line.parsed(
+        f"securecluster plan {' '.join(labels) or 'PROTOCOLS'}", arguments, ABOUT, sections
+    )
+
+
+def _default(options: Any, name: str) -> Any:
+    """Return the default of an option that stands for several protocols' fields."""
+    return type(options).__dataclass_fields__[name].default

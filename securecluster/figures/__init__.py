@@ -1,0 +1,1 @@
+"""Figures of a run, a file each. Those of studies are beside their tables in `studies`."""

@@ -1,0 +1,110 @@
+"""How methods look in pictures: one colour a method everywhere, and names in words.
+
+Colours are those of Paul Tol's scheme "muted", which people with any kind of colour-blindness tell
+apart; methods beyond nine have them again with another line, and variants of a method have its
+colour with another marker and line, so that a figure is readable in grey, too. Baselines, which do
+not cluster, are grey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from securecluster.core.number_format import printable
+
+BASELINES = ("fedavg", "finetune", "local")
+NAMES = {
+    "cfl": "CFL",
+    "flhc": "FL+HC",
+    "ifca": "IFCA",
+    "srfca": "SR-FCA",
+    "oneshot": "one-shot",
+    "nsim": "NSIM",
+    "hidden": "hidden",
+    "signature": "signature",
+    "pacfl": "PACFL",
+    "flux": "FLUX",
+    "cflgp": "CFL-GP",
+    "rdpcfl": "R-DPCFL",
+    "clove": "CLoVE",
+    "mrmtl": "MR-MTL",
+    "local-kmeans": "local k-means",
+    "random": "random clusters",
+    "fedavg": "FedAvg",
+    "finetune": "FedAvg, fine-tuned",
+    "local": "local training",
+}
+# "muted" of Paul Tol, Colour Schemes (SRON/EPS/TN/09-002), in an order of unlike luminance
+COLORS = (
+    "#332288", "#cc6677", "#117733", "#88ccee", "#882255", "#44aa99", "#aa4499", "#999933",
+    "#ddcc77",
+)  # fmt: skip
+LINES = ("-", "--", "-.", ":")
+MARKERS = "osD^vP*X<>"
+GREY = "0.5"
+GREY_LINES = ("--", ":", "-.")
+GREY_MARKERS = "x+12"
+UNITS = {"client": "per client", "example": "per example"}
+
+
+class Look(NamedTuple):
+    """How a variant is drawn in all pictures."""
+
+    color: str
+    marker: str
+    line: str
+    width: float
+    order: float
+
+
+def looks(variants: Sequence[str]) -> dict[str, Look]:
+    """Return how each variant is drawn.
+
+    Args:
+        variants: their labels, which begin with a protocol's name.
+    """
+    clustering = [name for name in NAMES if name not in BASELINES]
+    styles: dict[str, Look] = {}
+    seen: dict[str, int] = {}
+    grey = 0
+    for label in variants:
+        protocol = label.partition(":")[0]
+        if protocol in BASELINES:
+            line = GREY_LINES[grey % len(GREY_LINES)]
+            marker = GREY_MARKERS[grey % len(GREY_MARKERS)]
+            styles[label] = Look(GREY, marker, line, 1.2, 1)
+            grey += 1
+            continue
+        if protocol not in clustering:
+            clustering.append(protocol)  # of a package elsewhere
+        position = clustering.index(protocol)
+        # of variants of one method, the next marker and the next line
+        again = seen.get(protocol, 0)
+        seen[protocol] = again + 1
+        line = LINES[(position // len(COLORS) + again) % len(LINES)]
+        marker = MARKERS[(position + again) % len(MARKERS)]
+        styles[label] = Look(COLORS[position % len(COLORS)], marker, line, 1.6, 2)
+    return styles
+
+
+def name_of(variant: str) -> str:
+    """Return what a variant is called in pictures: its method's name, and its options in words.
+
+    Args:
+        variant: as it is typed, such as "cfl:sketch=64".
+    """
+    protocol, _, options = variant.partition(":")
+    words = [NAMES.get(protocol, protocol)]
+    for option in filter(None, options.split(",")):
+        name, _, value = option.partition("=")
+        spaced = name.strip().replace("_", "-").replace("-", " ")
+        if spaced == "dp unit":
+            words.append(UNITS.get(value, value))
+        elif value.lower() in ("true", ""):
+            words.append(spaced)
+        elif value.lower() == "false":
+            words.append(f"no {spaced}")
+        else:
+            words.append(f"{spaced} {value}")
+    return printable(", ".join(words))

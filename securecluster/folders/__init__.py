@@ -1,0 +1,1 @@
+"""Run folders: what is in them, who may write, and how their files are read again."""

@@ -1,0 +1,34 @@
+"""What an experiment changes in a run, for research on attacks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from securecluster.messaging.messages import Call
+from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.parties.method import Method
+
+ATTRIBUTE = "_experiment"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Changes of a run, which `securecluster.attacks.experiments` makes; a folder refuses them.
+
+    Args:
+        before_pipeline: what clients do to each reply before it is protected.
+        observe_authority: called with each R that a key authority decrypts.
+        secret: of the run that is repeated; None draws a new one.
+    """
+
+    before_pipeline: Callable[[Call, Any], Any] | None = None
+    observe_authority: Callable[[VerbOutcome], None] | None = None
+    secret: bytes | None = None
+
+
+def experiment_of(protocol: Method) -> Experiment:
+    """Return what an experiment changes in the runs of a protocol; by default nothing."""
+    experiment: Experiment = vars(protocol).get(ATTRIBUTE, Experiment())
+    return experiment

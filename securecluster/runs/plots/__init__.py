@@ -1,1 +1,0 @@
-"""Pictures of runs and comparisons."""

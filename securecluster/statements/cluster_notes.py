@@ -1,0 +1,301 @@
+"""Sentences that warn of clusters that a user should not trust, with advice.
+
+They come from what the run released or evaluated. A run with noise adds no look at clients' data:
+its sentences follow from labels, from the history, and from scores that it has in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.labels import members as clusters_of
+from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import option_groups
+from securecluster.data import Federation
+from securecluster.errors import SecureClusterWarning
+from securecluster.messaging.messages import Rows
+from securecluster.parties.derived import adds_noise
+from securecluster.parties.labels import looked_for_clusters, one_cluster_note
+from securecluster.parties.power_check import CARRIES, DOUBTFUL, DROWNED
+from securecluster.results.serialization import UNTUNED
+from securecluster.statements.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
+
+if TYPE_CHECKING:
+    from securecluster.results.fitted import FittedRun
+
+FEW_A_CLASS = 5  # samples of a class that a client has; with fewer its updates are mostly chance
+SMALL = 4  # clients; with few samples each, clusters that are smaller are mostly chance
+
+Scores = NDArray[np.float64]
+Scored = Callable[[Rows], Scores]
+Tuned = Callable[[Rows], Rows]
+
+
+def cluster_note(
+    fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tuned
+) -> str | None:
+    """Return a warning on the clusters of a run; None where there is nothing to say.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients and their data.
+        scored: returns each client's score on its held-out samples, (m,), with its model of (m, d).
+        tuned: returns each client's model, (m, d), after a round of training it alone.
+    """
+    text = _text(fitted, federation, scored, tuned)
+    if text is None:
+        return None
+    # with options as they are written here: in Python, or on the command line
+    return str(SecureClusterWarning(text))
+
+
+def _text(fitted: FittedRun, federation: Federation, scored: Scored, tuned: Tuned) -> str | None:
+    """Return the sentence of `cluster_note`, with options as the command line has them."""
+    # of methods whose state says how far the run's own clusters can be trusted
+    doubt = getattr(fitted.state_, "doubt", None)
+    text = None if doubt is None else doubt(fitted.method)
+    if text is not None:
+        return str(text)
+    labels = fitted.labels_.tolist()
+    count = len(set(labels))
+    ceiling = _ceiling(fitted)
+    if ceiling is not None and count >= ceiling:
+        return (
+            f"the number of clusters that is found stands at its ceiling of {ceiling}: there may "
+            "be more; give it where it is known (--k)"
+        )
+    noisy = adds_noise(fitted.method, fitted.kept_.learned.config)
+    if not federation.objective.higher:
+        note = one_cluster_note(labels, fitted.history_, federation.truth)
+        return note and note + reason_of_noise(fitted, "clusters")
+    if count > 1:
+        if noisy:
+            return _chance_clusters(fitted, federation, count)
+        return _alike_text(fitted, federation, scored)
+    note = one_cluster_note(labels, fitted.history_, federation.truth)
+    if noisy and note is None:
+        note = _unlooked_note(fitted, federation)
+    gain = None
+    if looked_for_clusters(fitted.history_):
+        gain = _gain_alone(fitted, scored, tuned, noisy)
+    few = _reason(fitted, federation) if noisy else _few_samples(federation)
+    return _one_cluster_text(len(labels), note, gain, few)
+
+
+def _unlooked_note(fitted: FittedRun, federation: Federation) -> str | None:
+    """Return a sentence on a run with noise that has one cluster, and no test in its history.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients, whose true clusters it reads where they are known.
+
+    Returns:
+        None of a method that looks for no clusters, of one that did not come to its test, and where
+        one cluster is right.
+    """
+    history, truth = fitted.history_, federation.truth
+    one_is_right = truth is not None and len(set(truth)) == 1
+    if one_is_right or looked_for_clusters(history) or not _verdict(fitted, "clusters"):
+        return None
+    by_signatures = fitted.method.get_params().get("signature") == "gradient"
+    if any("split_tests" in line for line in history) and not by_signatures:
+        return None
+    return f"all {len(fitted.labels_)} clients ended in one cluster"
+
+
+def _alike_text(fitted: FittedRun, federation: Federation, scored: Scored) -> str | None:
+    """Return a sentence on two clusters of a run without noise that look like one, or None.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients and their data.
+        scored: as for `cluster_note`.
+    """
+    labels = fitted.labels_.tolist()
+    if len(set(labels)) > min(MOST_CLUSTERS, len(labels) // 2):
+        return None
+    scores = np.stack([scored(_everywhere(model, len(labels))) for model in _models(fitted)])
+    pair = alike(labels, scores)
+    if pair is None:
+        return None
+    first, second, pair_gain = pair
+    return (
+        f"clusters {first} and {second} look like one: on held-out samples their clients score "
+        f"{pair_gain.after:.3f} with the model of their own cluster and {pair_gain.before:.3f} "
+        "with that of the other: a smaller number of clusters, or more samples for each client, "
+        f"may do better{_few_samples(federation)}"
+    )
+
+
+def _ceiling(fitted: FittedRun) -> int | None:
+    """Return the largest number of clusters that the run could find; None where there is none."""
+    config = fitted.kept_.learned.config
+    ceilings = []
+    for options in option_groups(fitted.method):
+        most = options.most_clusters(fitted.method, config)
+        if most is not None and most < len(fitted.labels_):
+            ceilings.append(most)
+    return min(ceilings, default=None)
+
+
+def _gain_alone(fitted: FittedRun, scored: Scored, tuned: Tuned, noisy: bool) -> Gain | None:
+    """Return the gain by training alone if it says that clients differ.
+
+    Args:
+        fitted: the result of the run.
+        scored: as for `cluster_note`.
+        tuned: as for `cluster_note`.
+        noisy: whether the run adds noise, so that nothing more is read of clients' data.
+    """
+    if fitted.method.training.tuning(fitted.method):
+        # both means are in the result in any case
+        before = np.full(len(fitted.scores_), float(fitted.history_[-1][fitted.metric_]))
+        return clients_differ(before, fitted.scores_)
+    if noisy:
+        return None
+    return clients_differ(fitted.scores_, scored(tuned(fitted.client_models_)))
+
+
+def _one_cluster_text(clients: int, note: str | None, gain: Gain | None, few: str) -> str | None:
+    """Return the sentence on a run with one cluster.
+
+    Args:
+        clients: their number.
+        note: the sentence on a run that looked for clusters and found one, or None.
+        gain: by training alone, where it says that clients differ.
+        few: a remark on few samples or on noise, or nothing.
+    """
+    if gain is not None:
+        return (
+            f"no split was found, so all {clients} clients are in one cluster, and they differ: "
+            f"training alone raises their accuracy on held-out samples from {gain.before:.3f} to "
+            f"{gain.after:.3f}; let each tune its model (--tune-rounds 3), try more samples or "
+            f"rounds, or a protocol that is given the number of clusters, such as ifca{few}"
+        )
+    if note is None or not few:
+        return note
+    return f"{note}{few}"
+
+
+def reason_of_noise(fitted: FittedRun, use: str) -> str:
+    """Return what the power check says of noise as the reason why something was not found.
+
+    Args:
+        fitted: the result of the run.
+        use: "clusters" or "training".
+
+    Returns:
+        The end of a sentence; nothing where noise is hardly the reason, or there is none.
+    """
+    reasons = {
+        DROWNED: f"; noise is the likeliest reason, since the power check took {use} for lost",
+        DOUBTFUL: f"; noise may be the reason: the power check was in doubt about {use}",
+    }
+    return reasons.get(_verdict(fitted, use), "")
+
+
+def _verdict(fitted: FittedRun, use: str) -> str:
+    """Return the verdict of the power check on a use; nothing where it has none."""
+    power = fitted.kept_.learned.power
+    return "" if power is None else str(power[use] or "")
+
+
+def _reason(fitted: FittedRun, federation: Federation) -> str:
+    """Return the likeliest reason why a run with noise found no clusters, from public quantities.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients, of whose data the number of classes alone is read.
+    """
+    if _verdict(fitted, "clusters") != CARRIES:
+        return reason_of_noise(fitted, "clusters")
+    readable = "the power check took clusters for readable"
+    known = _public_samples(fitted, federation)
+    if known is None:
+        return (
+            f"; noise is hardly the reason, since {readable}: there may be no clusters, or too few "
+            "samples to tell them"
+        )
+    of_classes, few = known
+    if few:
+        return f"; too few samples are the likeliest reason ({of_classes}), since {readable}"
+    return (
+        f"; most likely there are no other clusters, since {readable}, and {of_classes}, are enough"
+    )
+
+
+def _public_samples(fitted: FittedRun, federation: Federation) -> tuple[str, bool] | None:
+    """Return in words how many samples clients have, and whether they are few.
+
+    Args:
+        fitted: the result of a run with noise.
+        federation: the clients, of whose data the number of classes alone is read.
+
+    Returns:
+        None where the run did not make numbers of samples public.
+    """
+    sizes = fitted.kept_.learned.config.get("sizes")
+    if not sizes or not federation.classes:
+        return None
+    median = float(np.median(sizes))
+    few = median < FEW_A_CLASS * federation.classes
+    return f"{median:.0f} samples of {federation.classes} classes, a client's median", few
+
+
+def _chance_clusters(fitted: FittedRun, federation: Federation, count: int) -> str | None:
+    """Return a sentence on clusters that a run with noise has by chance; None where they may be
+    right.
+
+    Args:
+        fitted: the result of the run.
+        federation: the clients, of whose data the number of classes alone is read.
+        count: of clusters.
+    """
+    if _verdict(fitted, "clusters") == DROWNED:
+        return (
+            f"the {count} clusters of this run are most likely of noise alone, since the power "
+            "check took clusters for lost: try less noise, or what the power check says"
+        )
+    known = _public_samples(fitted, federation)
+    if known is None or not known[1] or count * SMALL <= len(fitted.labels_):
+        return None
+    return (
+        f"the {count} clusters of this run have fewer than {SMALL} clients on average, and too few "
+        f"samples are the likeliest reason ({known[0]}): try more of them, or give the number of "
+        "clusters where it is known (--k)"
+    )
+
+
+def _few_samples(federation: Federation) -> str:
+    """Return a remark on few samples a client; nothing where there are enough.
+
+    Args:
+        federation: of a run without noise, whose clients' numbers of samples may be said.
+    """
+    if not federation.classes:
+        return ""
+    median = float(np.median([len(shard.y) for shard in federation.shards]))
+    if median >= FEW_A_CLASS * federation.classes:
+        return ""
+    return (
+        f"; {median:.0f} samples of {federation.classes} classes, a client's median, are few to "
+        "read clusters from"
+    )
+
+
+def _models(fitted: FittedRun) -> list[torch.Tensor]:
+    """Return the clusters' models before any tuning, (d,) each."""
+    untuned = fitted.kept_.clients.extra.get(UNTUNED)
+    if untuned is not None:
+        return list(untuned)
+    clusters = clusters_of(fitted.labels_.tolist())
+    return [fitted.client_models_.row(members[0]) for members in clusters]
+
+
+def _everywhere(model: torch.Tensor, clients: int) -> Rows:
+    """Return one model of all clients, (m, d)."""
+    return Rows(model[None], (0,) * clients)

@@ -1,0 +1,501 @@
+"""`securecluster compare`: a sweep of one level, the protocols as they are given on one federation.
+
+Its runs keep their folders. A comparison's folder holds a run folder per protocol, which `replay`
+and `resume` take, and `compare.json`, written last. These folders are the only record of its
+progress: a run that ended has its `result.json`, one that was stopped its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securecluster.commands import command_line, execution, failures
+from securecluster.commands.failures import Row
+from securecluster.core.number_format import printable
+from securecluster.core.stops import output
+from securecluster.errors import RunFolderError, SecureClusterError
+from securecluster.studies import comparison_options, sweep_runner
+from securecluster.studies.sweep_runner import DONE
+
+if TYPE_CHECKING:
+    from securecluster.data import Federation
+    from securecluster.folders.contents import Result
+    from securecluster.folders.run_folder import RunPlan
+
+Content = dict[str, Any]
+COLUMNS = (
+    "clusters", "ari", "at_target", "given", "rounds", "up", "down", "servers", "epsilon",
+    "dp_unit", "seconds",
+)  # fmt: skip
+ABOUT = "Run several protocols on the same clients and set them side by side."
+GIVEN = ("k", "tasks")  # hyper-parameters that give a protocol the number of clusters
+
+
+def start(argv: Sequence[str]) -> int:
+    """Compare several protocols in a new folder.
+
+    Args:
+        argv: the protocols, then the options.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: a mistake that can be found before anything runs.
+        SecureClusterError: some of the protocols failed; the others are in the folder.
+    """
+    names, arguments = comparison_options.protocols_first(argv, "compare", "cfl fedavg --rounds 20")
+    if names:  # else help is asked for
+        comparison_options.check_chosen(names)
+    comparison_options.check_owned(names, arguments)
+    options = command_line.parsed(
+        f"securecluster compare {' '.join(names) or 'PROTOCOLS'}",
+        arguments,
+        ABOUT,
+        comparison_options.sections(names),
+    )
+    protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
+    plans, federation = execution.prepare(protocols, options)
+    from securecluster.folders import run_folder
+
+    texts = {}
+    for plan in plans:
+        path = f"{plan.protocol.name}/{run_folder.CONFIG}"
+        texts[path] = plan.as_json(federation)
+    # last, so that a folder that has it has the configuration of every run
+    texts[run_folder.CONFIG] = run_folder.comparison_json(names)
+    name = f"compare-{federation.data}"
+    with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
+        return _carry_out(folder, plans, federation, options.output.quiet)
+
+
+def resume(folder: Path, quiet: bool) -> int:
+    """Go on with a comparison that was stopped, or show one that has ended.
+
+    A protocol that failed is tried again from its last round.
+
+    Args:
+        folder: of the comparison.
+        quiet: print nothing but errors.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RunFolderError: a damaged folder, or data that have changed since.
+        SecureClusterError: some of the protocols failed; the others are in the folder.
+    """
+    from securecluster.core.noted_warnings import noted
+    from securecluster.folders import run_folder
+    from securecluster.studies import comparison_figures as comparison
+
+    content = _ended(folder)
+    if content is None:
+        with run_folder.locked(folder):  # before the plans are read: another start may replace them
+            plans, federation = _planned(folder)
+            return _carry_out(folder, plans, federation, quiet)
+    _planned(folder)  # checks the data
+    if not quiet:
+        with output():
+            comparison.show(content)
+            print(f"{printable(str(folder))} is complete")
+    with noted(execution.noting(quiet)):
+        comparison.draw(folder, content, _histories(folder, content), True)
+    return 0
+
+
+def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
+    """Return the plans of a comparison's runs, and their clients, made again.
+
+    Args:
+        folder: of the comparison.
+
+    Raises:
+        RunFolderError: a damaged folder, or data that have changed since.
+    """
+    from securecluster.reports import loading
+
+    runs = []
+    for run in loading.compared_runs(folder) or ():
+        plan, config = loading.plan_of(run)
+        if plan.protocol.name != run.name:
+            raise RunFolderError(
+                f"{run} holds a run of {plan.protocol.name}: start the comparison anew"
+            )
+        runs.append((run, plan, config))
+    # the runs share one federation, which the first plan makes
+    federation = execution.federation_of(*runs[0])
+    for run, plan, config in runs[1:]:
+        execution.check_data(run, plan, config, federation)
+    plans = [plan for _, plan, _ in runs]
+    return plans, federation
+
+
+def _ended(folder: Path) -> Content | None:
+    """Return the content of compare.json; None where a run has not ended, or ended in an error.
+
+    All files are checked before.
+
+    Args:
+        folder: of the comparison.
+
+    Raises:
+        RunFolderError: a file is missing or damaged.
+    """
+    from securecluster.core import json_types, manifest
+    from securecluster.folders import run_folder
+    from securecluster.folders.contents import checked_comparison
+    from securecluster.reports import loading
+
+    for name in (run_folder.COMPARISON, manifest.NAME):
+        if not (folder / name).is_file():
+            return None
+    runs = loading.compared_runs(folder) or []
+    marks = manifest.read(folder)
+    text = manifest.checked(folder, run_folder.COMPARISON, marks)
+    path = folder / run_folder.COMPARISON
+    content: Content = dict(checked_comparison(path, json_types.parsed(path, text)))
+    if any(row["error"] for row in content["protocols"]):
+        return None
+    if not all(run_folder.finished(run) for run in runs):
+        return None
+    for run in runs:
+        run_folder.result_of(run)
+        run_folder.tidy(run)
+    if [row["protocol"] for row in content["protocols"]] != [run.name for run in runs]:
+        raise RunFolderError(f"{path} compares other protocols than config.json: start it anew")
+    return content
+
+
+def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, quiet: bool) -> int:
+    """Carry out the runs that have not ended, and show all of them side by side.
+
+    Args:
+        folder: of the comparison, whose lock this process holds.
+        plans: of the runs.
+        federation: the clients that they share.
+        quiet: print nothing but errors.
+
+    Raises:
+        SecureClusterError: some of the protocols failed; the others are in the folder.
+    """
+    from securecluster.core.noted_warnings import noted
+    from securecluster.folders import run_folder
+    from securecluster.studies import comparison_figures as comparison
+
+    console = execution.console(quiet)
+    try:
+        with execution.resumable(folder):
+            rows = _rows(folder, plans, federation, console)
+            failures.write(folder / run_folder.FAILURES, rows, lambda row: str(row["protocol"]))
+            content = _content(plans, federation, rows)
+            content["together"] = _together(folder, plans, rows)
+            _record(folder, content)
+            with noted(execution.noting(quiet)):
+                pictures = comparison.draw(folder, content, _histories(folder, content))
+    except RunFolderError as error:
+        # only what the disk refused may go well the next time
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
+    if not quiet:
+        with output():
+            comparison.show(content)
+            names = ", ".join(picture.name for picture in pictures)
+            console.print(f"everything is in {folder}; pictures: {names}")
+            first = shlex.quote(str(folder / plans[0].protocol.name))
+            console.print(
+                f"next: securecluster report {first} --html (a page of one run), securecluster "
+                f"audit {first} (attacks on it)",
+                markup=False,
+            )
+    _check_failures(folder, rows)
+    return 0
+
+
+def _record(folder: Path, content: Content) -> None:
+    """Write compare.json.
+
+    Args:
+        folder: of the comparison.
+        content: of compare.json.
+    """
+    from securecluster.core import atomic_files, manifest
+    from securecluster.folders import run_folder
+
+    text = json.dumps(content, indent=2) + "\n"
+    atomic_files.write_atomic(folder / run_folder.COMPARISON, text.encode())
+    manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
+
+
+def _histories(folder: Path, content: Content) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of all runs' rounds by protocol.
+
+    Args:
+        folder: of the comparison.
+        content: of compare.json.
+    """
+    return {row["protocol"]: _history(folder / row["protocol"]) for row in content["protocols"]}
+
+
+def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
+    """Raise SecureClusterError if any protocol failed."""
+    from securecluster.folders import run_folder
+
+    sentences = []
+    for row in rows:
+        if row["status"] != DONE:
+            sentences.append(f"{row['protocol']} failed: {row['reason']}")
+    if not sentences:
+        return
+    ended = len(rows) - len(sentences)
+    text = "; ".join(sentences)
+    files = str(folder / run_folder.COMPARISON)
+    if (folder / run_folder.FAILURES).is_file():
+        files += f" and {run_folder.FAILURES}"
+    raise SecureClusterError(f"{text}; {ended} of {len(rows)} protocols ended, see {files}")
+
+
+@dataclass(frozen=True)
+class _Cell(sweep_runner.Cell):
+    """One run of a comparison, in a folder of its own.
+
+    Args:
+        number: from 1.
+        plan: of the run.
+        folder: of the run.
+        console: for progress.
+    """
+
+    number: int
+    plan: RunPlan
+    folder: Path
+    console: Any
+
+    @property
+    def label(self) -> str:
+        """Return the name of the protocol."""
+        return self.plan.protocol.name
+
+    def described(self) -> Row:
+        """Return what is known before the run, by column."""
+        return {"run": self.number, "protocol": self.label}
+
+    def measured(self, federation: Any) -> Row:
+        """Carry out the run, unless it has ended, and return what it measured, by column.
+
+        Args:
+            federation: the clients, which all runs share.
+        """
+        row = _row(_result(self.plan, federation, self.folder, self.console))
+        row["given"] = _given_clusters(self.plan.protocol)
+        row["rounds"] = len(_history(self.folder))
+        return row
+
+
+def _rows(
+    folder: Path, plans: Sequence[RunPlan], federation: Federation, console: Any
+) -> list[Row]:
+    """Return a row for each protocol, after carrying out what has not ended.
+
+    An error of one protocol does not stop the others, also one that nobody foresaw, but a folder
+    that cannot be written does.
+
+    Args:
+        folder: of the comparison.
+        plans: of the runs.
+        federation: the clients that they share.
+        console: for progress.
+    """
+    cells = []
+    for number, plan in enumerate(plans, 1):
+        cells.append(_Cell(number, plan, folder / plan.protocol.name, console))
+
+    def carried_out(batch: Sequence[_Cell]) -> list[Row]:
+        (cell,) = batch
+        with output():
+            console.print(f"[bold]{cell.label}[/bold] ({cell.number} of {len(cells)})")
+        return [cell.row(federation)]
+
+    def say(row: Row, left: float) -> Row:
+        if row["status"] != DONE:
+            with output():
+                console.print(f"{row['protocol']} failed: {row['reason']}", markup=False)
+        return row
+
+    return list(sweep_runner.rows(cells, carried_out, say))
+
+
+def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> Result:
+    """Return the content of a run's result.json; a run that has none is carried out.
+
+    Args:
+        plan: of the run.
+        federation: its clients.
+        folder: of the run.
+        console: for progress.
+    """
+    from securecluster.folders import run_folder
+
+    with run_folder.locked(folder):
+        if not run_folder.finished(folder):
+            content, _ = execution.watched_run(plan, federation, folder, console)
+            return content
+        content = run_folder.result_of(folder)
+    with output():
+        console.print("is complete")
+    return content
+
+
+def _row(result: Result) -> Row:
+    """Return what a run measured, by column.
+
+    Args:
+        result: content of its result.json.
+    """
+    from securecluster.folders.contents import scores_of
+
+    metric = result["metric"]
+    metrics = result["metrics"]
+    privacy = result["privacy"]
+    row: Row = {
+        "clusters": result["clusters"],
+        "ari": metrics["ari"],
+        metric: scores_of(result)["after"],
+        "at_target": metrics["at_target"],
+        **{direction: result["bytes"][direction] for direction in ("up", "down", "servers")},
+        "epsilon": privacy["epsilon"],
+        "seconds": result["seconds"],
+    }
+    # with one cluster at the end there is no "before clusters"
+    if result["clusters"] > 1:
+        row[f"{metric}_before"] = scores_of(result)["before"]
+    # without noise there is no unit of privacy to speak of
+    if any(release["noise_multiplier"] for release in privacy["releases"]):
+        row["dp_unit"] = privacy["unit"]
+    return row
+
+
+def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> list[Row]:
+    """Return what the runs with noise cost together, by the unit of privacy.
+
+    Args:
+        folder: of the comparison.
+        plans: of the runs.
+        rows: of all protocols.
+
+    Returns:
+        For each unit its protocols, ε (null: infinite), δ and the accountant.
+    """
+    from securecluster.privacy.dp.ledger import Ledger
+    from securecluster.results.serialization import read_ledger
+
+    delta_of = {plan.protocol.name: plan.protocol.privacy.delta for plan in plans}
+    totals = []
+    # ε of a client and ε of an example do not add up
+    for unit in ("client", "example"):
+        names = [row["protocol"] for row in rows if row.get("dp_unit") == unit]
+        if not names:
+            continue
+        # the clients of all runs are the same, so their releases compose
+        ledgers = [read_ledger(folder / name) for name in names]
+        delta = delta_of[names[0]]
+        price = Ledger.union(*ledgers).price(delta)
+        epsilon = None
+        if not math.isinf(price.epsilon):
+            epsilon = price.epsilon
+        cost = {
+            "unit": unit,
+            "protocols": names,
+            "epsilon": epsilon,
+            "delta": delta,
+            "accountant": price.accountant,
+        }
+        totals.append(cost)
+    return totals
+
+
+def _given_clusters(protocol: Any) -> dict[str, int] | None:
+    """Return the options by which a protocol is given the number of clusters.
+
+    Args:
+        protocol: before or after its run.
+
+    Returns:
+        The options' values, or None for a protocol that finds the number itself.
+    """
+    options = {}
+    for name in GIVEN:
+        value = getattr(protocol, name, None)
+        if value is not None:
+            options[name] = int(value)
+    return options or None
+
+
+def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> Content:
+    """Return the content of compare.json but `together`.
+
+    Args:
+        plans: of the runs.
+        federation: the clients that they share.
+        rows: of all protocols. An epsilon of null is infinite where there is no error; `rounds`
+            are those that a protocol ran, and `given` are the options that gave it the number of
+            clusters.
+    """
+    import securecluster
+    from securecluster.folders.run_folder import SCHEMA
+
+    true_clusters = None
+    if federation.truth is not None:
+        true_clusters = len(set(federation.truth))
+    # all plans have the same settings but for the transcript
+    settings = plans[0].settings
+    metric = federation.objective.metric
+    return {
+        "schema": SCHEMA,
+        "version": securecluster.__version__,
+        "data": federation.data,
+        "scenario": federation.scenario,
+        "clients": len(federation),
+        "true_clusters": true_clusters,
+        "seed": None if settings.keys_from_seed else federation.seed,
+        "reproducible_keys": settings.keys_from_seed,
+        "device": settings.device,
+        "target": settings.target,
+        "metric": metric,
+        "unit": federation.objective.unit,
+        "protocols": [_entry(row, metric) for row in rows],
+    }
+
+
+def _entry(row: Row, metric: str) -> Row:
+    """Return a row as `protocols` of compare.json has it.
+
+    Args:
+        row: of a run.
+        metric: the name of the clients' score, whose columns come after the first two.
+    """
+    columns = ("protocol", *COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:])
+    return {**{name: row.get(name) for name in columns}, "error": row["reason"]}
+
+
+def _history(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's rounds; none where it failed before the first.
+
+    Args:
+        folder: of the run.
+    """
+    from securecluster.core import atomic_files, manifest
+    from securecluster.folders.contents import checked_lines
+
+    path = folder / "history.jsonl"
+    if not path.is_file():
+        return []
+    lines = manifest.read_lines(path, atomic_files.read(path), json.loads)
+    return checked_lines(path, lines)

@@ -1,0 +1,499 @@
+"""A comparison's table and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from securecluster.core.number_format import NONE, fixed, printable, shown
+from securecluster.figures.curves import bounded, kept, labelled, legend_place
+from securecluster.figures.figure import Drawing, figure, save_all
+from securecluster.figures.looks import GREY, looks, name_of
+from securecluster.reports.report import megabytes
+from securecluster.runtime import run_secret
+from securecluster.studies.sweep_costs import NOT_COUNTED, TWO_UNITS
+
+Content = dict[str, Any]
+Row = dict[str, Any]  # of `protocols` or `together` in compare.json
+Lines = list[dict[str, Any]]
+Cells = dict[str, str]  # by heading
+Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
+COLUMN_GAP = 2  # cells between two columns of a table
+WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
+LEADER_FROM = 16  # points; a text farther from its point than this gets a leader line
+RINGS = 12  # distances at which a text may stand beside its point
+SIDES = (
+    (1, 0, "left"),
+    (-1, 0, "right"),
+    (0, 1, "center"),
+    (0, -1, "center"),
+    (1, 1, "left"),
+    (1, -1, "left"),
+    (-1, 1, "right"),
+    (-1, -1, "right"),
+)
+
+
+def show(content: Content, console: Any = None) -> None:
+    """Print the comparison as one table, or as several where one is wider than the console.
+
+    A column that has no number for any protocol is left out.
+
+    Args:
+        content: content of compare.json.
+        console: rich's; None is one on standard output.
+    """
+    from securecluster.reports import terminal
+
+    if console is None:
+        # names of clients and data may contain what looks like markup
+        console = terminal.Console(markup=False)
+    target = content["target"]
+    metric = content["metric"]
+    rows = [_cells(row, target, metric) for row in content["protocols"]]
+    headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
+    title = _title(content)
+    for columns in _fitting(headings, rows, console.width):
+        cells = [[row[heading] for heading in columns] for row in rows]
+        console.print(terminal.table(columns, cells, title, numbers=True, light=True))
+        title = ""
+    units = _units_of_privacy(content)
+    if units:
+        console.print("; ".join(units))
+    for line in _together(content):
+        console.print(line)
+    if content.get("reproducible_keys"):
+        console.print(f"not covered: {run_secret.FROM_SEED}")
+
+
+def _is_empty(heading: str, rows: list[Cells]) -> bool:
+    """Return whether a column has a dash for every protocol."""
+    return all(row[heading] == NONE for row in rows)
+
+
+def _title(content: Content) -> str:
+    """Return the title of the table.
+
+    Args:
+        content: content of compare.json.
+    """
+    phrases = [_simulated(content)]
+    true_clusters = content.get("true_clusters")
+    if true_clusters == 1:
+        phrases.append("1 true cluster")
+    elif true_clusters is not None:
+        phrases.append(f"{true_clusters} true clusters")
+    phrases.append(f"seed {content['seed']}")
+    return ", ".join(phrases)
+
+
+def _simulated(content: Content) -> str:
+    """Return the data, the scenario and the number of clients in words.
+
+    Args:
+        content: content of compare.json.
+    """
+    data = printable(content["data"])
+    scenario = content["scenario"]
+    return f"{data} ({scenario}), {content['clients']} clients"
+
+
+def _fitting(headings: list[str], rows: list[Cells], width: int) -> list[list[str]]:
+    """Return the columns of tables that have all of them together, the first in each table.
+
+    Args:
+        headings: of all columns.
+        rows: the cells by heading.
+        width: the largest width of a table, in cells of a terminal.
+    """
+    first, *others = headings
+    groups: list[list[str]] = [[]]
+    for heading in others:
+        widened = [first, *groups[-1], heading]
+        # a column that is too wide by itself gets a table of its own, and is folded there
+        if groups[-1] and _width(widened, rows) > width:
+            groups.append([])
+        groups[-1].append(heading)
+    return [[first, *group] for group in groups]
+
+
+def _width(headings: list[str], rows: list[Cells]) -> int:
+    """Return the width of a table of these columns, in cells of a terminal."""
+    from rich.cells import cell_len
+
+    width = 0
+    for heading in headings:
+        texts = [heading]
+        for row in rows:
+            texts.append(row[heading])
+        # not the number of characters: some take two cells, some none
+        width += max(cell_len(text) for text in texts) + COLUMN_GAP
+    return width
+
+
+def _units_of_privacy(content: Content) -> list[str]:
+    """Return which protocols' ε is that of a client and which that of an example, and δ of both.
+
+    Args:
+        content: content of compare.json.
+    """
+    # both stand in one column, although the two cannot be compared
+    deltas = {cost["unit"]: cost["delta"] for cost in content.get("together", [])}
+    lines = []
+    for unit in ("client", "example"):
+        rows = content["protocols"]
+        names = [row["protocol"] for row in rows if row.get("dp_unit") == unit]
+        at = f", at δ = {deltas[unit]:g}" if unit in deltas else ""
+        if names:
+            lines.append(f"ε of one {unit}{at}: {', '.join(names)}")
+    return lines
+
+
+def _together(content: Content) -> list[str]:
+    """Return in words what the runs cost together.
+
+    Args:
+        content: content of compare.json.
+    """
+    totals = content.get("together")
+    if not totals:
+        return []
+    lines = [_cost_text(cost) for cost in totals]
+    if len(totals) > 1:
+        lines.append(TWO_UNITS)
+    rows = content["protocols"]
+    failed = [row["protocol"] for row in rows if row["error"] is not None]
+    without_noise = [row["protocol"] for row in rows if _ended_without_noise(row)]
+    if without_noise:
+        lines.append(f"without noise, so that ε with it is infinite: {', '.join(without_noise)}")
+    if failed:
+        lines.append(f"{NOT_COUNTED}: {', '.join(failed)}")
+    return lines
+
+
+def _cost_text(cost: Row) -> str:
+    """Return the joint ε of the runs of one unit of privacy in words.
+
+    Args:
+        cost: an entry of `together` in compare.json.
+    """
+    epsilon = _epsilon_text(cost["epsilon"])
+    if cost["epsilon"] is not None:
+        epsilon += f" at δ = {cost['delta']:g}"
+    names = ", ".join(cost["protocols"])
+    return f"together, ε of one {cost['unit']}: {epsilon} ({names})"
+
+
+def _epsilon_text(epsilon: float | None) -> str:
+    # compare.json has null for infinite
+    if epsilon is None:
+        return "∞"
+    return f"{epsilon:.4g}"
+
+
+def _ended_without_noise(row: Row) -> bool:
+    if row["error"] is not None:
+        return False
+    return row["epsilon"] is None and not row["dp_unit"]
+
+
+def _cells(row: Row, target: float | None, metric: str) -> Cells:
+    """Return a row of the table by heading.
+
+    Args:
+        row: an entry of `protocols` in compare.json.
+        target: score that `at_target` counts clients by; None where the metric has none.
+        metric: the metric's name.
+    """
+    cells = {
+        "protocol": row["protocol"],
+        "clusters": "failed",
+        "ARI": fixed(row["ari"], 2),
+        "before": shown(row[f"{metric}_before"], metric),
+        metric: shown(row[metric], metric),
+        f"at {target}": fixed(row["at_target"], 3),
+        "given": _given_text(row.get("given")),
+        "rounds": fixed(row.get("rounds"), 0),
+        "up+down": NONE,
+        "servers": NONE,
+        "ε": NONE,
+        "s": fixed(row["seconds"], 1),
+    }
+    if row["servers"]:
+        cells["servers"] = megabytes(row["servers"])
+    # a failed run has no numbers, and its epsilon of null is not infinite
+    if row["error"] is None:
+        cells["clusters"] = str(row["clusters"])
+        cells["up+down"] = megabytes(row["up"] + row["down"])
+        cells["ε"] = _epsilon_text(row["epsilon"])
+    return cells
+
+
+def _given_text(options: dict[str, int] | None) -> str:
+    """Return in words which options gave a protocol the number of clusters."""
+    if not options:
+        return NONE
+    texts = [f"{name}={value}" for name, value in options.items()]
+    return ", ".join(texts)
+
+
+def draw(
+    folder: Path, content: Content, histories: dict[str, Lines], missing: bool = False
+) -> list[Path]:
+    """Write the pictures of a comparison.
+
+    One shows the metric over the rounds (accuracy.png, say), the other the metric against the
+    bytes (cost.png). A picture that no protocol has numbers for is left out, and one that cannot be
+    drawn or written is a warning.
+
+    Args:
+        folder: of the comparison.
+        content: content of compare.json.
+        histories: the lines of each protocol's rounds, by its name.
+        missing: draw those that have no file yet.
+
+    Returns:
+        The paths of the pictures.
+    """
+    metric = content["metric"]
+    unit = content["unit"]
+    title = _simulated(content)
+    if content.get("seed") is not None:
+        title += f", seed {content['seed']}"
+    curves: dict[str, list[Point]] = {}
+    given_up: dict[str, int] = {}
+    for name, lines in histories.items():
+        continued = kept(lines)
+        given_up[name] = len(lines) - len(continued)
+        points = _points(continued, metric)
+        if points:
+            curves[name] = points
+    ended = [row for row in content["protocols"] if row[metric] is not None]
+    drawings: dict[str, Drawing] = {}
+    if curves:
+        drawings[f"{metric}.png"] = partial(_learning, title, curves, given_up, metric, unit)
+    if ended:
+        drawings["cost.png"] = partial(_cost, title, ended, list(histories), metric, unit)
+    return save_all(folder, drawings, missing)
+
+
+def _points(lines: Lines, metric: str) -> list[Point]:
+    """Return the points of the rounds that were evaluated.
+
+    Args:
+        lines: a line for each round.
+        metric: the metric's name.
+    """
+    points = []
+    # rounds are counted here, since a line's own number also counts those of other starts
+    for number, line in enumerate(lines, 1):
+        if line.get(metric) is not None:
+            points.append((number, line[metric], _clusters_changed(line)))
+    return points
+
+
+def _clusters_changed(line: dict[str, Any]) -> bool:
+    return bool(line.get("splits") or line.get("clustered"))
+
+
+def _style(name: str, names: list[str]) -> dict[str, Any]:
+    """Return a protocol's colour, marker and line, the same in all pictures.
+
+    Args:
+        name: of the protocol.
+        names: of all protocols that are compared.
+    """
+    look = looks(names)[name]
+    # dashes above a curve of equal values show both
+    above = 3 if look.color == GREY else look.order
+    return {
+        "color": look.color, "marker": look.marker, "linestyle": look.line, "zorder": above,
+    }  # fmt: skip
+
+
+def _learning(
+    title: str, curves: dict[str, list[Point]], given_up: dict[str, int], metric: str, unit: str
+) -> Any:
+    """Return a figure of the metric over the rounds of each protocol.
+
+    Args:
+        title: of the picture.
+        curves: points of each protocol that has some.
+        given_up: for every protocol, the number of rounds of starts that were given up; these
+            rounds are not drawn.
+        metric: the metric's name.
+        unit: of the metric; empty where it has none.
+    """
+    names = list(given_up)
+    picture, axes = figure(6.8, 4.2)
+    for name, points in curves.items():
+        style = _style(name, names)
+        _draw_curve(axes, points, style, _label(name, given_up[name]))
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes.set(
+        title=title,
+        xlabel="round (markers: clusters changed)",
+        ylabel=f"{labelled(metric, unit)}, mean over clients",
+    )
+    bounded(axes, metric)
+    axes.grid(alpha=0.25)
+    axes.legend(loc=legend_place(metric), fontsize=8)
+    return picture
+
+
+def _draw_curve(axes: Any, points: list[Point], style: dict[str, Any], label: str) -> None:
+    """Draw one protocol's metric, with a marker in each round that changed its clusters.
+
+    Args:
+        axes: matplotlib axes over rounds.
+        points: of the rounds that were evaluated, at least one.
+        style: colour and marker.
+        label: of the legend.
+    """
+    rounds, values, changes = zip(*points, strict=True)
+    marked = [position for position, changed in enumerate(changes) if changed]
+    options = {**style, "linewidth": 1.4, "label": label}
+    # a single point without a change has its marker, or it would be invisible
+    if marked:
+        options["markevery"] = marked
+        options["markersize"] = 6
+    elif len(points) > 1:
+        options["marker"] = ""  # nor does the legend show one that is on no curve
+    axes.plot(rounds, values, **options)
+
+
+def _label(name: str, given_up: int) -> str:
+    """Return a protocol's entry in the legend.
+
+    Args:
+        name: of the protocol.
+        given_up: the number of its rounds that are not drawn.
+    """
+    if not given_up:
+        return name_of(name)
+    return f"{name_of(name)} (kept start; {given_up} rounds in others)"
+
+
+def _cost(title: str, rows: list[Row], names: list[str], metric: str, unit: str) -> Any:
+    """Return a figure of the metric of each protocol against the bytes that it sent.
+
+    Args:
+        title: of the picture.
+        rows: entries of `protocols` in compare.json that have the metric.
+        names: of all protocols that are compared.
+        metric: the metric's name.
+        unit: of the metric; empty where it has none.
+    """
+    picture, axes = figure(6.8, 4.2)
+    # one byte at least: the axis is logarithmic
+    sent = []
+    for row in rows:
+        sent.append(max(1, row["up"] + row["down"]))
+    scores = [row[metric] for row in rows]
+    for row, x, y in zip(rows, sent, scores, strict=True):
+        style = _style(row["protocol"], names)
+        axes.plot([x], [y], markersize=7, **{**style, "linestyle": "none"})
+    axes.set(
+        title=title,
+        xlabel="bytes on the wire, up and down",
+        ylabel=f"{labelled(metric, unit)}, mean over clients",
+        xscale="log",
+    )
+    axes.set_xlim(min(sent) / 2, max(sent) * 2)
+    axes.tick_params(axis="x", which="minor", labelsize=6)
+    axes.margins(y=0.15)
+    axes.grid(alpha=0.25)
+    points = list(zip(sent, scores, strict=True))
+    # after the axes have their final limits, on which the places of the texts depend
+    label(axes, points, [name_of(row["protocol"]) for row in rows])
+    return picture
+
+
+def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list[Any]:
+    """Write each text beside its point.
+
+    A text goes to the nearest position where it covers no point, no other text and no edge, with a
+    thin line to its point when it is far from it.
+
+    Args:
+        axes: matplotlib axes, whose limits do not change any more.
+        spots: the points, in data coordinates.
+        texts: one for each point.
+
+    Returns:
+        The texts that were drawn.
+    """
+    from matplotlib.transforms import Bbox
+
+    axes.figure.draw_without_rendering()  # fixes the pixels of the points
+    pixels = axes.transData.transform(spots)
+    occupied = []
+    for x, y in pixels:
+        occupied.append(Bbox.from_bounds(x - 6, y - 6, 12, 12))
+    notes = []
+    for spot, text in zip(spots, texts, strict=True):
+        note = axes.annotate(
+            text,
+            spot,
+            xytext=(0, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+            zorder=4,
+            bbox=WHITE,
+        )
+        # the layout would otherwise make room for texts, and so move the points again
+        note.set_in_layout(False)
+        box, distance = _place_beside(axes, note, occupied)
+        if distance > LEADER_FROM:
+            _draw_leader(axes, spot, note.get_position())
+        occupied.append(box)
+        notes.append(note)
+    return notes
+
+
+def _place_beside(axes: Any, note: Any, occupied: list[Any]) -> tuple[Any, float]:
+    """Move a text to the nearest free position beside its point.
+
+    Args:
+        axes: matplotlib axes.
+        note: the text, an annotation at its point.
+        occupied: boxes that the text must not cover, in pixels.
+
+    Returns:
+        The text's box in pixels, and its larger offset from the point in typographic points. The
+        last position is used where none is free.
+    """
+    for dx, dy, alignment in _offsets():
+        note.set(position=(dx, dy), ha=alignment)
+        box = note.get_window_extent().padded(1)
+        if not axes.bbox.contains(*box.min) or not axes.bbox.contains(*box.max):
+            continue
+        if not any(box.overlaps(other) for other in occupied):
+            break
+    return box, max(abs(dx), abs(dy))
+
+
+def _draw_leader(axes: Any, spot: tuple[float, float], offset: tuple[float, float]) -> None:
+    """Draw a thin line from a point to its text.
+
+    Args:
+        axes: matplotlib axes.
+        spot: the point, in data coordinates.
+        offset: of the text from the point, in typographic points.
+    """
+    axes.annotate("", spot, xytext=offset, textcoords="offset points", arrowprops=LEADER, zorder=1)
+
+
+def _offsets() -> Iterator[tuple[float, float, str]]:
+    """Yield positions around a point, nearest first.
+
+    Yields:
+        (right, up) in typographic points, and the text's alignment.
+    """
+    for ring in range(1, RINGS + 1):
+        for x, y, alignment in SIDES:
+            yield 8.0 * ring * x, 11.0 * ring * y, alignment

@@ -1,0 +1,77 @@
+"""The picture of a plan: what ε buys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from securecluster.figures.looks import Look, looks, name_of
+from securecluster.studies.sweep_figures import axis_label, panels_of, units, with_legend
+
+LABELS = {"ari": "ARI", "accuracy": "accuracy"}
+BAND = 0.12  # opacity of an interval
+Row = dict[str, Any]
+
+
+def frontier(rows: Sequence[Row], title: str = "", axes: Any = None) -> Any:
+    """Return a figure of ARI and accuracy over ε, with a band for one new run.
+
+    ε of a client and ε of an example have panels of their own.
+
+    Args:
+        rows: forecasts.
+        title: of a new figure.
+        axes: matplotlib axes for accuracy alone, and for ε of a single unit; None for a new figure.
+    """
+    priced = [row for row in rows if math.isfinite(row["epsilon"])]
+    parts = [[row for row in priced if row["dp_unit"] == unit] for unit in units(priced)]
+    parts = parts or [[]]
+    scores = [name for name in LABELS if any(row[name] is not None for row in rows)]
+    styles = looks(list(dict.fromkeys(row["protocol"] for row in rows)))
+    if axes is not None:
+        _draw(axes, parts[0], "accuracy", styles)
+        axes.legend(fontsize=8)
+        return axes.figure
+    picture, panels = panels_of(len(parts), len(scores))
+    for part, line in zip(parts, panels, strict=True):
+        for panel, score in zip(line, scores, strict=True):
+            _draw(panel, part, score, styles)
+    picture.suptitle(f"{title}\nbands: the interval for one run".strip(), fontsize=10)
+    return with_legend(picture, [panel for line in panels for panel in line])
+
+
+def _draw(panel: Any, rows: Sequence[Row], score: str, styles: dict[str, Look]) -> None:
+    """Draw a score of each protocol over ε.
+
+    Args:
+        panel: matplotlib axes.
+        rows: forecasts with noise, of one unit.
+        score: "ari" or "accuracy".
+        styles: how each protocol is drawn.
+    """
+    drawn = [row for row in rows if row[score] is not None]
+    if not drawn:
+        # such as ARI of baselines alone
+        panel.set_axis_off()
+        return
+    for label, look in styles.items():
+        own = [row for row in drawn if row["protocol"] == label]
+        if not own:
+            continue
+        places = [row["epsilon"] for row in own]
+        panel.plot(
+            places, [row[score] for row in own], look.line, color=look.color, marker=look.marker,
+            linewidth=look.width, label=name_of(label),
+        )  # fmt: skip
+        lows = [row[f"{score}_low"] for row in own]
+        highs = [row[f"{score}_high"] for row in own]
+        panel.fill_between(places, lows, highs, color=look.color, alpha=BAND, linewidth=0)
+    # the levels themselves, without powers of two
+    levels = sorted({row["epsilon"] for row in drawn})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(levels, [f"{level:g}" for level in levels])
+    panel.set_xlabel(axis_label(drawn, "epsilon"))
+    panel.set_ylabel(LABELS[score])
+    if score == "accuracy":
+        panel.set_ylim(0, 1.02)
