@@ -23,7 +23,7 @@ from securecluster.core.devices import cpu_threads
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack
 from securecluster.protocols import CFL, MRMTL, ClusteringProtocol, FedAvg, Settings
-from securecluster.results.serialization import FittedState
+from securecluster.results.fitted_state import FittedState
 from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runs.simulated_run import SimulatedRun
 

@@ -78,7 +78,7 @@ from securecluster.protocols.oneshot.server import (
     tasks_of_labels,
 )
 from securecluster.results.fitted import FittedRun
-from securecluster.results.serialization import FittedState
+from securecluster.results.fitted_state import FittedState
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 from securecluster.runtime.run import Run

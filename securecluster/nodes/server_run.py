@@ -30,8 +30,9 @@ from securecluster.parties.newcomers import NewcomerRecord
 from securecluster.parties.server_half import ServerHalf
 from securecluster.privacy.masking.identities import Roster
 from securecluster.results.fitted import FittedRun
+from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.results.joining import Joined, join_over
-from securecluster.results.serialization import SCHEMA, FittedState, FittedSummary, read_kept
+from securecluster.results.serialization import SCHEMA, read_kept
 from securecluster.runs.carry_out import complete, resolved
 from securecluster.runtime import run_secret
 from securecluster.runtime.run import Line, Run

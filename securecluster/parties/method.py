@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from securecluster.data import Federation
-from securecluster.data.facts import Facts
-from securecluster.messaging.messages import Rows
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import ServerChannel
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
 if TYPE_CHECKING:
-    pass
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from securecluster.data import Federation
+    from securecluster.data.facts import Facts
+    from securecluster.messaging.messages import Rows
+    from securecluster.privacy.pipeline import Pipeline
+    from securecluster.runtime.run import Line, Run
+    from securecluster.runtime.server_channel import ServerChannel
+    from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 class MethodObserver(Protocol):

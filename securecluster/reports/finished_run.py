@@ -20,7 +20,8 @@ from securecluster.folders.contents import Result, RunConfig, checked_lines
 from securecluster.privacy.dp.ledger import Ledger, Release
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.reports import loading
-from securecluster.results.serialization import LEARNED, FittedState, read_kept
+from securecluster.results.fitted_state import FittedState
+from securecluster.results.serialization import LEARNED, read_kept
 from securecluster.runtime.settings import Settings
 
 MOST_PRICES = 12  # points of ε over rounds: with sampled batches one may take seconds

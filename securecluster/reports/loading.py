@@ -23,7 +23,8 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.registry import protocol_class, protocol_names
 from securecluster.recordings.recording_folder import Recording, is_recording
 from securecluster.results.fitted import recorded_transcript
-from securecluster.results.serialization import FittedSummary, read_kept
+from securecluster.results.fitted_state import FittedSummary
+from securecluster.results.serialization import read_kept
 from securecluster.runtime.settings import Settings, check_values
 
 

@@ -14,7 +14,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.scaling import CLIENT, Scale, Scaling
 from securecluster.errors import UsageError
-from securecluster.results.serialization import FittedState
+from securecluster.results.fitted_state import FittedState
 
 SCALES = "scales"  # in the clients' extra state: centres and widths (m, 2, k)
 

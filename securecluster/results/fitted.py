@@ -38,6 +38,7 @@ from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, describe
 from securecluster.results import joining
 from securecluster.results.export import LABELS_LEFT_OUT, export
+from securecluster.results.fitted_state import SHARED, UNTUNED, FittedState, FittedSummary
 from securecluster.results.frames import frame_of
 from securecluster.results.joining import Joined
 from securecluster.results.predictions import (
@@ -49,15 +50,7 @@ from securecluster.results.predictions import (
     read_targets,
     score_of,
 )
-from securecluster.results.serialization import (
-    SAVED,
-    SHARED,
-    UNTUNED,
-    FittedState,
-    FittedSummary,
-    read_kept,
-    save,
-)
+from securecluster.results.serialization import SAVED, read_kept, save
 
 
 class FittedRun:

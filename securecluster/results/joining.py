@@ -37,7 +37,7 @@ from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.results.serialization import FittedState
+from securecluster.results.fitted_state import FittedState
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.server_channel import ServerChannel

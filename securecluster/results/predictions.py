@@ -17,7 +17,7 @@ from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Classification, Language, Objective, Trajectory
 from securecluster.parties.method import Method
 from securecluster.results.feature_scales import scaled
-from securecluster.results.serialization import FittedState
+from securecluster.results.fitted_state import FittedState
 from securecluster.training.evaluation import EVALUATED
 
 Config = Mapping[str, Any]

@@ -22,7 +22,7 @@ from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.parties.method import Method
-from securecluster.results.serialization import SHARED, UNTUNED
+from securecluster.results.fitted_state import SHARED, UNTUNED
 from securecluster.runs.parcels import Parcel, opened, packed
 from securecluster.runtime.aggregators import added
 from securecluster.runtime.endpoint import Endpoint

@@ -30,7 +30,8 @@ from securecluster.parties.program import UNKNOWN
 from securecluster.parties.server_half import replayed
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.results.fitted import FittedRun
-from securecluster.results.serialization import FittedState, read_kept
+from securecluster.results.fitted_state import FittedState
+from securecluster.results.serialization import read_kept
 from securecluster.runtime import run_secret
 from securecluster.statements.privacy_section import section
 

@@ -25,7 +25,8 @@ from securecluster.parties.power_check import power_entry
 from securecluster.parties.server_half import ServerHalf
 from securecluster.protections.occupancy import Occupancy, SumTap
 from securecluster.results.feature_scales import kept_scales
-from securecluster.results.serialization import SCHEMA, FittedState, FittedSummary
+from securecluster.results.fitted_state import FittedState, FittedSummary
+from securecluster.results.serialization import SCHEMA
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runtime import run_secret

@@ -21,7 +21,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.parties.derived import adds_noise
 from securecluster.parties.labels import looked_for_clusters, one_cluster_note
 from securecluster.parties.power_check import CARRIES, DOUBTFUL, DROWNED
-from securecluster.results.serialization import UNTUNED
+from securecluster.results.fitted_state import UNTUNED
 from securecluster.statements.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protections.occupancy import FieldOccupancy
 from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
 from securecluster.results.fitted import FittedRun
-from securecluster.results.serialization import CLIENTS, LEARNED, MODELS, SHARED, FittedSummary
+from securecluster.results.fitted_state import SHARED, FittedSummary
+from securecluster.results.serialization import CLIENTS, LEARNED, MODELS
 from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 from securecluster.statements.occupancy_words import hidden_in

@@ -23,7 +23,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack
 from securecluster.errors import FrameError, RunFolderError, UsageError
 from securecluster.messaging import chunks
-from securecluster.results.serialization import FittedState
+from securecluster.results.fitted_state import FittedState
 from securecluster.runs.ray_blocks import RayBlocks, blocks_of
 from securecluster.runs.ray_cluster import RayCluster
 

@@ -7,7 +7,7 @@ from securecluster.errors import UsageError
 from securecluster.parties.deployment import Deployment
 from securecluster.parties.method import Method
 from securecluster.protocols.common.messages import ModelDelta
-from securecluster.results.serialization import FittedState
+from securecluster.results.fitted_state import FittedState
 
 
 def opened(method: Method, kept: FittedState, posted: ModelDelta) -> torch.Tensor:

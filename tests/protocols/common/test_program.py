@@ -17,7 +17,7 @@ from securecluster.parties import derived, program
 from securecluster.parties.derived import program_of
 from securecluster.protocols import CFL, FedAvg, Settings
 from securecluster.protocols.common.averages.averaging import AveragingState
-from securecluster.results.serialization import FittedSummary
+from securecluster.results.fitted_state import FittedSummary
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
