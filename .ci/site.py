@@ -543,7 +543,7 @@ def printed(*arguments: str) -> str:
 LAMBDA = "of SR-FCA: distance up to which clients were joined"
 FITTED = "securecluster.results.fitted.FittedRun"
 GROUPS = {  # modules of public names, by heading
-    "Clusters": ("results.estimator", "parties.power_check", "studies.plan", "studies.sweep"),
+    "Clusters": ("results.estimator", "parties.run_check", "studies.plan", "studies.sweep"),
     "Data": ("data", "core.client_names"),
     "Finished runs": ("reports.loading", "audits.run_audit"),
     "Other frameworks": (

@@ -11,6 +11,8 @@ docs/add-a-protocol.md has the steps.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from securecluster.clustering.agglomerative import linkage_clusters, nearest
 from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import check_number as check_clusters
@@ -72,7 +74,9 @@ from securecluster.protocols.common.options.privacy_options import PrivacyOption
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, answers
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 __all__ = [
     "GATHER",

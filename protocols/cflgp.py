@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,6 @@ from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.similarity import gram
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import AtLeast, Number
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies
@@ -64,9 +63,12 @@ from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 

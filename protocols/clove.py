@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast
-from securecluster.data.facts import Facts
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies
@@ -56,7 +55,10 @@ from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.options.sum_options import SumOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from Decentralized Data", AISTATS 2017, Algorithm 1. The server needs sums of up
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.core.option_groups import group
 from securecluster.protocols.common.averages.averaging import (
@@ -23,7 +23,9 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.options.sum_options import SumOptions, SumsOverAll
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @protocol

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast
@@ -30,7 +30,9 @@ from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.options.sum_options import SumOptions, SumsOverAll
 from securecluster.protocols.common.options.training_options import TrainingOptions
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(kw_only=True)

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import Number
-from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Whole
 from securecluster.messaging.messages import Rows
@@ -45,8 +44,11 @@ from securecluster.protocols.common.options.sum_options import SumOptions, SumsO
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, answers
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(frozen=True, eq=False)

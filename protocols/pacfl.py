@@ -24,14 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.clustering.agglomerative import linkage_clusters, nearest
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import Number, OneOf
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification
 from securecluster.privacy.pipeline import Pipeline
@@ -45,6 +44,9 @@ from securecluster.protocols.common.comparison.eigenvectors import (
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 SUBSPACES = ("classes", "samples")
 ANGLES = ("sum", "smallest", "vectors")

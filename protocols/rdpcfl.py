@@ -28,7 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +60,11 @@ from securecluster.protocols.common.options.sum_options import SumOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 LARGEST_K = 6  # number of clusters that is tried where it is not given

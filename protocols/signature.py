@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
-from securecluster.data.facts import Facts
 from securecluster.parties.derived import resolved_defaults
 from securecluster.protocols.common.averages.cluster_once import ClusterOnce
 from securecluster.protocols.common.client import TrainingClient
@@ -32,6 +31,9 @@ from securecluster.protocols.common.options.signature_options import (
     GRADIENT,
     GradientSignatureOptions,
 )
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 
 @dataclass(kw_only=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from securecluster.errors import SecureClusterError, SecureClusterWarning
     from securecluster.models.foreign import ForeignModel
-    from securecluster.parties.power_check import power_check
+    from securecluster.parties.run_check import power_check
     from securecluster.protocols import (
         CFL,
         CFLGP,
@@ -100,7 +100,7 @@ _MODULES = {
     "load": "securecluster.reports.loading",
     "open_transcript": "securecluster.reports.loading",
     "plan": "securecluster.studies.plan",
-    "power_check": "securecluster.parties.power_check",
+    "power_check": "securecluster.parties.run_check",
     "recorded": "securecluster.recordings.recording",
     "recorded_client": "securecluster.recordings.recording",
     "sweep": "securecluster.studies.sweep",

@@ -47,7 +47,7 @@ def registered() -> Iterator[None]:
     entrywise, sources, sums = set(masks.ENTRYWISE), dict(SOURCES), dict(AGGREGATIONS)
     yield
     masks.MASKS[:] = names
-    tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    tables: list[tuple[Any, dict[str, Any]]] = [
         (masks.INFO, info),
         (masks._MAKERS, makers),
         (SOURCES, sources),

@@ -39,7 +39,8 @@ from benchmarks.private import field
 from benchmarks.sheet import Cell, Row, Sheet, distinct
 from benchmarks.table import PAPERS, RESULTS, SEEDED, read, write
 from securecluster import Federation, LabelSwap, Rotation
-from securecluster.parties.power_check import CARRIES, CLUSTERS, DROWNED, TRAINING, power_check
+from securecluster.parties.power_check import CARRIES, CLUSTERS, DROWNED, TRAINING
+from securecluster.parties.run_check import power_check
 from securecluster.protocols.registry import protocol_class
 
 FOUND, BETWEEN, LOST = "found", "between", "lost"

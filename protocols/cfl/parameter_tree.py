@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,9 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.comparison.compressed_updates import updates_of
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.progress import told_while_slow
 from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.protocols.cfl.client import CFLClient
 from securecluster.protocols.cfl.parameter_tree import (
@@ -89,7 +88,10 @@ from securecluster.protocols.common.options.training_options import TrainingOpti
 from securecluster.results.fitted import FittedRun
 from securecluster.results.predictions import read_samples
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.runtime.server_channel import ServerChannel
 
 # p-value at which a cluster with missing replies waits for a complete round (not in the paper)
 HINT = 0.1

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.labels import members as clusters_of
@@ -30,7 +30,9 @@ from securecluster.protocols.common.comparison.evidence import Evidence, UpdateE
 from securecluster.protocols.common.disclosures import OfPlainSums
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.runtime.run import Line
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

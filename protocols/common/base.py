@@ -20,25 +20,20 @@ from securecluster.core.option_groups import group, is_group, option_groups
 from securecluster.core.progress import bar
 from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
-from securecluster.data import Federation
-from securecluster.data.facts import Facts, check_private_statistics
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.transcript import Transcript
 from securecluster.parties.config import check_kind, known, numbers
 from securecluster.parties.derived import (
     CHOSEN,
+    GIVEN,
     adds_noise,
     as_agreed,
+    given_options,
     initial_model,
-    module_doubts,
     params_as_json,
     resolved_defaults,
 )
 from securecluster.parties.experiment import experiment_of
-from securecluster.parties.power_check import power_doubts
-from securecluster.parties.server_half import replayed
-from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import hyper_parameters
@@ -46,17 +41,19 @@ from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.options.pair_options import PairOptions
 from securecluster.protocols.common.options.privacy_options import PrivacyOptions
 from securecluster.protocols.common.options.sum_options import SumOptions
-from securecluster.protocols.common.options.target_defaults import GIVEN, given_options
 from securecluster.protocols.common.options.training_options import TrainingOptions
 from securecluster.results.fitted import FittedRun
-from securecluster.results.serialization import saved_protocol
-from securecluster.runs.carry_out import carry_out, fit_in
-from securecluster.runtime.run import Line
-from securecluster.runtime.settings import Settings, check_settings
 from securecluster.training.foreign_trainer import check_foreign
-from securecluster.training.local_trainer import LocalTrainer, check_training
+from securecluster.training.local_trainer import check_training
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.data.federation import Federation
+    from securecluster.messaging.transcript import Transcript
+    from securecluster.runtime.run import Line
+    from securecluster.runtime.settings import Settings
+    from securecluster.training.local_trainer import LocalTrainer
+
     _Result = FittedRun
 else:
     _Result = object
@@ -138,6 +135,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         Raises:
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
+        from securecluster.privacy.masking.masks import build
+
         for options in option_groups(self):
             check_ranges(options)
             options.check(self, clients)
@@ -238,15 +237,19 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             SecureClusterError: the message says what is wrong and what to do; a run in a folder can
                 still be resumed.
         """
+        from securecluster.data.federation import Federation
+        from securecluster.parties.run_check import checked_run
+        from securecluster.runs.carry_out import carry_out, fit_in
+        from securecluster.runtime.settings import Settings
+
         if groups is not None:
             federation = Federation.from_groups(federation, settings, groups, seed=0)
             settings = None
         check_kind(federation)
         settings = settings or Settings()
-        self.check(len(federation))
-        check_settings(settings, federation)
-        method = self.privacy.settled(self, federation.facts)
-        for doubt in (*module_doubts(method, federation), *power_doubts(method, federation)):
+        checked = checked_run(self, federation, settings)
+        method = checked.method
+        for doubt in checked.doubts:
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         if force and folder is None:
             raise UsageError("force replaces the run in a folder: give folder, or leave force out")
@@ -285,6 +288,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             RunFolderError: the folder holds no fitted protocol, or a damaged one.
             UsageError: another protocol's folder, or another module.
         """
+        from securecluster.results.serialization import saved_protocol
+
         protocol = saved_protocol(cls, Path(folder), model, objects)
         protocol.result_ = cls.fitted_class.of_folder(protocol, Path(folder))
         return protocol
@@ -309,6 +314,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 information that it received from no verb.
             UsageError: the server asks for an attribute that a new object does not have.
         """
+        from securecluster.parties.server_half import replayed
+
         secrets = None
         if "result_" in vars(self):
             secrets = self.result_.kept_.secrets()
@@ -352,6 +359,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 numbers of samples where they are needed, or statistics over clients' rows that the
                 noise does not cover.
         """
+        from securecluster.data.facts import check_private_statistics
+
         facts = data.facts
         settled: ClusteringProtocol = self.privacy.settled(self, facts)
         if settled is not self:
@@ -386,6 +395,8 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         Args:
             config: what clients and server agreed on.
         """
+        from securecluster.privacy.masking.masks import build
+
         mask = build(self.mask, config["dimension"])
         pipeline = Pipeline([*self.privacy.stages(config), *mask])
         for options in option_groups(self):

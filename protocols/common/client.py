@@ -12,14 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import StaleError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.messaging.octets import as_rows, as_table
 from securecluster.parties.client_state import ClientState
-from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client_tensors import (
     ClientTensor,
@@ -34,6 +33,9 @@ from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained, digest
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import Secrets
 
 TUNING_STEP = 1 << 48  # beyond all calls: batches of tuning are those of none
 LINEAGE = 32  # bytes of a digest of averages

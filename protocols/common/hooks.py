@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.core.option_groups import Grouped, option_groups
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP
 from securecluster.protocols.common.client import TrainingClient
@@ -18,9 +17,12 @@ from securecluster.protocols.common.options.privacy_options import PrivacyOption
 from securecluster.protocols.common.options.sum_options import SumOptions
 from securecluster.protocols.common.options.training_options import TrainingOptions
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 class ProtocolHooks(Grouped, ABC):

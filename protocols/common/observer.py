@@ -6,15 +6,17 @@ a client or the server, and ε does not cover it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, mean
-from securecluster.data import Federation
 from securecluster.messaging.messages import Rows
 from securecluster.runtime.run import Line
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 
 class Observer:

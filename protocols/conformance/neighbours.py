@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.data import Federation
 from securecluster.data.federation import Shard
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 Array = NDArray[Any]
 FEWEST = 4  # samples of a client that has few

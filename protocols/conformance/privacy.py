@@ -6,21 +6,24 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
-from securecluster.data import Federation
 from securecluster.messaging.messages import RELAY, Rows, Shared
-from securecluster.messaging.transcript import Transcript
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.endpoints import build_client
-from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols.conformance.neighbours import other_clients
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL, SEEDED
-from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types, release_of
+from securecluster.runtime.endpoint import KEY_METHODS, message_types, release_of
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.messaging.transcript import Transcript
+    from securecluster.privacy.dp.ledger import Ledger
+    from securecluster.runtime.endpoint import Endpoint
 
 Make = Callable[..., Any]
 SPREAD = {"rounds": 4, "participation": 0.6}

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from securecluster.privacy.dp.noise_streams import digest
 from securecluster.protocols.common.client_tensors import ClientRows
 from securecluster.protocols.conformance.held_values import held_values, numbers_in, printed
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import Endpoint, release_of
+from securecluster.runtime.endpoint import release_of
 from securecluster.training.config import LocalTraining
 from securecluster.training.evaluation import Samples
 from securecluster.training.local_trainer import MeanRegularizer
+
+if TYPE_CHECKING:
+    from securecluster.runtime.endpoint import Endpoint
 
 PASSES = 3
 SMALLEST, LARGEST = 0.5, 1.5  # magnitudes, before they are scaled

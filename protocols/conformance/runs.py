@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
-from securecluster.data import Federation
 from securecluster.errors import ReplayError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, reply_header
@@ -32,6 +31,9 @@ from securecluster.protocols.conformance.simulation import (
 )
 from securecluster.runtime.endpoint import release_of
 from securecluster.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 Make = Callable[..., Any]
 # Largest difference of two numbers of a model in double precision, over frames or through masks.

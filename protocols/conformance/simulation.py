@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from securecluster.core.serialization import pack, unpack
-from securecluster.data import Federation
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.deployment import Deployment, build_network
 from securecluster.parties.derived import call_types
 from securecluster.parties.endpoints import build_client
-from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.runtime.endpoint import Endpoint
+    from securecluster.runtime.server_channel import ServerChannel
 
 Lost = Callable[[Call], set[int]]
 

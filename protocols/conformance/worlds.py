@@ -19,13 +19,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
-from securecluster.data import Federation
+from securecluster.data.federation import Federation
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call
-from securecluster.messaging.transcript import Transcript
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protections.registry import service_methods
@@ -52,6 +51,9 @@ from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.training.foreign_trainer import trainer_of
+
+if TYPE_CHECKING:
+    from securecluster.messaging.transcript import Transcript
 
 Make = Callable[..., Any]
 Build = Callable[[Federation], Endpoint[Any]]

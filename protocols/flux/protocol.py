@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -41,7 +41,6 @@ from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
 from securecluster.models.objectives import Classification
 from securecluster.parties.derived import initial_model
@@ -68,8 +67,11 @@ from securecluster.protocols.flux.client import DescriptorClient, LatentVectors
 from securecluster.protocols.flux.density import Scaling, centroids, density_clusters
 from securecluster.protocols.flux.descriptors import POINTS, DescriptorMap, latent_layer
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 FEATURES = "features"
 LABELS = "labels"

@@ -12,7 +12,7 @@ clients are the nearest to after the step are dissolved, the smallest first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,9 @@ from securecluster.protocols.hidden.client import (
     PublicMean,
     PublicParts,
 )
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 def empty() -> torch.Tensor:

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast, Number, check_whole
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Sums
@@ -64,8 +63,11 @@ from securecluster.protocols.hidden.client import BlockAverages, ClusterBlocks, 
 from securecluster.protocols.hidden.clustering import Centres, find_centres
 from securecluster.protocols.hidden.separation import separation_warning
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 # fields of the sums of clustering, in their order, with their shares of its budget
 CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))

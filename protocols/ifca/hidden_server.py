@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.replies import Sums
@@ -21,7 +22,9 @@ from securecluster.protocols.common.averages.restarts import Restart
 from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
 from securecluster.runtime.endpoint import MINIMUM
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

@@ -28,13 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group
 from securecluster.core.validation import AtLeast
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies, Sums
@@ -72,8 +71,11 @@ from securecluster.protocols.ifca.hidden_server import (
 )
 from securecluster.protocols.ifca.rebalancing import rebalanced
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

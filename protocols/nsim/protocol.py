@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,6 @@ from securecluster.clustering.labels import members, relabel
 from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.parties.deployment import Deployment
@@ -70,8 +68,12 @@ from securecluster.protocols.nsim.synthetic_users import (
     unlearned,
 )
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.data.federation import Federation
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

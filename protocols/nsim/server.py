@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from securecluster.clustering.labels import members, relabel
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty
 from securecluster.protocols.common.averages.averaging import AveragingState, weighted_means
 from securecluster.protocols.nsim.client import NSIMClient
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 def average_layers(net: ServerChannel, state: AveragingState) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.metrics import pearson
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
+from securecluster.data.federation import Federation
 from securecluster.errors import UpdateError, UsageError, unknown
 from securecluster.messaging.messages import Rows
 from securecluster.models.objectives import Objective, Trajectory

@@ -22,10 +22,10 @@ from securecluster.protocols.common.averages.averaging import (
     weighted_means,
 )
 from securecluster.runtime.endpoint import answers
-from securecluster.runtime.server_channel import ServerChannel
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
@@ -30,7 +30,6 @@ from securecluster.clustering.noise_robust import CLUSTERERS
 from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError
 from securecluster.messaging.messages import Empty
 from securecluster.parties.derived import initial_model
@@ -82,7 +81,10 @@ from securecluster.results.fitted_state import FittedState
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(kw_only=True)

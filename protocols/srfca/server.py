@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,9 @@ from securecluster.protocols.srfca.model_distance import (
 )
 from securecluster.protocols.srfca.profiles import cluster_without_threshold
 from securecluster.runtime.endpoint import MINIMUM
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 

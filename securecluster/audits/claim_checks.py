@@ -20,7 +20,7 @@ from securecluster.attacks.registry import attack_named
 from securecluster.audits.claims import Claim, Row
 from securecluster.audits.run_audit import Finding, adversary_of, finding_of, twin_of
 from securecluster.core import installed_packages
-from securecluster.data import Federation
+from securecluster.data.federation import Federation
 from securecluster.errors import UsageError, unknown
 from securecluster.messaging.messages import Rows
 from securecluster.parties.derived import initial_model

@@ -46,7 +46,7 @@ from securecluster.commands.failures import traceback_of
 from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
+from securecluster.data.federation import Federation
 from securecluster.errors import NoOutputsError, SecureClusterError, UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.outcomes import VerbOutcome

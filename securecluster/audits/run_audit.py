@@ -48,7 +48,6 @@ from securecluster.commands.failures import traceback_of
 from securecluster.core.client_names import ClientNames, at, called_by_position
 from securecluster.core.number_format import printable
 from securecluster.core.progress import bar
-from securecluster.data import Federation
 from securecluster.errors import (
     NoOutputsError,
     RunFolderError,
@@ -69,6 +68,8 @@ from securecluster.statements.disclosures import disclosures
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from securecluster.data.federation import Federation
 
 BUDGET = 180.0  # seconds
 LEAVING = 16  # clients without each of which a run is repeated, for sums that differ in one client

@@ -155,18 +155,17 @@ def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
     """
     from securecluster.folders.run_folder import RunPlan
     from securecluster.models.architectures import AUTO, names
+    from securecluster.parties.run_check import checked_run
     from securecluster.runs.carry_out import resolved
-    from securecluster.runtime.settings import check_settings, check_threads
+    from securecluster.runtime.settings import check_threads
 
-    protocol.check(len(federation))
     check_threads(options.settings.threads)
     transcript = _transcript_mode(protocol, options.settings, federation)
     settings = resolved(replace(options.settings, transcript=transcript))
     _check_name("model", protocol.model, (AUTO, *names()))
-    check_settings(settings, federation)
-    settled = protocol.privacy.settled(protocol, federation.facts)
-    settled.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
-    return RunPlan(settled, options.simulation.located(), settings)
+    method = checked_run(protocol, federation, settings).method
+    method.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
+    return RunPlan(method, options.simulation.located(), settings)
 
 
 def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
@@ -292,16 +291,15 @@ def _show_power(plan: RunPlan, federation: Federation, console: Any) -> None:
         federation: its clients.
         console: for the lines.
     """
-    from securecluster.parties.power_check import power_of
+    from securecluster.parties.run_check import RunCheck
 
-    config = plan.protocol.config(federation, plan.settings.dtype)
-    check = power_of(plan.protocol, federation.facts, config)
-    if check is None:
+    checked = RunCheck(plan.protocol, federation, plan.settings.dtype)
+    if checked.power is None:
         return
     with output():
-        if CHOSEN in config:
-            console.print(chosen_sentence(config[CHOSEN]), markup=False)
-        for sentence in check.sentences:
+        if CHOSEN in checked.config:
+            console.print(chosen_sentence(checked.config[CHOSEN]), markup=False)
+        for sentence in checked.power.sentences:
             console.print(f"power check: {as_typed(sentence)}", markup=False)
 
 

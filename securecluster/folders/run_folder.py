@@ -20,13 +20,12 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import securecluster
 from securecluster.core import atomic_files, folder_lock, json_types, manifest
 from securecluster.core.atomic_files import MARKER
 from securecluster.core.number_format import enumerated, printable
-from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.folders.contents import (
@@ -46,6 +45,9 @@ from securecluster.runtime.run import FILES as CHECKPOINT_FILES
 from securecluster.runtime.run import OWN as CHECKPOINT
 from securecluster.runtime.run import checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 SCHEMA = 3  # of config.json and result.json
 # schemas of run folders that this version reads: its own, and from 0.2 on the one before it

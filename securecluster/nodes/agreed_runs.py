@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files, manifest
 from securecluster.errors import OwnerPolicyError, ProposalError, RunFolderError
@@ -27,8 +27,10 @@ from securecluster.parties import public_randomness
 from securecluster.parties.deployment import Deployment
 from securecluster.parties.method import Method
 from securecluster.parties.public_randomness import Draw, Signed
-from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.pads import transcript as encoded
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Identity, Roster
 
 SECRET, LOG = "nonces.key", "agreements.jsonl"
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from securecluster.errors import FrameError, ProposalError, RefusedError
 from securecluster.messaging import refusals
 from securecluster.nodes.party import Party
 from securecluster.nodes.proposal import Proposal
 from securecluster.parties.public_randomness import Draw, Signed, digest_of, is_drawn
-from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER
 from securecluster.runtime.endpoint import config_hash
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
 
 # from what parties are sent, by number, to what all of them answer; it raises for one that does not
 Ask = Callable[[Mapping[int, bytes]], Mapping[int, str]]

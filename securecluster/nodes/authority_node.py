@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import pack, unpack
@@ -25,9 +25,12 @@ from securecluster.nodes.proposal import Proposal, accepted_by_authority
 from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import opened_verbs, server_copy
 from securecluster.parties.method import Method
-from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER
 from securecluster.protections.registry import AGGREGATIONS, RELEVANCES
 from securecluster.runtime.authority import Authority
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Identity, Roster
 
 LOG = "log.jsonl"
 ANSWERED = "answered"

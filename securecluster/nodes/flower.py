@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from securecluster.core import atomic_files
-from securecluster.data import Federation
 from securecluster.data.facts import agree
 from securecluster.errors import RefusedError, SecureClusterError, UsageError
 from securecluster.folders import run_folder
@@ -49,12 +48,15 @@ from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import as_agreed, call_types, needs_samples, opened_verbs
 from securecluster.parties.method import Method
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
-from securecluster.results.fitted import FittedRun
 from securecluster.results.joining import Joined
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Line
 from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.results.fitted import FittedRun
 
 KINDS = (INTRODUCE, AGREE, HELLO, FRAME, SCORE)
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
 
@@ -19,7 +20,10 @@ from securecluster.messaging import refusals
 from securecluster.nodes import hello
 from securecluster.nodes.agent import HELLO, INTRODUCE, OK
 from securecluster.nodes.flower_messages import asked, pulled, pushed, record_of
-from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at which nodes are there
 SECONDS_ON_THE_WAY = 10.0  # at most, of the time that a node tells: deadlines are not too early

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.errors import FrameError, OwnerPolicyError, ProposalError
 from securecluster.nodes.policy import Policy
-from securecluster.privacy.masking.identities import Roster
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
 
 INTRODUCTION, HELLO = "introduction v2", "hello v2"
 # `run` is the carrier's number of the run in an introduction, and the fingerprint in a hello

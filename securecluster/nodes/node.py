@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files
 from securecluster.core.devices import cpu_threads
@@ -36,10 +36,13 @@ from securecluster.parties.method import Method
 from securecluster.parties.newcomers import check_sizes, samples_batches
 from securecluster.privacy.dp.budget import UNITS, Budget
 from securecluster.privacy.dp.ledger import Event
-from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.runtime.endpoint import GATHER, Endpoint
+from securecluster.runtime.endpoint import GATHER
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Identity, Roster
+    from securecluster.runtime.endpoint import Endpoint
 
 NO_BUDGET = math.inf
 

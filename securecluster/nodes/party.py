@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -36,9 +36,11 @@ from securecluster.nodes.proposal import Proposal
 from securecluster.nodes.revoked_runs import RevokedRuns, named
 from securecluster.nodes.run_progress import Progress
 from securecluster.parties.method import Method
-from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.refusals import answered
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Identity, Roster
 
 RUN = "run-"  # and its fingerprint: the folder of a run
 AGREED = "agreed.json"

@@ -18,9 +18,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from securecluster.data.facts import Facts
 from securecluster.errors import OwnerPolicyError, text_of
 from securecluster.messaging.bounds import sample_fields
 from securecluster.messaging.messages import Call
@@ -32,6 +31,9 @@ from securecluster.privacy.cohorts import Cohorts
 from securecluster.privacy.dp.ledger import COSTLESS, Event
 from securecluster.runtime.endpoint import SUM, least_members
 from securecluster.runtime.release_floor import multiplier_of
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.data.facts import ClientFacts, Facts
 from securecluster.errors import (
@@ -28,7 +28,10 @@ from securecluster.nodes.policy_events import check_run
 from securecluster.parties import public_randomness
 from securecluster.parties.derived import needs_samples, opened_verbs
 from securecluster.parties.method import Method
-from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.privacy.masking.identities import AUTHORITY_NUMBER
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
 
 MOST_CLIENTS = 1 << 20
 DTYPES = ("float32", "float64")

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files
 from securecluster.core.client_names import named_in_errors
@@ -28,8 +28,6 @@ from securecluster.parties.labels import UNKNOWN_LABEL
 from securecluster.parties.method import Method
 from securecluster.parties.newcomers import NewcomerRecord
 from securecluster.parties.server_half import ServerHalf
-from securecluster.privacy.masking.identities import Roster
-from securecluster.results.fitted import FittedRun
 from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.results.joining import Joined, join_over
 from securecluster.results.serialization import SCHEMA, read_kept
@@ -39,6 +37,10 @@ from securecluster.runtime.run import Line, Run
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Transport
 from securecluster.statements.result import Subject
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
+    from securecluster.results.fitted import FittedRun
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.data import Federation
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 
 def known(facts: Facts) -> dict[str, Any]:
@@ -63,6 +64,8 @@ def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_kind(federation: Any) -> None:
     """Raise UsageError for an object that is not a federation."""
+    from securecluster.data.federation import Federation
+
     if not isinstance(federation, Federation):
         raise UsageError(
             f"clients and their data are a Federation, not {type(federation).__name__}: make one "

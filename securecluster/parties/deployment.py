@@ -22,12 +22,10 @@ from securecluster.parties.derived import as_agreed, call_types, model_of
 from securecluster.parties.method import Method
 from securecluster.parties.public_randomness import cohort_seed
 from securecluster.privacy.cohorts import Cohort, Cohorts
-from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import transcript as encoded
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
@@ -64,6 +62,8 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
+    from securecluster.privacy.dp.client_noise import ClientNoise
+    from securecluster.privacy.masking.key_agreement import KeyRing
 
 ITEM_SIZES = {"float32": 4, "float64": 8}
 

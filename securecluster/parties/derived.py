@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping
 from numbers import Number
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import numpy as np
 
 from securecluster.core.option_groups import option_groups
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.models.objectives import objective
 from securecluster.parties.config import known, numbers
@@ -23,12 +23,31 @@ from securecluster.runtime.client_half import HiddenReplies
 from securecluster.runtime.endpoint import PAIRS, SUM, hidden_message_types, message_types
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.data.federation import Federation
     from securecluster.models.validation import FlatModel
 
 M = TypeVar("M", bound=Method)
 
 # options that were chosen for a target ε: the name in a configuration, and of a method's attribute
 CHOSEN = "chosen"
+GIVEN = "_given"  # attribute of a protocol: names of the options that its constructor was given
+
+
+def given_options(method: Any) -> set[str]:
+    """Return the names of the options that a protocol was given, with whatever value.
+
+    Args:
+        method: the protocol.
+    """
+    given = set(vars(method).get(GIVEN, ()))
+    for option in dataclasses.fields(method):
+        value = getattr(method, option.name)
+        # an array, or another object that cannot be compared, is no default
+        same = isinstance(value, type(option.default)) and value == option.default
+        if same is not True:
+            given.add(option.name)
+    return given
 
 
 def server_copy(method: M) -> M:
@@ -224,8 +243,10 @@ def state_class(method: Method) -> type:
     if isinstance(own_type, type):
         return own_type
     name = f"{type(method).__name__}.run_server"
+    loop: Any = type(method).run_server
+    returned = SimpleNamespace(__annotations__={"return": loop.__annotations__["return"]})
     try:
-        state_type: type = get_type_hints(type(method).run_server)["return"]
+        state_type: type = get_type_hints(returned, loop.__globals__)["return"]
     except NameError as error:
         raise UsageError(f"{name} is annotated with a class that is not there: {error}") from None
     fields = getattr(state_type, "__dataclass_fields__", None)

@@ -17,15 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
-from securecluster.data.facts import Facts, Form
-from securecluster.data.federation import Shard
+from securecluster.data.facts import Form
+from securecluster.data.federation import Federation, Shard
 from securecluster.data.scaling import Scaling
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Call, Rows
@@ -39,8 +38,6 @@ from securecluster.privacy.dp.ledger import COSTLESS, Event, Expense, expense_of
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_noise import Integers
 from securecluster.privacy.dp.target import Plan
-from securecluster.privacy.masking.identities import Roster
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.endpoint import SUM
@@ -49,6 +46,11 @@ from securecluster.runtime.run import Run
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.privacy.masking.identities import Roster
+    from securecluster.privacy.masking.key_agreement import KeyRing
 
 # stand-ins for clients, and clusters that their updates form
 CLIENTS = 12

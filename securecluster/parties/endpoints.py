@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.client_names import called_by_position
 from securecluster.core.devices import choose_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.refusals import reraise
 from securecluster.parties.deployment import Deployment
@@ -34,6 +33,9 @@ from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
 from securecluster.training.foreign_trainer import trainer_of
 from securecluster.training.local_trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import plain, structured
-from securecluster.data import Federation
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
-from securecluster.parties.dry_run import run_releases
 from securecluster.parties.method import Method
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.ledger import Event, Ledger
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 NAME = "newcomers.jsonl"
 
@@ -285,6 +286,8 @@ def check_sizes(
     target = protocol.privacy.target_epsilon
     if target is None:
         return
+    from securecluster.parties.dry_run import run_releases
+
     releases = run_releases(protocol, newcomers.facts, int(config["clients"]))
     for name, n in zip(newcomers.names, sizes, strict=True):
         # The run's noise was chosen for its clients' numbers of samples. For

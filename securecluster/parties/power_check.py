@@ -27,11 +27,10 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from securecluster.data.facts import Facts
 from securecluster.errors import SecureClusterError, SecureClusterWarning
 from securecluster.parties.derived import initial_model, params_as_json
 from securecluster.parties.dry_run import Draw, observed
@@ -39,7 +38,9 @@ from securecluster.parties.method import Method
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.ledger import COSTLESS, Event
 from securecluster.runtime.endpoint import SUM
-from securecluster.training.chance_level import ENOUGH_ROUNDS
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 CLUSTERS, TRAINING = "clusters", "training"
 CARRIES, DOUBTFUL, DROWNED = "carries", "doubtful", "drowned"
@@ -338,43 +339,6 @@ def powers_of(method: Method, facts: Facts, config: Mapping[str, Any]) -> PowerC
         config: what clients and server agreed on.
     """
     return PowerCheck(tuple(_Measured(method, facts, config).powers()))
-
-
-def power_check(protocol: Any, federation: Any) -> PowerCheck | None:
-    """Return what noise leaves of a private run, before it and without any data.
-
-    `PowerCheck.verdict` says whether clusters, and training, carry, are doubtful or are drowned,
-    and `sentences` says it in words, with the changes that would help.
-
-    Args:
-        protocol: with its hyper-parameters.
-        federation: the clients, of whose data public facts alone are read.
-
-    Returns:
-        None of a run without noise, or of one whose clients release nothing with noise.
-
-    Raises:
-        UsageError: the protocol cannot run on this federation.
-    """
-    protocol.check(len(federation))
-    settled = protocol.privacy.settled(protocol, federation.facts)
-    return power_of(settled, federation.facts, settled.config(federation, "float32"))
-
-
-def power_doubts(protocol: Any, federation: Any) -> list[str]:
-    """Return a sentence if noise will drown clusters or training, and none otherwise.
-
-    Args:
-        protocol: with its hyper-parameters.
-        federation: the clients.
-    """
-    # in fewer rounds nobody expects clusters, or a trained model, yet
-    if protocol.rounds < ENOUGH_ROUNDS:
-        return []
-    check = power_check(protocol, federation)
-    if check is None or check.warning is None:
-        return []
-    return [check.warning]
 
 
 def power_entry(method: Method, facts: Facts, config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -29,11 +29,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.errors import FrameError, ProposalError
-from securecluster.privacy.masking.identities import SIGNATURE, Roster
+from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.pads import transcript as encoded
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
 
 # entries of a configuration: opened nonces of all clients, the seed that the server proposed, and
 # that of the order of the clients in cohorts. The seed of the run stands in its usual place.

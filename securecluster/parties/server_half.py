@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
@@ -21,17 +21,20 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import plain, structured
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.outcomes import VerbOutcome
-from securecluster.messaging.transcript import Recording, Transcript
+from securecluster.messaging.transcript import Recording
 from securecluster.parties.deployment import build_network
 from securecluster.parties.derived import adds_noise, opened_verbs, server_copy, state_class
 from securecluster.parties.labels import checked_labels
 from securecluster.parties.method import Method
 from securecluster.privacy.dp.ledger import Event, Recall
-from securecluster.privacy.masking.identities import Roster
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Recorded, Replay, Transport
+
+if TYPE_CHECKING:
+    from securecluster.messaging.transcript import Transcript
+    from securecluster.privacy.masking.identities import Roster
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 class ServerHalf:

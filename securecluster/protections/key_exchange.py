@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
@@ -22,8 +22,8 @@ from securecluster.messaging.messages import Ack, Call, Empty, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_rows, as_table
 from securecluster.messaging.refusals import FRAME
 from securecluster.privacy.masking import key_agreement
-from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE, Roster
-from securecluster.privacy.masking.key_agreement import KeyRing, PublicKey
+from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE
+from securecluster.privacy.masking.key_agreement import PublicKey
 from securecluster.privacy.masking.pads import (
     KEY,
     KeyPair,
@@ -34,6 +34,10 @@ from securecluster.privacy.masking.pads import (
 from securecluster.runtime.channel_state import KeyDirectory, SumOffer
 from securecluster.runtime.port import TRIES, KeyMessage, KeyMessages, Port
 from securecluster.runtime.services import MessageTypes
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
+    from securecluster.privacy.masking.key_agreement import KeyRing
 
 OFFERS = Upto("offers", "clients", minimum=1)
 

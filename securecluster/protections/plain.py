@@ -31,8 +31,6 @@ class _Plain(Protection):
 class PlainSumProtection(_Plain, SumProtection):
     """Sums of replies that the server reads, by the channel's own aggregator."""
 
-    about = "the server reads every reply and adds them"
-
     def read(self, reply: str, released: str) -> str:
         """Return that the server reads the summands as well.
 
@@ -45,8 +43,6 @@ class PlainSumProtection(_Plain, SumProtection):
 
 class PlainPairProtection(_Plain, PairProtection):
     """Rows of pairs that the server reads."""
-
-    about = "the server reads every r_ij"
 
     def server_half(self, facts: PairFacts, keys: ServerKeys) -> PlainPairs:
         """Return the aggregator that reads every row.

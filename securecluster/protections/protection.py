@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.cohorts import Cohort
-from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Aggregator
@@ -24,6 +23,10 @@ from securecluster.runtime.authority import Authority
 from securecluster.runtime.client_half import ClientHalf, HiddenReplies
 from securecluster.runtime.pair_aggregators import LabelledValue, PairAggregator, PairFunctions
 from securecluster.runtime.services import MessageTypes
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Identity, Roster
+    from securecluster.privacy.masking.key_agreement import KeyRing
 
 # what is told of hidden replies: their sums, all of R, or the clusters' labels alone
 SUMS = "sums"

@@ -1,47 +1,122 @@
 """The protections of replies by the names that users give: every place to add one to.
 
-A protection is a folder, and an object of it here. Whatever asks for a run's protections asks these
-objects (`protection.SumProtection`, `protection.PairProtection`).
+A protection is a folder, and its name stands here with what it does and where its object is, which
+is loaded when somebody asks for it. Whatever asks for a run's protections asks these objects
+(`protection.SumProtection`, `protection.PairProtection`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import NAMING_METHODS
-from securecluster.protections.encryption.parameters import BFV, CKKS
-from securecluster.protections.encryption.protection import (
-    EncryptedPairProtection,
-    EncryptedSumProtection,
-)
-from securecluster.protections.pads.protection import PadProtection
-from securecluster.protections.plain import PlainPairProtection, PlainSumProtection
 from securecluster.protections.protection import PairProtection, Protection, SumProtection
-from securecluster.protections.secure_sums.protection import SecureSumProtection
 from securecluster.runtime.endpoint import least_members
 from securecluster.runtime.services import KEY_METHODS, MessageTypes
 
-PLAIN = PlainSumProtection.name
+P = TypeVar("P", bound=Protection)
+HERE = "securecluster.protections"
+PLAIN = "plain"
 # what sentences advise, and methods have by default, where single replies are to be hidden in sums
-ADVISED = SecureSumProtection.name
+ADVISED = "secagg"
+ENCRYPTED = (
+    "clients encrypt their replies, the server adds ciphertexts, and a key authority decrypts the "
+    "sums that clients' tags bind; neither it nor a client may work together with the server; both "
+    "sum integers exactly, to which clients round their numbers, less finely under ckks"
+)
+
+
+class Place(NamedTuple):
+    """Where a protection is.
+
+    Args:
+        about: what it does, as help says it.
+        module: that makes it, in this room.
+        maker: function or class of the module, without arguments.
+    """
+
+    about: str
+    module: str
+    maker: str
+
+    def load(self) -> Any:
+        """Return the protection, which says the same of itself."""
+        made = getattr(importlib.import_module(f"{HERE}.{self.module}"), self.maker)()
+        made.about = self.about
+        return made
+
+
+class Registry(MutableMapping[str, P], Generic[P]):
+    """Protections by name, each loaded when it is asked for.
+
+    Args:
+        places: of those of this project.
+    """
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self._entries: dict[str, Place | P] = dict(places)
+
+    def __getitem__(self, name: str) -> P:
+        entry = self._entries[name]
+        if isinstance(entry, Place):
+            entry = self._entries[name] = entry.load()
+        made: P = entry
+        return made
+
+    def __setitem__(self, name: str, protection: P) -> None:
+        self._entries[name] = protection
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def described(self) -> str:
+        """Return the names with what they do, as a text of the command line.
+
+        Those that do the same stand together.
+        """
+        names: dict[str, list[str]] = {}
+        for name, entry in self._entries.items():
+            names.setdefault(entry.about, []).append(name)
+        parts = [f"{' or '.join(same)} ({about})" for about, same in names.items()]
+        return f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
 # of sums, by the values of the option `aggregation`; the first is the default
-AGGREGATIONS: dict[str, SumProtection] = {
-    protection.name: protection
-    for protection in (
-        PlainSumProtection(),
-        SecureSumProtection(),
-        EncryptedSumProtection(BFV),
-        EncryptedSumProtection(CKKS),
-    )
-}
+AGGREGATIONS: Registry[SumProtection] = Registry(
+    {
+        PLAIN: Place("the server reads every reply and adds them", "plain", "PlainSumProtection"),
+        ADVISED: Place(
+            "clients mask their replies, so that the server reads sums over two or more of them "
+            "only",
+            "secure_sums.protection",
+            "SecureSumProtection",
+        ),
+        "bfv": Place(ENCRYPTED, "encryption.protection", "bfv_sums"),
+        "ckks": Place(ENCRYPTED, "encryption.protection", "ckks_sums"),
+    }
+)
 # of pairs, by the values of the option `relevance`
-RELEVANCES: dict[str, PairProtection] = {
-    protection.name: protection
-    for protection in (PlainPairProtection(), PadProtection(), EncryptedPairProtection())
-}
+RELEVANCES: Registry[PairProtection] = Registry(
+    {
+        PLAIN: Place("the server reads every r_ij", "plain", "PlainPairProtection"),
+        "pads": Place("it reads R_ij only", "pads.protection", "PadProtection"),
+        "ckks": Place(
+            "a key authority decrypts R; see relevance_release",
+            "encryption.protection",
+            "EncryptedPairProtection",
+        ),
+    }
+)
 
 
 def service_methods() -> dict[str, MessageTypes]:
@@ -64,17 +139,14 @@ def register(protection: SumProtection | PairProtection) -> None:
     Raises:
         UsageError: there is a protection of this name.
     """
-    taken: Mapping[str, Protection] = RELEVANCES
+    taken: Registry[Any] = RELEVANCES
     if isinstance(protection, SumProtection):
         taken = AGGREGATIONS
     if protection.name in taken:
         raise UsageError(
             f"there is a protection {protection.name!r} already: give yours another name"
         )
-    if isinstance(protection, SumProtection):
-        AGGREGATIONS[protection.name] = protection
-    else:
-        RELEVANCES[protection.name] = protection
+    taken[protection.name] = protection
     NAMING_METHODS.update(protection.methods)
 
 
@@ -86,16 +158,3 @@ def survivors_of(config: Mapping[str, Any]) -> Callable[[int], int]:
     """
     protection = AGGREGATIONS[config["aggregation"]]
     return partial(protection.least_survivors, minimum=least_members(config))
-
-
-def described(protections: Iterable[Protection]) -> str:
-    """Return the names of protections with what they do, as a text of the command line.
-
-    Args:
-        protections: in their order; those that do the same stand together.
-    """
-    names: dict[str, list[str]] = {}
-    for protection in protections:
-        names.setdefault(protection.about, []).append(protection.name)
-    parts = [f"{' or '.join(same)} ({about})" for about, same in names.items()]
-    return f"{', '.join(parts[:-1])} or {parts[-1]}"

@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Real, declared
 from securecluster.messaging.messages import Rows, kinds
-from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.fixed_point import FixedPoint
+
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 
 
 @dataclass(frozen=True)

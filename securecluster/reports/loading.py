@@ -6,7 +6,7 @@ Only here, above all protocols, does a name in a file stand for a class.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster import __version__
 from securecluster.core import json_types
@@ -15,7 +15,6 @@ from securecluster.errors import RunFolderError, UsageError, unknown
 from securecluster.folders import run_folder
 from securecluster.folders.contents import RunConfig
 from securecluster.folders.run_folder import CONFIG, RunPlan, check_options
-from securecluster.messaging.transcript import Transcript
 from securecluster.models.architectures import AUTO
 from securecluster.models.architectures import names as architectures
 from securecluster.parties.derived import as_agreed
@@ -26,6 +25,9 @@ from securecluster.results.fitted import recorded_transcript
 from securecluster.results.fitted_state import FittedSummary
 from securecluster.results.serialization import read_kept
 from securecluster.runtime.settings import Settings, check_values
+
+if TYPE_CHECKING:
+    from securecluster.messaging.transcript import Transcript
 
 
 def load(folder: Path | str, model: Any = None, **objects: Any) -> ClusteringProtocol:

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from securecluster.core.client_names import name_of
-from securecluster.data import Federation
+from securecluster.data.federation import Federation
 from securecluster.errors import UsageError
 from securecluster.results.predictions import outputs_of, probabilities, read_samples
 from securecluster.runtime.settings import Settings

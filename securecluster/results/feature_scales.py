@@ -6,15 +6,17 @@ they are in `clients.safetensors`, beside its model.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.data import Federation
 from securecluster.data.scaling import CLIENT, Scale, Scaling
 from securecluster.errors import UsageError
 from securecluster.results.fitted_state import FittedState
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 SCALES = "scales"  # in the clients' extra state: centres and widths (m, 2, k)
 

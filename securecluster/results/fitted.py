@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,24 +23,14 @@ from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.core.number_format import shown
 from securecluster.core.serialization import unpack
-from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.messages import Rows
-from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.parties.config import check_kind, classes_of
-from securecluster.parties.deployment import Deployment
-from securecluster.parties.derived import adds_noise, call_types, state_class
+from securecluster.parties.derived import adds_noise, call_types, model_of, state_class
 from securecluster.parties.method import Method
-from securecluster.parties.newcomers import NewcomerRecord, warn_if_dear
-from securecluster.parties.server_half import replayed
-from securecluster.privacy.masking.key_agreement import Secrets
-from securecluster.privacy.masking.masks import MaskInfo, describe
-from securecluster.results import joining
-from securecluster.results.export import LABELS_LEFT_OUT, export
+from securecluster.parties.newcomers import NewcomerRecord
 from securecluster.results.fitted_state import SHARED, UNTUNED, FittedState, FittedSummary
-from securecluster.results.frames import frame_of
-from securecluster.results.joining import Joined
 from securecluster.results.predictions import (
     module_with,
     outputs_of,
@@ -50,7 +40,14 @@ from securecluster.results.predictions import (
     read_targets,
     score_of,
 )
-from securecluster.results.serialization import SAVED, read_kept, save
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.messaging.outcomes import VerbOutcome
+    from securecluster.parties.method import Method
+    from securecluster.privacy.masking.key_agreement import Secrets
+    from securecluster.privacy.masking.masks import MaskInfo
+    from securecluster.results.joining import Joined
 
 
 class FittedRun:
@@ -122,7 +119,7 @@ class FittedRun:
         self.labels_ = np.asarray(learned.labels)
         self._client_names = ClientNames(learned.names)
         self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
-        self.network_ = Deployment(self.method, learned.config).initial_model()
+        self.network_ = model_of(self.method, learned.config)
         self._start = self._module_tensors()
         clusters = max(learned.labels) + 1
         self.models_ = [self._cluster_model(c) for c in range(clusters)]
@@ -185,6 +182,8 @@ class FittedRun:
             method: with the hyper-parameters of the run.
             folder: of the result.
         """
+        from securecluster.results.serialization import read_kept
+
         kept = read_kept(folder)
         return cls(method, kept, recorded_transcript(method, folder, kept.learned), folder)
 
@@ -271,10 +270,14 @@ class FittedRun:
         Raises:
             UsageError: another word, or pandas is not installed.
         """
+        from securecluster.results.frames import frame_of
+
         return frame_of(self, what)
 
     def mask_info(self) -> MaskInfo:
         """Return the description of this run's mask for the result."""
+        from securecluster.privacy.masking.masks import describe
+
         d = self.network_.dimension
         itemsize = self.client_models_.table.element_size()
         pipeline = self.method.pipeline(self.kept_.learned.config)
@@ -412,11 +415,14 @@ class FittedRun:
                 where newcomers train.
             RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
+        from securecluster.parties.newcomers import warn_if_dear
+        from securecluster.results.joining import join
+
         self.kept_.check_clients()
         check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")
-        self.joined_ = joining.join(
+        self.joined_ = join(
             self.method, self.kept_, self.ledger_, self._newcomers_record, newcomers
         )
         warn_if_dear(self.method, self.ledger_, newcomers.names)
@@ -449,6 +455,8 @@ class FittedRun:
         Raises:
             UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
         """
+        from securecluster.results.serialization import SAVED, save
+
         target = Path(folder)
         with atomic_files.as_run_folder_error(target, "use"):
             marker = target / MARKER
@@ -491,6 +499,8 @@ class FittedRun:
             UsageError: as `model_of`; an unknown format, missing packages, no model that is shared,
                 or a folder of something else.
         """
+        from securecluster.results.export import LABELS_LEFT_OUT, export
+
         content = export(self, Path(folder), clients, format, labels)
         if content["clients"] is None:
             warnings.warn(LABELS_LEFT_OUT, SecureClusterWarning, stacklevel=2)
@@ -506,6 +516,8 @@ class FittedRun:
             UsageError: the transcript has no contents.
             ReplayError: the transcript is not this run's.
         """
+        from securecluster.parties.server_half import replayed
+
         learned = self.kept_.learned
         settings = learned.settings
         outcomes: list[VerbOutcome] = []

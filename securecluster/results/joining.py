@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.client_names import named_in_errors
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
-from securecluster.data import Federation
 from securecluster.data.feature_columns import listed
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.bounds import Limits
@@ -35,13 +34,17 @@ from securecluster.parties.newcomers import NewcomerRecord, check_sizes, number_
 from securecluster.parties.server_half import without_clients
 from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.results.fitted_state import FittedState
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess, Recorded, Transport
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.privacy.masking.key_agreement import Secrets
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(frozen=True)

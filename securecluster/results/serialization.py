@@ -17,11 +17,11 @@ from securecluster.errors import RunFolderError, UsageError
 from securecluster.parties import newcomers
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.method import Method
-from securecluster.privacy.dp.ledger import Ledger
 from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.runtime import run_secret
 
 if TYPE_CHECKING:
+    from securecluster.privacy.dp.ledger import Ledger
     from securecluster.results.fitted import FittedRun
 
 P = TypeVar("P", bound="Method")

@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning
 from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.parties.client_state import ClientState
@@ -25,9 +24,12 @@ from securecluster.parties.method import Method
 from securecluster.results.fitted_state import SHARED, UNTUNED
 from securecluster.runs.parcels import Parcel, opened, packed
 from securecluster.runtime.aggregators import added
-from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.runtime.endpoint import Endpoint
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from securecluster.core.client_names import named_in_errors
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
-from securecluster.data import Federation
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
 from securecluster.folders import run_folder
@@ -25,6 +24,7 @@ from securecluster.statements.cluster_notes import cluster_note
 from securecluster.training.chance_level import ENOUGH_ROUNDS
 
 if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
     from securecluster.folders.contents import Result
     from securecluster.results.fitted import FittedRun
     from securecluster.statements.result import Subject

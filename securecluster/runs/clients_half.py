@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
 from securecluster.messaging.messages import Call, Rows
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.endpoints import KeySource, build_client, samples_of
 from securecluster.parties.method import Method
 from securecluster.runs.block import BlockEnd, shared_rows
 from securecluster.runs.observed_clients import ObservedClients
-from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Transport
 from securecluster.training.chance_level import Chance, at_chance
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.runtime.endpoint import Endpoint
 
 
 class ClientsHalf(ObservedClients):

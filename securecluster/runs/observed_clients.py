@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, share_at, spread
-from securecluster.data import Federation
 from securecluster.parties.method import Method
 from securecluster.runtime.run import Line
 from securecluster.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 
 class ObservedClients(ABC):

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from securecluster.core.client_names import at
 from securecluster.core.devices import choose_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.chunks import FIRST_CHUNK
 from securecluster.messaging.messages import Call, Rows
@@ -50,6 +49,9 @@ from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
 from securecluster.training.chance_level import Chance, at_chance
 from securecluster.training.foreign_trainer import trainer_of
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 # times that actors of one block may die in one call
 MOST_DEATHS = 3

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files, manifest
 from securecluster.core.randomness import Randomness
@@ -29,11 +29,13 @@ from securecluster.parties.labels import UNKNOWN_LABEL
 from securecluster.parties.program import UNKNOWN
 from securecluster.parties.server_half import replayed
 from securecluster.privacy.dp.ledger import Event, Release
-from securecluster.results.fitted import FittedRun
 from securecluster.results.fitted_state import FittedState
 from securecluster.results.serialization import read_kept
 from securecluster.runtime import run_secret
 from securecluster.statements.privacy_section import section
+
+if TYPE_CHECKING:
+    from securecluster.results.fitted import FittedRun
 
 PEEKED = ": it used something that no message contained"
 

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core import atomic_files
 from securecluster.core.client_names import called_by_position
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack
-from securecluster.data import Federation
 from securecluster.errors import RunFolderError
 from securecluster.messaging.transcript import Transcript
 from securecluster.parties.deployment import Deployment
@@ -36,6 +35,9 @@ from securecluster.runtime.run import CheckpointPart, Line, Run, checkpoints
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Transport, WithAuthority, random_dropouts
 from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,12 @@ from securecluster.errors import OwnerPolicyError, UsageError
 from securecluster.messaging.messages import Rows, Shared
 from securecluster.messaging.receipts import GAUSSIAN, PUBLIC, Receipt, Receipts
 from securecluster.privacy.dp import exponential_mechanism, loss_mechanism
-from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, Clip
 from securecluster.privacy.dp.noise_streams import digest
 from securecluster.runtime.origins import chained
+
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.client_noise import ClientNoise
 
 Array = NDArray[np.float64]
 

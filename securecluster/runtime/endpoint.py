@@ -51,8 +51,6 @@ from securecluster.messaging.messages import (
     reply_header,
 )
 from securecluster.messaging.receipts import GAUSSIAN, MOST, Receipt, Receipts
-from securecluster.privacy.dp.client_noise import ClientNoise
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
 from securecluster.runtime.call_context import CallContext, Releases
@@ -62,6 +60,8 @@ from securecluster.runtime.refusals import answered
 from securecluster.runtime.services import KeyAgreement, Service
 
 if TYPE_CHECKING:
+    from securecluster.privacy.dp.client_noise import ClientNoise
+    from securecluster.privacy.masking.key_agreement import KeyRing
     from securecluster.runtime.release_guard import ReleaseGuard, Traces
 
 C = TypeVar("C")

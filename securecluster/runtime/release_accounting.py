@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.receipts import GAUSSIAN, TRAINING, Receipt, Receipts
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
-from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import KEPT, ReleasePolicy
 from securecluster.training.config import LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 
 A = TypeVar("A")
 

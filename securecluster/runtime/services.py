@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, Call, Empty
-from securecluster.privacy.masking.key_agreement import (
-    KeyRing,
-    Peers,
-    PublicKey,
-    SealedSeed,
-    SealedSeeds,
-)
+from securecluster.privacy.masking.key_agreement import Peers, PublicKey, SealedSeed, SealedSeeds
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import KeyRing
 
 GATHER = "gather"
 SUM = "sum"

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 from securecluster.core.devices import DEVICES
-from securecluster.data import Federation
-from securecluster.data.federation import fingerprint
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import MODES
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 MOST_THREADS = 256  # also on machines with fewer cores
 DTYPES = ("float32", "float64")
@@ -77,6 +79,8 @@ def check_settings(settings: Settings, federation: Federation) -> None:
         settings: how the run is to be carried out.
         federation: the clients' data.
     """
+    from securecluster.data.federation import fingerprint
+
     check_values(settings)
     check_engine(settings)
     # Identical data usually mean that one shard was given to all clients by mistake.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from securecluster.core.client_names import stream_of
 from securecluster.core.randomness import Part, Randomness
@@ -37,7 +37,9 @@ from securecluster.messaging.messages import (
 )
 from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.refusals import BUDGET, FRAME, WITHOUT_RELEASE, code_of, refused
-from securecluster.messaging.transcript import Transcript
+
+if TYPE_CHECKING:
+    from securecluster.messaging.transcript import Transcript
 
 
 class Transport(Protocol):

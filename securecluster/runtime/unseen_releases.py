@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.dp.ledger import (
@@ -22,11 +23,13 @@ from securecluster.privacy.dp.ledger import (
     UNSEEN,
     Event,
     History,
-    Ledger,
     expense_of,
     joint_price,
 )
 from securecluster.runtime.channel_state import ChannelState
+
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.ledger import Ledger
 
 
 class UnseenReleases:

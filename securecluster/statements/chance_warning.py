@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning
 from securecluster.statements.cluster_notes import reason_of_noise
 from securecluster.training.chance_level import Chance
 
 if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
     from securecluster.results.fitted import FittedRun
 
 FEW_ROUNDS = 30  # below this number more rounds may help, and nobody expects clusters yet

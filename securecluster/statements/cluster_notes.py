@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import option_groups
-from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import Rows
 from securecluster.parties.derived import adds_noise
@@ -25,6 +24,7 @@ from securecluster.results.fitted_state import UNTUNED
 from securecluster.statements.cluster_differences import MOST_CLUSTERS, Gain, alike, clients_differ
 
 if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
     from securecluster.results.fitted import FittedRun
 
 FEW_A_CLASS = 5  # samples of a class that a client has; with fewer its updates are mostly chance

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,12 +26,14 @@ from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protections.occupancy import FieldOccupancy
 from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
-from securecluster.results.fitted import FittedRun
 from securecluster.results.fitted_state import SHARED, FittedSummary
 from securecluster.results.serialization import CLIENTS, LEARNED, MODELS
 from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 from securecluster.statements.occupancy_words import hidden_in
+
+if TYPE_CHECKING:
+    from securecluster.results.fitted import FittedRun
 
 NOISY = ("gaussian", "skellam")  # mechanisms of the ledger
 READERS = {

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.data.scaling import Scaling
 from securecluster.parties.derived import needs_samples
 from securecluster.privacy.dp.ledger import Price, Row
-from securecluster.results.fitted import FittedRun
 from securecluster.results.serialization import CLIENTS
 from securecluster.runtime import run_secret
 from securecluster.statements.disclosures import (
@@ -29,6 +28,9 @@ from securecluster.statements.disclosures import (
 )
 from securecluster.statements.query_view import occupied, of_one_client, query_view
 from securecluster.statements.smallest_sums import smallest_sums
+
+if TYPE_CHECKING:
+    from securecluster.results.fitted import FittedRun
 
 # sentences of `not_covered` and `assumed`, which state the limits of the guarantee
 KEYS = (

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from securecluster.messaging.bounds import Real, declared
 from securecluster.privacy.pipeline import Kind
 from securecluster.protections.occupancy import FieldOccupancy
-from securecluster.results.fitted import FittedRun
 from securecluster.runtime.endpoint import GATHER, ReleasePolicy, message_types, release_of
 from securecluster.statements.disclosures import READERS, Disclosure, disclosures, figures_of, mixed
 from securecluster.statements.occupancy_words import in_averages, read_of_one
+
+if TYPE_CHECKING:
+    from securecluster.results.fitted import FittedRun
 
 # what covers the rows that queries bring to clients
 SEALED = "sealed, which every client that receives them opens"

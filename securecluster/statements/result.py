@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 import securecluster
 from securecluster.clustering.metrics import mean, share_at
-from securecluster.data import Federation
 from securecluster.folders.contents import Result
 from securecluster.folders.run_folder import SCHEMA
 from securecluster.models.objectives import Objective
 from securecluster.parties.derived import CHOSEN
 from securecluster.parties.labels import UNKNOWN_LABEL
-from securecluster.results.fitted import FittedRun
 from securecluster.statements.privacy_section import section
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+    from securecluster.results.fitted import FittedRun
 
 NO_AGREEMENT = {"ari": None, "nmi": None, "purity": None, "exact": None}
 Entries = dict[str, Any]

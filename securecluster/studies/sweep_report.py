@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.commands import failures
 from securecluster.commands.failures import Row
@@ -14,12 +14,14 @@ from securecluster.core import atomic_files
 from securecluster.core.number_format import NONE, enumerated, fixed, printable, shown
 from securecluster.core.optional_packages import INSTALL
 from securecluster.core.progress import duration
-from securecluster.data import Federation
 from securecluster.errors import RunFolderError
 from securecluster.folders import run_folder
 from securecluster.reports import terminal
 from securecluster.studies import sweep_costs, sweep_latex, sweep_tables
 from securecluster.studies import sweep_figures as plots
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
 
 
 def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | None:

@@ -27,7 +27,6 @@ from securecluster.core.client_names import stream_of
 from securecluster.core.devices import to_device
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Part, Randomness
-from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models.optimizers import MeanRegularized, Momenta, Optimizer
@@ -47,6 +46,7 @@ from securecluster.training.evaluation import Samples
 from securecluster.training.joint_training import Request
 
 if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
     from securecluster.models.flat_model import Params
     from securecluster.models.validation import FlatModel
     from securecluster.training.dp_sgd import DPSGDState

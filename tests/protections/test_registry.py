@@ -34,13 +34,7 @@ from securecluster.protections.protection import (
     SumFacts,
     SumProtection,
 )
-from securecluster.protections.registry import (
-    AGGREGATIONS,
-    RELEVANCES,
-    described,
-    register,
-    service_methods,
-)
+from securecluster.protections.registry import AGGREGATIONS, RELEVANCES, register, service_methods
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.conformance import check_frames
 from securecluster.runtime.aggregators import Exchange, Plain, Total
@@ -93,7 +87,7 @@ def test_names_are_what_the_options_take_and_help_describes_them() -> None:
     assert list(AGGREGATIONS) == [protection.name for protection in AGGREGATIONS.values()]
     assert list(RELEVANCES) == [protection.name for protection in RELEVANCES.values()]
     assert NAMES[1:3] == ["aggregation", "relevance"]
-    about = described(AGGREGATIONS.values())
+    about = AGGREGATIONS.described()
     assert about.startswith("plain (the server reads every reply and adds them), secagg (clients ")
     assert " or bfv or ckks (clients encrypt their replies, " in about
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.clustering.labels import largest
@@ -35,7 +35,9 @@ from securecluster.protocols.common.averages.restarts import OfferedModels, Rest
 from securecluster.protocols.common.averages.sampling import sample_clients
 from securecluster.runtime.endpoint import GATHER, release_of
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
@@ -29,8 +30,10 @@ from securecluster.protocols.common.disclosures import OfPlainSums
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
-from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 class SumClient(TrainingClient):

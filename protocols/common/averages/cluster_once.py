@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noisy_rows import NoisyBlocks
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, grouped
-from securecluster.data.facts import Facts
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.parties.labels import check_numbering, checked_labels
@@ -49,7 +48,10 @@ from securecluster.protocols.common.options.signature_options import (
 )
 from securecluster.runtime.endpoint import GATHER, message_types
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.runtime.server_channel import ServerChannel
 
 OWN = "own"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import grouped
@@ -31,7 +31,9 @@ from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.observer import Observer
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

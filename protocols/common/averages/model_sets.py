@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows
 from securecluster.parties.client_state import ClientState
-from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import (
     LINEAGE,
@@ -35,6 +34,9 @@ from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import Secrets
 
 AVERAGES = Upto("moved", "model_averages")  # averages of all models in one frame
 

@@ -24,14 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty, Picks, Rows
 from securecluster.protocols.common.client import TrainingClient, UpdateClient
 from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelDelta
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows
@@ -21,7 +21,9 @@ from securecluster.protocols.common.averages.model_sets import (
 )
 from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.common.messages import ModelChoice
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 from securecluster.clustering.pairs import check_pairs
 from securecluster.errors import UsageError
 from securecluster.privacy.cohorts import Cohort
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 # Calls of a client that does not reply, where every reply is needed.
 TRIES = 5

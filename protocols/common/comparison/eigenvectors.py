@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from securecluster.clustering.eigenvectors import top
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, grouped
 from securecluster.core.validation import AtLeast, NoiseMultiplier
-from securecluster.data.facts import Facts
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
@@ -34,6 +33,9 @@ from securecluster.protocols.common.options.privacy_options import PrivacyOption
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 
 @dataclass(frozen=True, eq=False)

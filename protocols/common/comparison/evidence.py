@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,9 @@ from securecluster.protocols.common.comparison.signature_collection import (
     comparable,
 )
 from securecluster.protocols.common.messages import empty_tensor
-from securecluster.runtime.server_channel import ServerChannel
+
+if TYPE_CHECKING:
+    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 

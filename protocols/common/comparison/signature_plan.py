@@ -15,18 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.randomness import Randomness
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification
 from securecluster.parties.derived import training_sizes
 from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch
 from securecluster.privacy.low_frequencies import FREQUENCIES, LowFrequencies
+
+if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
 
 Array = NDArray[np.float64]
 

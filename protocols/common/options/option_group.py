@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.option_groups import option_groups
-from securecluster.data.facts import Facts
 from securecluster.privacy.pipeline import Pipeline
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
     from securecluster.protocols.common.client import TrainingClient
     from securecluster.protocols.common.hooks import ProtocolHooks
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import KeyOf, OneOf, check_choice
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.protection import LABELS, MATRIX, PairProtection
-from securecluster.protections.registry import PLAIN, RELEVANCES, described
+from securecluster.protections.registry import PLAIN, RELEVANCES
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.runtime.endpoint import has_pairs
 from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
     from securecluster.protocols.common.hooks import ProtocolHooks
 
 RELEASES = (LABELS, MATRIX)
@@ -38,7 +38,7 @@ class PairOptions(OptionGroup):
     clusters R itself (oneshot), and else matrix
     """
 
-    words_: ClassVar[Mapping[str, str]] = {"relevances": described(RELEVANCES.values())}
+    words_: ClassVar[Mapping[str, str]] = {"relevances": RELEVANCES.described()}
     functions: ClassVar[Mapping[str, PairFunction]] = {}
     """Functions of R that the server may ask for, by name. Their parameters are those of the
     configuration, so that another party than the server can compute them."""

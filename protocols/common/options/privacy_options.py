@@ -14,13 +14,10 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from securecluster.core.validation import NoiseMultiplier, Number, OneOf
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.parties.derived import CHOSEN, training_sizes, with_chosen
-from securecluster.parties.dry_run import RunReleases, run_releases
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
-from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.renyi import Step
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
 from securecluster.privacy.pipeline import Stage
@@ -29,6 +26,9 @@ from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
+    from securecluster.parties.dry_run import RunReleases
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
     from securecluster.protocols.common.hooks import ProtocolHooks
 
 LOCAL = "local"
@@ -326,6 +326,8 @@ class PrivacyOptions(OptionGroup):
         """
         if self.stand_ins:
             return 1.0
+        from securecluster.parties.dry_run import run_releases
+
         releases = run_releases(method, facts, facts.clients)
         assert self.target_epsilon is not None
         target = float(self.target_epsilon)

@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_choice
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
@@ -39,6 +38,7 @@ from securecluster.protocols.common.options.privacy_options import PrivacyOption
 from securecluster.runtime.endpoint import releases_of
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
     from securecluster.protocols.common.hooks import ProtocolHooks
 
 UPDATE = "update"

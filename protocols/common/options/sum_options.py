@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from securecluster.core.validation import AtLeast, KeyOf, Number, check_choice
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.protection import SumProtection
-from securecluster.protections.registry import ADVISED, AGGREGATIONS, PLAIN, described
+from securecluster.protections.registry import ADVISED, AGGREGATIONS, PLAIN
 from securecluster.protocols.common.options.option_group import (
     OptionGroup,
     fields_with_own_noise,
@@ -28,6 +27,7 @@ from securecluster.protocols.common.options.privacy_options import DISTRIBUTED
 from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
     from securecluster.protocols.common.hooks import ProtocolHooks
 
 # largest coordinate of an update without a clip norm
@@ -65,7 +65,7 @@ class SumOptions(OptionGroup):
     t + 2. Clients of smaller clusters train alone, or the server forms none
     """
 
-    words_: ClassVar[Mapping[str, str]] = {"aggregations": described(AGGREGATIONS.values())}
+    words_: ClassVar[Mapping[str, str]] = {"aggregations": AGGREGATIONS.described()}
     over_all: ClassVar[bool] = False
     """Whether all secure sums are over all clients or a share of them, and none over clusters that
     the server forms. Each client then knows the cohorts, and refuses other lists."""

@@ -38,9 +38,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from securecluster.data.facts import Facts
 from securecluster.errors import SecureClusterError
-from securecluster.parties.derived import CHOSEN
+from securecluster.parties.derived import CHOSEN, given_options
 from securecluster.parties.power_check import (
     CLUSTERS,
     DESCRIPTOR,
@@ -60,9 +59,9 @@ from securecluster.parties.power_check import (
 from securecluster.protections.registry import ADVISED
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
     from securecluster.protocols.common.hooks import ProtocolHooks
 
-GIVEN = "_given"  # attribute of a protocol: names of the options that its constructor was given
 CLIP = 1.0
 DISTRIBUTED = "distributed"
 FEWEST = 10  # rounds
@@ -91,22 +90,6 @@ RATIOS: Mapping[str, tuple[str, ...]] = {
     LOSSES: ("loss_noise",),
     GRADIENTS: ("first_noise", "gradient_noise"),
 }
-
-
-def given_options(method: Any) -> set[str]:
-    """Return the names of the options that a protocol was given, with whatever value.
-
-    Args:
-        method: the protocol.
-    """
-    given = set(vars(method).get(GIVEN, ()))
-    for option in dataclasses.fields(method):
-        value = getattr(method, option.name)
-        # an array, or another object that cannot be compared, is no default
-        same = isinstance(value, type(option.default)) and value == option.default
-        if same is not True:
-            given.add(option.name)
-    return given
 
 
 def chosen_for(method: ProtocolHooks, facts: Facts) -> dict[str, Any]:

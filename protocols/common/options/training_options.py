@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from securecluster.core.validation import AtLeast, OneOf
-from securecluster.data.facts import Facts
 from securecluster.errors import UsageError
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
+    from securecluster.data.facts import Facts
     from securecluster.protocols.common.hooks import ProtocolHooks
 
 # powers of a label's count that its share of an epoch follows, by name (Kang et al. 2020)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from securecluster.privacy.dp.noise_streams import NoiseStreams
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,15 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.errors import UsageError
-from securecluster.privacy.dp.noise_streams import NoiseStreams
+
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 Array = NDArray[np.float64]
 POINTS = 4001  # values of t, whose maximum is flat

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.privacy.dp.grid_noise import deviation
-from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.keystream import blocks
 from securecluster.privacy.pipeline import Kind
+
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 # Two rows of norm S differ by up to 2S, one and a blanked one (zeros) by S.
 REPLACE = 2.0

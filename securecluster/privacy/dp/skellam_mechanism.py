@@ -20,15 +20,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
-from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.renyi import SkellamRelease
 from securecluster.privacy.dp.skellam_noise import LARGEST_VARIANCE, Integers
+
+if TYPE_CHECKING:
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 # Steps of the grid in the clip norm, over √d: rounding adds at most √d/2 steps to a row's norm,
 # which is 1/128 of it.

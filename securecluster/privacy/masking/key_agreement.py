@@ -31,16 +31,12 @@ from securecluster.core.serialization import restored
 from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
-from securecluster.privacy.masking.identities import (
-    MOST_CLIENTS,
-    SIGNATURE,
-    UNSIGNED,
-    Identity,
-    Roster,
-)
+from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE, UNSIGNED
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+    from securecluster.privacy.masking.identities import Identity, Roster
 
 T = TypeVar("T")
 R = TypeVar("R")

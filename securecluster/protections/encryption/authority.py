@@ -24,7 +24,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY as PARTY
 from securecluster.messaging.refusals import log, reraise
 from securecluster.privacy.cohorts import Cohort, whole_cohorts
-from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity, Roster
+from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED
 from securecluster.privacy.masking.pads import KEY, KeyPair, transcript
 from securecluster.protections.encryption.ciphers import SecretCipher
 from securecluster.protections.encryption.client import (
@@ -70,6 +70,9 @@ from securecluster.protections.encryption.parameters import BFV, MOST_DECRYPTION
 from securecluster.protections.encryption.tags import LinearTags, from_text
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.refusals import answered
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Identity, Roster
 
 PAIRS = "pairs"  # the verb, as the endpoint has it, which imports this module
 # calls whose sums the authority remembers; it refuses older ones

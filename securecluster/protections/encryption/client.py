@@ -21,7 +21,6 @@ from securecluster.messaging.messages import Ack, Call, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, SIGNATURE
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import KEY, KeyPair, transcript
 from securecluster.protections.encryption.ciphers import PublicCipher, fingerprint
 from securecluster.protections.encryption.envelopes import (
@@ -51,6 +50,7 @@ from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.services import refuse_other_verbs
 
 if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import KeyRing
     from securecluster.runtime.endpoint import ReleasePolicy
 
 SERVER = "server"

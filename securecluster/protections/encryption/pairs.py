@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call, format_ids
-from securecluster.privacy.masking.identities import Roster
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.encryption.client import EncodedRow, EncryptionService
 from securecluster.protections.encryption.messages import (
     EncryptedPairTotal,
@@ -43,6 +41,8 @@ from securecluster.runtime.pair_aggregators import (
 from securecluster.runtime.port import Connected
 
 if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
+    from securecluster.privacy.masking.key_agreement import KeyRing
     from securecluster.runtime.endpoint import ReleasePolicy
 
 

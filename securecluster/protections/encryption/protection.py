@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from securecluster.errors import FrameError
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.encryption import ciphers
 from securecluster.protections.encryption.authority import KeyAuthority
 from securecluster.protections.encryption.client import EncryptedSumService
@@ -19,7 +19,12 @@ from securecluster.protections.encryption.messages import (
 )
 from securecluster.protections.encryption.pair_release import PairRelease
 from securecluster.protections.encryption.pairs import EncryptedPairs, EncryptedPairService
-from securecluster.protections.encryption.parameters import CKKS, Parameters, default_parameters
+from securecluster.protections.encryption.parameters import (
+    BFV,
+    CKKS,
+    Parameters,
+    default_parameters,
+)
 from securecluster.protections.encryption.server import EncryptedSums
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.protection import (
@@ -37,6 +42,9 @@ from securecluster.protections.protection import (
     SumProtection,
 )
 from securecluster.protections.sum_ranges import SumRanges
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import KeyRing
 
 RELEASED_OF_PAIRS = {
     LABELS: "the clusters' labels alone",
@@ -89,12 +97,6 @@ class EncryptedSumProtection(_Encryption, SumProtection):
         scheme: of the encryption, whose name the protection has.
     """
 
-    about = (
-        "clients encrypt their replies, the server adds ciphertexts, and a key authority decrypts "
-        "the sums that clients' tags bind; neither it nor a client may work together with the "
-        "server; both sum integers exactly, to which clients round their numbers, less finely "
-        "under ckks"
-    )
     claims = frozenset({HIDDEN_SUMS, ENCRYPTION})
 
     def __init__(self, scheme: str) -> None:
@@ -161,7 +163,6 @@ class EncryptedPairProtection(_Encryption, PairProtection):
     """Rows of pairs in ciphertexts, of whose sums a key authority tells R, or labels alone."""
 
     name = EncryptedPairs.name
-    about = "a key authority decrypts R; see relevance_release"
     claims = frozenset({HIDDEN_PAIRS, ENCRYPTION})
 
     def replies(self, ranges: Mapping[str, PairRange]) -> EncryptedPairReplies:
@@ -284,3 +285,13 @@ def authority_view(sums: str, pairs: str) -> list[str]:
 def _parameters(names: Sequence[str]) -> list[Parameters]:
     """Return the parameters of the encryptions of a run."""
     return [default_parameters(scheme) for scheme in names]
+
+
+def bfv_sums() -> EncryptedSumProtection:
+    """Return the protection of sums by BFV."""
+    return EncryptedSumProtection(BFV)
+
+
+def ckks_sums() -> EncryptedSumProtection:
+    """Return the protection of sums by CKKS."""
+    return EncryptedSumProtection(CKKS)

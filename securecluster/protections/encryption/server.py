@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from securecluster.messaging.messages import Call, Rows, Shared, format_ids
 from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.messaging.refusals import FRAME
 from securecluster.privacy.cohorts import Cohort
-from securecluster.privacy.masking.identities import SIGNATURE, Roster
+from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.pads import KEY, KeyPair
 from securecluster.protections.encryption.ciphers import CiphertextSum, PublicCipher
 from securecluster.protections.encryption.client import AUTHORITY, SERVER, as_blocks, from_blocks
@@ -48,6 +48,9 @@ from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Exchange, Total, members_by_group
 from securecluster.runtime.channel_state import KeyRecord
 from securecluster.runtime.port import TRIES, Connected, KeyMessages, Port
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.identities import Roster
 
 # clients whose ciphertexts are in memory at once
 CHUNK = 16

@@ -18,7 +18,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Real, Ring, Whole, declared
 from securecluster.messaging.messages import Call, Rows
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.pads.pair_pads import (
     PairContext,
@@ -38,6 +37,7 @@ from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
 if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import KeyRing
     from securecluster.runtime.endpoint import ReleasePolicy
 
 NAME = "pads"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.pads.client import PAD_METHODS, PaddedReplies, PadService
 from securecluster.protections.pads.server import PaddedPairs
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.protection import HIDDEN_PAIRS, PairFacts, PairProtection, ServerKeys
+
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import KeyRing
 
 
 class PadProtection(PairProtection):
     """Rows of pairs that clients pad, so that only sums over both clients of a pair are read."""
 
     name = PaddedPairs.name
-    about = "it reads R_ij only"
     claims = frozenset({HIDDEN_PAIRS})
     methods = PAD_METHODS
 

@@ -33,7 +33,6 @@ from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
 from securecluster.messaging.octets import as_rows, as_table
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.keyed_digest import keyed_digest
-from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import KEY, encoded, expand, transcript
 from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.secure_sums.double_mask import (
@@ -70,6 +69,7 @@ from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.services import refuse_other_verbs
 
 if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import KeyRing
     from securecluster.runtime.endpoint import ReleasePolicy
 
 NAME = "secagg"

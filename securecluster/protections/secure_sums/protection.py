@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from securecluster.privacy.masking.key_agreement import KeyRing
+from typing import TYPE_CHECKING
+
 from securecluster.protections.protection import HIDDEN_SUMS, ServerKeys, SumFacts, SumProtection
 from securecluster.protections.secure_sums.client import SecureSumService
 from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.protections.secure_sums.messages import SUM_METHODS, MaskedReplies
 from securecluster.protections.secure_sums.server import SecureSums
 
+if TYPE_CHECKING:
+    from securecluster.privacy.masking.key_agreement import KeyRing
+
 
 class SecureSumProtection(SumProtection):
     """Sums of replies that clients mask, in pairs and each with a mask of its own."""
 
     name = SecureSums.name
-    about = (
-        "clients mask their replies, so that the server reads sums over two or more of them only"
-    )
     claims = frozenset({HIDDEN_SUMS})
     methods = SUM_METHODS
     adds_noise = True
