@@ -430,7 +430,7 @@ def messages(client: type) -> Iterator[tuple[str, list[str]]]:
     Args:
         client: class of a protocol's clients.
     """
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
     words = {"gather": "one by one", "sum": "in a sum", "pairs": "as rows of pairs"}
     for name in dir(client):

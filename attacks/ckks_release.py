@@ -23,8 +23,16 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import ENCRYPTION, Attack, Guess, Harm, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.base import (
+    ENCRYPTION,
+    Attack,
+    Guess,
+    Harm,
+    Knowledge,
+    Scorer,
+    Truth,
+    View,
+)
 from securecluster.protections.encryption.ciphers import CiphertextSum, SecretCipher
 from securecluster.protections.encryption.packing import FieldShape, Layout, pack, unpack
 from securecluster.protections.encryption.parameters import CKKS, Parameters

@@ -22,9 +22,17 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import NO_LABELS, Attack, Guess, Harm, Knowledge, Truth, View
+from securecluster.attacks.base import (
+    NO_LABELS,
+    Attack,
+    Guess,
+    Harm,
+    Knowledge,
+    Scorer,
+    Truth,
+    View,
+)
 from securecluster.attacks.client_models import candidate_losses
-from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 from securecluster.data.federation import Shard
 from securecluster.data.transforms import TURNS

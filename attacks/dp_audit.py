@@ -31,9 +31,9 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Harm, Knowledge, Tap, Truth, View
+from securecluster.attacks.base import Attack, Guess, Harm, Knowledge, Scorer, Tap, Truth, View
 from securecluster.attacks.experiments import with_malicious_updates
-from securecluster.attacks.scoring import Score, Scorer, score
+from securecluster.attacks.scoring import Score, score
 from securecluster.attacks.views import knowledge_of, view_of
 from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch

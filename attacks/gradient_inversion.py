@@ -27,6 +27,7 @@ from securecluster.attacks.base import (
     Guess,
     Harm,
     Knowledge,
+    Scorer,
     Truth,
     View,
 )
@@ -41,7 +42,7 @@ from securecluster.attacks.gradient_matching import (
 )
 from securecluster.attacks.image_quality import MeanPSNR, MeanSSIM, ShareRecognised
 from securecluster.attacks.label_counts import NO_BIAS, last_bias, mean_prediction
-from securecluster.attacks.scoring import AgainstOthers, Scorer
+from securecluster.attacks.scoring import AgainstOthers
 from securecluster.core.lazy_torch import torch
 
 NO_GRADIENTS = (

@@ -28,8 +28,18 @@ import numpy as np
 
 from securecluster.attacks import label_counts, signatures
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import NO_SAMPLES, TAPS, Attack, Guess, Harm, Knowledge, Truth, View
-from securecluster.attacks.scoring import AgainstOthers, Scorer, cosine
+from securecluster.attacks.base import (
+    NO_SAMPLES,
+    TAPS,
+    Attack,
+    Guess,
+    Harm,
+    Knowledge,
+    Scorer,
+    Truth,
+    View,
+)
+from securecluster.attacks.scoring import AgainstOthers, cosine
 from securecluster.clustering import noisy_centres
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.attacks.arrays import as_array
-from securecluster.attacks.base import SUMS, Attack, Guess, Harm, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.base import SUMS, Attack, Guess, Harm, Knowledge, Scorer, Truth, View
 from securecluster.attacks.views import observed_updates
 
 Array = NDArray[np.float64]

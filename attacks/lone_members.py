@@ -20,8 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import Guess, Knowledge, Truth
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.base import Guess, Knowledge, Scorer, Truth
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.masking import masks
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import NOISE, Attack, Guess, Harm, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.base import NOISE, Attack, Guess, Harm, Knowledge, Scorer, Truth, View
 from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.noise_streams import NoiseStreams

@@ -17,9 +17,8 @@ from collections.abc import Callable
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import Guess, Harm, Knowledge, Truth, View
+from securecluster.attacks.base import Guess, Harm, Knowledge, Scorer, Truth, View
 from securecluster.attacks.low_bits import RowMechanism, naive_release, near_rows, noise_multiplier
-from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.dp.noise_streams import NoiseStreams

@@ -18,15 +18,14 @@ into it is undecided. A rate is told where units suffice for it: a true positive
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View, unmet
+from securecluster.attacks.base import Attack, Guess, Knowledge, Scorer, Truth, View, unmet
 from securecluster.errors import UsageError
 
 RESAMPLES = 1000  # bootstrap samples
@@ -123,66 +122,6 @@ class Score:
         if self.beats_chance:
             return BETTER
         return UNDECIDED
-
-
-class Scorer(ABC):
-    """Comparison of a guess with the truth, unit by unit.
-
-    Attributes:
-        metric: name of the score.
-        higher: True if a larger score is a more successful attack.
-        bound: True if the score is itself the end of a confidence interval.
-        counted: True if the score counts what was read exactly, so that one success is one.
-    """
-
-    metric: str
-    higher: bool = True
-    bound: ClassVar[bool] = False
-    counted: ClassVar[bool] = False
-
-    @abstractmethod
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return what the score is made of, one row for each unit, (n, …).
-
-        Args:
-            guess: the attack's.
-            truth: of the run.
-        """
-
-    @abstractmethod
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return `units` for a truth that has nothing to do with the guess.
-
-        Args:
-            guess: the attack's.
-            truth: of the run, whose subjects are to be shuffled.
-            draw: source of the shuffle.
-        """
-
-    def why_not(self, guess: Guess, truth: Truth) -> str | None:
-        """Return why this score is not defined for a guess; None if it is.
-
-        Args:
-            guess: the attack's.
-            truth: of the run.
-        """
-        return None
-
-    def summary(self, units: Array) -> float:
-        """Return the score of some units: their mean, unless a scorer has another one.
-
-        Args:
-            units: (n, …).
-        """
-        return float(np.mean(units))
-
-    def fixed(self, units: Array) -> Callable[[Array], float]:
-        """Return `summary` for resamples, with whatever it fits to units as it fits these.
-
-        Args:
-            units: all of them, (n, …).
-        """
-        return self.summary
 
 
 class AgainstOthers(Scorer):

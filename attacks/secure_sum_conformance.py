@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from securecluster.attacks.arrays import Array
-from securecluster.attacks.base import SUMS, Attack, Guess, Harm, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, Attack, Guess, Harm, Knowledge, Scorer, Truth, View
 from securecluster.attacks.experiments import Probed, probe
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation

@@ -5,9 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from securecluster.attacks.arrays import Array, sample_keys
-from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Harm, Knowledge, Truth, View
+from securecluster.attacks.base import (
+    MASK,
+    SUMS,
+    Attack,
+    Guess,
+    Harm,
+    Knowledge,
+    Scorer,
+    Truth,
+    View,
+)
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
-from securecluster.attacks.scoring import Scorer
 
 
 class OwnersFound(Scorer):

@@ -22,8 +22,18 @@ import numpy as np
 
 from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array, flat_rows, sample_keys
-from securecluster.attacks.base import MASK, SEALS, Attack, Guess, Harm, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer, cosine
+from securecluster.attacks.base import (
+    MASK,
+    SEALS,
+    Attack,
+    Guess,
+    Harm,
+    Knowledge,
+    Scorer,
+    Truth,
+    View,
+)
+from securecluster.attacks.scoring import cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Picks

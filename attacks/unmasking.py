@@ -7,8 +7,7 @@ from abc import abstractmethod
 import numpy as np
 
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import Guess, Knowledge, Truth, View
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.base import Guess, Knowledge, Scorer, Truth, View
 from securecluster.attacks.views import WEIGHTED, ObservedUpdate, observed_updates
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import ENTRYWISE

@@ -154,6 +154,20 @@ def cycles(sources: Mapping[str, str]) -> list[str]:
     )
 
 
+def circles(sources: Mapping[str, str]) -> list[str]:
+    """Return modules that name themselves through others, in functions or for types alone.
+
+    A package's front door hands names on, and is left out.
+    """
+    doors = {module for module in sources if any(m.startswith(f"{module}.") for m in sources)}
+    needed = {
+        module: set(imports(parsed(source), sources)) - {module} - doors
+        for module, source in sources.items()
+        if module not in doors | set(FRONT_DOORS)
+    }
+    return in_cycles(needed)
+
+
 def room_cycles(sources: Mapping[str, str]) -> list[str]:
     """Return rooms that need themselves through others, by imports wherever they stand."""
     below: dict[str, set[str]] = {}
@@ -186,6 +200,10 @@ def test_imports_point_down() -> None:
 
 def test_no_module_loads_itself() -> None:
     assert cycles(SOURCES) == []
+
+
+def test_no_circle_of_files_is_there_even_for_types() -> None:
+    assert circles(SOURCES) == []
 
 
 def test_no_room_needs_itself() -> None:
@@ -227,6 +245,11 @@ def test_the_checks_can_fail() -> None:
     }
     assert offences(own) == []
     assert len(cycles(own)) == 2
+    typed = {
+        "securecluster.results.fitted": "def f():\n    import securecluster.results.export",
+        "securecluster.results.export": "if True:\n    import securecluster.results.fitted",
+    }
+    assert cycles(typed) == [] and len(circles(typed)) == 2
 
 
 def test_only_the_command_line_knows_protocols_by_name() -> None:

@@ -39,7 +39,7 @@ from benchmarks.grid import as_told, parser_of, read_options
 from benchmarks.sheet import DONE, Cell, Row, Sheet, distinct, figure
 from benchmarks.table import RESULTS
 from securecluster import Dirichlet, Federation, LabelSwap, Pathological
-from securecluster.attacks.base import Guess, Truth
+from securecluster.attacks.base import Guess, Scorer, Truth
 from securecluster.attacks.dp_audit import one_run_epsilon
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.gradient_inversion import DeepLeakage
@@ -47,7 +47,7 @@ from securecluster.attacks.hidden_sums import HiddenCluster
 from securecluster.attacks.image_quality import ShareRecognised
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.registry import attack_named, attack_names
-from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Score, Scorer, score
+from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Score, score
 from securecluster.attacks.subspaces import MeanImage, SubspaceComposition, SubspaceMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.audits.run_audit import Adversary, finding_of

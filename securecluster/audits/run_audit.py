@@ -58,11 +58,11 @@ from securecluster.errors import (
 from securecluster.messaging.parties import Party, client
 from securecluster.parties.derived import opened_verbs
 from securecluster.parties.endpoints import KeySource, build_client
+from securecluster.privacy import run_secret
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.reports import loading
 from securecluster.reports.finished_run import FinishedRun, open_run
 from securecluster.results.serialization import read_kept
-from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
 from securecluster.statements.disclosures import disclosures
 

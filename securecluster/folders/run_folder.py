@@ -40,7 +40,7 @@ from securecluster.messaging.transcript import OWN as FRAMES
 from securecluster.parties import newcomers
 from securecluster.parties.derived import params_as_json
 from securecluster.parties.method import Method
-from securecluster.runtime import run_secret
+from securecluster.privacy import run_secret
 from securecluster.runtime.run import FILES as CHECKPOINT_FILES
 from securecluster.runtime.run import OWN as CHECKPOINT
 from securecluster.runtime.run import checkpoints, remove_checkpoints

@@ -48,10 +48,10 @@ from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import as_agreed, call_types, needs_samples, opened_verbs
 from securecluster.parties.method import Method
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
+from securecluster.privacy.run_secret import KEY_LENGTH
 from securecluster.results.joining import Joined
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Line
-from securecluster.runtime.run_secret import KEY_LENGTH
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
 if TYPE_CHECKING:

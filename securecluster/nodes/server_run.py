@@ -28,11 +28,11 @@ from securecluster.parties.labels import UNKNOWN_LABEL
 from securecluster.parties.method import Method
 from securecluster.parties.newcomers import NewcomerRecord
 from securecluster.parties.server_half import ServerHalf
+from securecluster.privacy import run_secret
 from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.results.joining import Joined, join_over
 from securecluster.results.serialization import SCHEMA, read_kept
 from securecluster.runs.carry_out import complete, resolved
-from securecluster.runtime import run_secret
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Transport

@@ -15,7 +15,6 @@ from securecluster.errors import UsageError
 from securecluster.messaging.refusals import reraise
 from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import adds_noise, as_agreed, initial_model
-from securecluster.parties.dry_run import run_releases
 from securecluster.parties.experiment import experiment_of
 from securecluster.parties.method import Method
 from securecluster.privacy.dp.budget import Budget
@@ -282,7 +281,7 @@ def target_of(
     """
     privacy = method.privacy
     assert privacy.target_epsilon is not None
-    releases = run_releases(method, federation.facts, int(config["clients"]))
+    releases = privacy.releases(method, federation.facts, int(config["clients"]))
     plan = partial(releases.plan, float(config["noise"]))
     return Target(float(privacy.target_epsilon), float(privacy.delta), plan, samples)
 

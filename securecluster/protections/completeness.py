@@ -16,7 +16,8 @@ from securecluster.messaging.messages import Rows
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.protection import PairProtection, Protection, SumProtection
 from securecluster.runtime.client_half import HiddenReplies
-from securecluster.runtime.endpoint import PAIRS, SUM, ReleasePolicy
+from securecluster.runtime.endpoint import PAIRS, SUM
+from securecluster.runtime.release_policy import ReleasePolicy
 
 WORDS = ("read", "unseen")
 HALVES = ("replies", "client_half", "server_half")

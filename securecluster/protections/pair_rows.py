@@ -14,7 +14,7 @@ from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.runtime.services import PAIRS
 
 if TYPE_CHECKING:
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 
 # clients whose rows go into one sum

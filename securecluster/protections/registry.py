@@ -10,15 +10,17 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import NAMING_METHODS
-from securecluster.protections.protection import PairProtection, Protection, SumProtection
 from securecluster.runtime.endpoint import least_members
 from securecluster.runtime.services import KEY_METHODS, MessageTypes
 
-P = TypeVar("P", bound=Protection)
+if TYPE_CHECKING:
+    from securecluster.protections.protection import PairProtection, Protection, SumProtection
+
+P = TypeVar("P", bound="Protection")
 HERE = "securecluster.protections"
 PLAIN = "plain"
 # what sentences advise, and methods have by default, where single replies are to be hidden in sums
@@ -139,6 +141,8 @@ def register(protection: SumProtection | PairProtection) -> None:
     Raises:
         UsageError: there is a protection of this name.
     """
+    from securecluster.protections.protection import SumProtection
+
     taken: Registry[Any] = RELEVANCES
     if isinstance(protection, SumProtection):
         taken = AGGREGATIONS

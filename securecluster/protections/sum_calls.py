@@ -13,7 +13,7 @@ from securecluster.privacy.cohorts import Cohort, whole_cohorts
 from securecluster.runtime.services import SUM
 
 if TYPE_CHECKING:
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from securecluster.core.number_format import number, printable, shown
 from securecluster.data.feature_columns import listed
 from securecluster.folders.contents import Privacy, scores_of
 from securecluster.parties.derived import call_types
+from securecluster.privacy import run_secret
 from securecluster.reports import html_page as html
 from securecluster.reports import privacy_report
 from securecluster.reports.finished_run import (
@@ -23,7 +24,6 @@ from securecluster.reports.finished_run import (
 )
 from securecluster.reports.privacy_report import Statements
 from securecluster.reports.report import bytes_table, megabytes
-from securecluster.runtime import run_secret
 from securecluster.statements.disclosures import READERS, Disclosure, protections
 
 PAGE = "report.html"

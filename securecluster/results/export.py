@@ -20,7 +20,7 @@ from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
 
 if TYPE_CHECKING:
-    from securecluster.results.fitted import FittedRun
+    from securecluster.results.fitted_state import Fitted
 
 FORMATS = ("safetensors", "onnx")
 # the loader's own LSTM layer: torch's, whose weights have the names of the project's
@@ -44,7 +44,7 @@ State = Mapping[str, Any]
 
 
 def export(
-    fitted: FittedRun, folder: Path, clients: Sequence[Client], form: str, labels: bool = False
+    fitted: Fitted, folder: Path, clients: Sequence[Client], form: str, labels: bool = False
 ) -> dict[str, Any]:
     """Write the clusters' models, and those of some clients, to a folder.
 
@@ -85,7 +85,7 @@ def export(
 
 
 def _write(
-    fitted: FittedRun, folder: Path, content: dict[str, Any], states: Mapping[str, State]
+    fitted: Fitted, folder: Path, content: dict[str, Any], states: Mapping[str, State]
 ) -> None:
     """Write the files of an export to an empty folder.
 
@@ -102,7 +102,7 @@ def _write(
         atomic_files.write_atomic(folder / LOADER, _loader(fitted).encode())
 
 
-def _content(fitted: FittedRun, form: str, labels: bool) -> dict[str, Any]:
+def _content(fitted: Fitted, form: str, labels: bool) -> dict[str, Any]:
     """Return what `clusters.json` says of the run, without its files.
 
     Args:
@@ -132,7 +132,7 @@ def _content(fitted: FittedRun, form: str, labels: bool) -> dict[str, Any]:
     }
 
 
-def _personal(fitted: FittedRun) -> list[str]:
+def _personal(fitted: Fitted) -> list[str]:
     """Return the names of clients whose own model is not that of their cluster."""
     personal = []
     names = fitted.kept_.learned.names
@@ -145,7 +145,7 @@ def _personal(fitted: FittedRun) -> list[str]:
     return personal
 
 
-def _write_tensors(fitted: FittedRun, folder: Path, states: Mapping[str, State]) -> str | None:
+def _write_tensors(fitted: Fitted, folder: Path, states: Mapping[str, State]) -> str | None:
     """Write what each model has trained, and the tensors that all share, once.
 
     Args:
@@ -178,7 +178,7 @@ def _write_tensors(fitted: FittedRun, folder: Path, states: Mapping[str, State])
     return FROZEN
 
 
-def _loader(fitted: FittedRun) -> str:
+def _loader(fitted: Fitted) -> str:
     """Return the text of the loader file, with the network if it is one of the project's."""
     from securecluster.models.validation import named_module
     from securecluster.results import exported_models
@@ -239,7 +239,7 @@ def _classes_of(module: torch.nn.Module) -> str:
     return "".join(f"\n\n{source}" for source in parts.values())
 
 
-def _check_onnx(fitted: FittedRun) -> None:
+def _check_onnx(fitted: Fitted) -> None:
     """Raise UsageError unless the network is torch's, and the packages of its exporter are there.
 
     Args:
@@ -259,7 +259,7 @@ def _check_onnx(fitted: FittedRun) -> None:
         )
 
 
-def _write_onnx(fitted: FittedRun, folder: Path, states: Mapping[str, State]) -> None:
+def _write_onnx(fitted: Fitted, folder: Path, states: Mapping[str, State]) -> None:
     """Write each model as an ONNX graph from samples (n, …) to outputs (n, …).
 
     Args:

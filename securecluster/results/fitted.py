@@ -29,22 +29,14 @@ from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.parties.config import check_kind, classes_of
 from securecluster.parties.derived import adds_noise, call_types, model_of, state_class
 from securecluster.parties.method import Method
-from securecluster.parties.newcomers import NewcomerRecord
+from securecluster.results import predictions
 from securecluster.results.fitted_state import SHARED, UNTUNED, FittedState, FittedSummary
-from securecluster.results.predictions import (
-    module_with,
-    outputs_of,
-    predictions,
-    probabilities,
-    read_samples,
-    read_targets,
-    score_of,
-)
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
     from securecluster.messaging.outcomes import VerbOutcome
     from securecluster.parties.method import Method
+    from securecluster.parties.newcomers import NewcomerRecord
     from securecluster.privacy.masking.key_agreement import Secrets
     from securecluster.privacy.masking.masks import MaskInfo
     from securecluster.results.joining import Joined
@@ -148,6 +140,8 @@ class FittedRun:
         self._newcomers_record: NewcomerRecord | None = None
         self.folder = folder
         if folder is not None:
+            from securecluster.parties.newcomers import NewcomerRecord
+
             self._newcomers_record = NewcomerRecord(folder, learned.config["clients"])
             self._newcomers_record.update(self.ledger_)
 
@@ -309,7 +303,7 @@ class FittedRun:
                 "give a client or a cluster: module_of(client) or module_of(cluster=0)"
             )
         state = self._state_of(cluster) if client is None else self.model_of(client)
-        return module_with(self.method, self._config, self.network_.objective, state)
+        return predictions.module_with(self.method, self._config, self.network_.objective, state)
 
     def _state_of(self, cluster: Any) -> dict[str, Any]:
         """Return the `state_dict` of a cluster's model.
@@ -339,7 +333,7 @@ class FittedRun:
         """Return the outputs (n, …) of a client's model for samples as the user has them."""
         module = self.module_of(client)
         position = self._client_names.position(client)
-        return outputs_of(module, read_samples(x, self.kept_, position))
+        return predictions.outputs_of(module, predictions.read_samples(x, self.kept_, position))
 
     def predict_samples(self, client: Client, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return what a client's model (`module_of`) predicts for samples.
@@ -358,7 +352,7 @@ class FittedRun:
             UsageError: as `model_of`; or samples of another shape than the run's.
         """
         outputs = self._outputs(client, X)
-        return predictions(outputs, self.classes_, self.network_.objective)
+        return predictions.predicted(outputs, self.classes_, self.network_.objective)
 
     def predict_proba(self, client: Client, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return the probabilities that a client's model (`module_of`) gives to labels.
@@ -374,7 +368,7 @@ class FittedRun:
             UsageError: as `predict_samples`; or trajectories, whose positions have none.
         """
         outputs = self._outputs(client, X)
-        return probabilities(outputs, self.classes_, self.network_.objective)
+        return predictions.probabilities(outputs, self.classes_, self.network_.objective)
 
     def score(self, client: Client, X: Any, y: Any) -> float:  # noqa: N803
         """Return the metric of a client's model (`module_of`) on samples.
@@ -392,8 +386,10 @@ class FittedRun:
             UsageError: as `predict_samples`; or targets that do not fit the samples.
         """
         name = self._client_names.names[self._client_names.position(client)]
-        targets = read_targets(name, X, y, self.network_.objective)
-        return score_of(self._outputs(client, X), targets, self.classes_, self.network_.objective)
+        targets = predictions.read_targets(name, X, y, self.network_.objective)
+        return predictions.score_of(
+            self._outputs(client, X), targets, self.classes_, self.network_.objective
+        )
 
     def join(self, newcomers: Federation) -> NDArray[np.int64]:
         """Return the clusters of clients that were not in the run, (n,).

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
 
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.program import UNKNOWN
+from securecluster.privacy import run_secret
 from securecluster.protections.occupancy import Occupancy
-from securecluster.runtime import run_secret
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.run import Line
 from securecluster.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from securecluster.core.client_names import Client
+    from securecluster.core.lazy_torch import torch
+    from securecluster.messaging.messages import Rows
+    from securecluster.models.flat_model import FlatModel
+    from securecluster.parties.method import Method
+    from securecluster.privacy.dp.ledger import Ledger
 
 # In the clients' extra state: the clusters' models (k, d), where no client's own is one of them.
 SHARED = "shared"
@@ -89,3 +99,27 @@ class FittedState:
         if self.secret is None:
             raise run_secret.missing(None)
         return run_secret.randomness(self.secret)
+
+
+class Fitted(Protocol):
+    """What saving, export and tables need of a result.
+
+    Attributes are those of `FittedRun`.
+    """
+
+    method: Method
+    kept_: FittedState
+    labels_: NDArray[Any]
+    classes_: NDArray[Any]
+    models_: list[dict[str, Any] | None]
+    unshared_labels_: list[int]
+    client_models_: Rows
+    history_: list[Line]
+    ledger_: Ledger
+    bytes_: dict[str, Any]
+    network_: FlatModel
+    _start: dict[str, torch.Tensor]  # weights that a module of the user's own began with
+    _newcomers_record: Any
+
+    def model_of(self, client: Client) -> dict[str, Any]:
+        """Return the `state_dict` of a client's model."""

@@ -8,18 +8,18 @@ from securecluster.core.optional_packages import need
 from securecluster.errors import unknown
 
 if TYPE_CHECKING:
-    from securecluster.results.fitted import FittedRun
+    from securecluster.results.fitted_state import Fitted
 
 # of an event of the ledger: what its price follows from
 PRICED = ("mechanism", "noise_multiplier", "kept")
 
 
-def frame_of(fitted: FittedRun, what: str) -> Any:
+def frame_of(fitted: Fitted, what: str) -> Any:
     """Return a part of a result as a Series or a DataFrame.
 
     Args:
         fitted: the result.
-        what: as in `FittedRun.to_frame`.
+        what: as in `Fitted.to_frame`.
 
     Raises:
         UsageError: another word, or pandas is not installed.
@@ -30,26 +30,26 @@ def frame_of(fitted: FittedRun, what: str) -> Any:
     return makers[what](fitted, need("pandas"))
 
 
-def _labels(fitted: FittedRun, pandas: Any) -> Any:
+def _labels(fitted: Fitted, pandas: Any) -> Any:
     """Return each client's cluster by its name."""
     names = pandas.Index(fitted.kept_.learned.names, name="client")
     return pandas.Series(fitted.labels_, index=names, name="cluster")
 
 
-def _history(fitted: FittedRun, pandas: Any) -> Any:
+def _history(fitted: Fitted, pandas: Any) -> Any:
     """Return a row for each round."""
     frame = pandas.DataFrame(fitted.history_)
     return frame.set_index("round") if len(frame) else frame
 
 
-def _bytes(fitted: FittedRun, pandas: Any) -> Any:
+def _bytes(fitted: Fitted, pandas: Any) -> Any:
     """Return a row for each message, with 0 where none was sent."""
     sent = pandas.DataFrame.from_dict(fitted.bytes_["by_message"], orient="index")
     directions = ["up", "down", "servers"]
     return sent.reindex(columns=directions).fillna(0).astype("int64").rename_axis("message")
 
 
-def _ledger(fitted: FittedRun, pandas: Any) -> Any:
+def _ledger(fitted: Fitted, pandas: Any) -> Any:
     """Return a row for each field that each client released."""
     ledger = fitted.ledger_
     columns = ("round", "method", "fields", "verb", "reader", *PRICED)

@@ -107,7 +107,7 @@ def outputs_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([module(part) for part in torch.split(x, EVALUATED)])
 
 
-def predictions(outputs: torch.Tensor, classes: NDArray[Any], objective: Objective) -> NDArray[Any]:
+def predicted(outputs: torch.Tensor, classes: NDArray[Any], objective: Objective) -> NDArray[Any]:
     """Return the labels, tokens or positions that outputs predict.
 
     Args:
@@ -179,7 +179,7 @@ def score_of(
                 f"the label {str(unknown[0])!r} of y is none of the run's classes "
                 f"({', '.join(map(str, classes[:5]))}{' …' if len(classes) > 5 else ''})"
             )
-        return float((predictions(outputs, classes, objective) == labels).mean())
+        return float((predicted(outputs, classes, objective) == labels).mean())
     targets = torch.as_tensor(y)
     if objective.kind == Trajectory.kind:
         targets = targets.to(outputs)

@@ -17,12 +17,12 @@ from securecluster.errors import RunFolderError, UsageError
 from securecluster.parties import newcomers
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.method import Method
+from securecluster.privacy import run_secret
 from securecluster.results.fitted_state import FittedState, FittedSummary
-from securecluster.runtime import run_secret
 
 if TYPE_CHECKING:
     from securecluster.privacy.dp.ledger import Ledger
-    from securecluster.results.fitted import FittedRun
+    from securecluster.results.fitted_state import Fitted
 
 P = TypeVar("P", bound="Method")
 SCHEMA = 8  # of fitted protocols
@@ -45,7 +45,7 @@ OWN = atomic_files.Own(
 )
 
 
-def save(result: FittedRun, folder: Path) -> None:
+def save(result: Fitted, folder: Path) -> None:
     """Write a fitted protocol to a folder, which may be that of its run.
 
     The manifest is written last: a folder that has one is complete.
@@ -118,7 +118,7 @@ def _claim(folder: Path) -> None:
         atomic_files.write_atomic(folder / atomic_files.MARKER, SAVED)
 
 
-def _check_newcomers(result: FittedRun, folder: Path) -> None:
+def _check_newcomers(result: Fitted, folder: Path) -> None:
     """Raise UsageError if saving to the folder would delete records of newcomers' releases."""
     ledger = result.ledger_
     clients = result.kept_.learned.config["clients"]
@@ -143,7 +143,7 @@ def _check_newcomers(result: FittedRun, folder: Path) -> None:
         )
 
 
-def _shared_tensors(result: FittedRun) -> dict[str, torch.Tensor]:
+def _shared_tensors(result: Fitted) -> dict[str, torch.Tensor]:
     """Return the tensors of all clusters' models by name.
 
     A cluster without a shared model has none.

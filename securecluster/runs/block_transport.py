@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from securecluster.messaging.chunks import in_chunks
 from securecluster.messaging.messages import Call, Response, stack
 from securecluster.runs.block import Piece
 from securecluster.runtime.transport import Transport
 
-if TYPE_CHECKING:
-    from securecluster.runs.ray_blocks import RayBlocks
+
+class Blocks(Protocol):
+    """Clients in blocks, each of which one process holds.
+
+    Attributes:
+        block_of: the block of each client, by its number.
+    """
+
+    block_of: dict[int, int]
+
+    def ask(self, method: str, contents: Mapping[int, Any]) -> dict[int, Any]:
+        """Send some blocks a request, and return their answers."""
+
+    def send(self, method: str, contents: Mapping[int, Any]) -> None:
+        """Send some blocks a request, whose answers `reply` returns."""
+
+    def reply(self, b: int) -> Any:
+        """Return the answer of a block to what was sent."""
 
 
 class BlockTransport(Transport):
@@ -22,7 +38,7 @@ class BlockTransport(Transport):
         lost: returns the clients that do not reply to a call, as a network would lose them.
     """
 
-    def __init__(self, blocks: RayBlocks, lost: Callable[[Call], set[int]]) -> None:
+    def __init__(self, blocks: Blocks, lost: Callable[[Call], set[int]]) -> None:
         self._blocks = blocks
         self._lost = lost
 
@@ -60,7 +76,7 @@ class _Replies:
         lost: clients that do not reply.
     """
 
-    def __init__(self, blocks: RayBlocks, call: Call, lost: set[int]) -> None:
+    def __init__(self, blocks: Blocks, call: Call, lost: set[int]) -> None:
         self._blocks = blocks
         self._lost = lost
         self._responses: dict[int, Response] = {}

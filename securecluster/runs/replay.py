@@ -28,10 +28,10 @@ from securecluster.parties.derived import call_types, program_of
 from securecluster.parties.labels import UNKNOWN_LABEL
 from securecluster.parties.program import UNKNOWN
 from securecluster.parties.server_half import replayed
+from securecluster.privacy import run_secret
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.results.fitted_state import FittedState
 from securecluster.results.serialization import read_kept
-from securecluster.runtime import run_secret
 from securecluster.statements.privacy_section import section
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from securecluster.parties.experiment import experiment_of
 from securecluster.parties.method import Method
 from securecluster.parties.power_check import power_entry
 from securecluster.parties.server_half import ServerHalf
+from securecluster.privacy import run_secret
 from securecluster.protections.occupancy import Occupancy, SumTap
 from securecluster.results.feature_scales import kept_scales
 from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.results.serialization import SCHEMA
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.ray_blocks import BlockedClients
-from securecluster.runtime import run_secret
 from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import SUM, config_hash
 from securecluster.runtime.run import CheckpointPart, Line, Run, checkpoints

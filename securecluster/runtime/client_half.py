@@ -18,7 +18,7 @@ from securecluster.messaging.messages import Call
 from securecluster.runtime.services import MessageTypes, Service
 
 if TYPE_CHECKING:
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 
 # (call, field, encoded rows, largest integer by client where these are clamped to it) -> nothing

@@ -22,7 +22,7 @@ from securecluster.messaging.receipts import GAUSSIAN, TRAINING, Receipt, Receip
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.endpoint import KEPT, ReleasePolicy
+from securecluster.runtime.release_policy import KEPT, ReleasePolicy
 from securecluster.training.config import LocalTraining
 
 if TYPE_CHECKING:

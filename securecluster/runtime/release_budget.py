@@ -14,8 +14,8 @@ from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import CHOICE, Event
 from securecluster.privacy.dp.target import Target
-from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_policy import ReleasePolicy
 
 
 @dataclass

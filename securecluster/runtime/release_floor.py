@@ -10,8 +10,8 @@ from securecluster.errors import OwnerPolicyError
 from securecluster.messaging.messages import Call
 from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.dp.ledger import COSTLESS, Event
-from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_policy import ReleasePolicy
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from securecluster.errors import PolicyError
 from securecluster.messaging.receipts import FOLLOWS, TRAINING, Receipt, Receipts
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import KEPT, ReleasePolicy
+from securecluster.runtime.release_policy import KEPT, ReleasePolicy
 from securecluster.training.data_access import DataAccess, Reads, Training
 
 

@@ -10,8 +10,8 @@ from securecluster.messaging.messages import Call
 from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.dp.ledger import Event, PaidOnce
 from securecluster.privacy.dp.target import Target
-from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
+from securecluster.runtime.release_policy import ReleasePolicy
 
 
 @dataclass

@@ -50,19 +50,13 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.aggregators import Aggregator, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.endpoint import (
-    GATHER,
-    PAIRS,
-    SUM,
-    ReleasePolicy,
-    least_members,
-    release_of,
-)
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, least_members, release_of
 from securecluster.runtime.mask_keys import MaskKeys
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.port import TRIES, KeyMessage, Port
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
+from securecluster.runtime.release_policy import ReleasePolicy
 from securecluster.runtime.transport import Transport
 from securecluster.runtime.unseen_releases import UnseenReleases
 

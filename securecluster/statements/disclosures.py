@@ -20,6 +20,7 @@ from securecluster.core.number_format import enumerated, times
 from securecluster.folders.contents import Field, OverRounds, Privacy
 from securecluster.parties.derived import adds_noise
 from securecluster.parties.method import Method
+from securecluster.privacy import run_secret
 from securecluster.privacy.cohorts import RowSpace
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.masking.masks import ENTRYWISE
@@ -28,7 +29,6 @@ from securecluster.protections.occupancy import FieldOccupancy
 from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
 from securecluster.results.fitted_state import SHARED, FittedSummary
 from securecluster.results.serialization import CLIENTS, LEARNED, MODELS
-from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 from securecluster.statements.occupancy_words import hidden_in
 

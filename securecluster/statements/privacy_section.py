@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.data.scaling import Scaling
 from securecluster.parties.derived import needs_samples
+from securecluster.privacy import run_secret
 from securecluster.privacy.dp.ledger import Price, Row
 from securecluster.results.serialization import CLIENTS
-from securecluster.runtime import run_secret
 from securecluster.statements.disclosures import (
     CLIENT,
     Disclosure,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast
 from securecluster.messaging.bounds import Real, declared
 from securecluster.privacy.pipeline import Kind
 from securecluster.protections.occupancy import FieldOccupancy
-from securecluster.runtime.endpoint import GATHER, ReleasePolicy, message_types, release_of
+from securecluster.runtime.endpoint import GATHER, message_types, release_of
+from securecluster.runtime.release_policy import ReleasePolicy
 from securecluster.statements.disclosures import READERS, Disclosure, disclosures, figures_of, mixed
 from securecluster.statements.occupancy_words import in_averages, read_of_one
 

@@ -11,8 +11,8 @@ from securecluster.core.number_format import NONE, fixed, printable, shown
 from securecluster.figures.curves import bounded, kept, labelled, legend_place
 from securecluster.figures.figure import Drawing, figure, save_all
 from securecluster.figures.looks import GREY, looks, name_of
+from securecluster.privacy import run_secret
 from securecluster.reports.report import megabytes
-from securecluster.runtime import run_secret
 from securecluster.studies.sweep_costs import NOT_COUNTED, TWO_UNITS
 
 Content = dict[str, Any]

@@ -33,7 +33,7 @@ from securecluster.errors import (
     UsageError,
     unknown,
 )
-from securecluster.runtime import run_secret
+from securecluster.privacy import run_secret
 from securecluster.runtime.settings import Settings
 from securecluster.studies import comparison_options, sweep_runner
 from securecluster.studies.sweep_runner import FAILED, Parallel

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from securecluster.attacks import registry
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import Attack, Guess, Knowledge, Scorer, Truth, View
 from securecluster.attacks.registry import ATTACKS, attack_named, attack_names
-from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Interval, Score, Scorer, score
+from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Interval, Score, score
 from securecluster.errors import UsageError
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from securecluster.audits.claims import Claim
 from securecluster.attacks.base import SUMS, TRUE_CLUSTERS, Attack, Guess
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.base import Scorer
 from securecluster.attacks.views import observed_updates
 
 

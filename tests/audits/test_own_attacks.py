@@ -22,7 +22,7 @@ import numpy as np
 
 from securecluster.attacks.base import MASK, SUMS
 from securecluster.attacks.label_counts import LabelCounts
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.base import Scorer
 
 
 class Mine(LabelCounts):

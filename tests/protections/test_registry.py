@@ -39,8 +39,8 @@ from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.conformance import check_frames
 from securecluster.runtime.aggregators import Exchange, Plain, Total
 from securecluster.runtime.client_half import ClientHalf
-from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.runtime.port import Connected
+from securecluster.runtime.release_policy import ReleasePolicy
 from securecluster.statements import privacy_section
 
 ALL: list[SumProtection | PairProtection] = [*AGGREGATIONS.values(), *RELEVANCES.values()]

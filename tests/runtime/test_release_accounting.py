@@ -12,8 +12,9 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, TrustedCurator
 from securecluster.privacy.dp.ledger import Event
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.endpoint import GATHER, ReleasePolicy
+from securecluster.runtime.endpoint import GATHER
 from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
+from securecluster.runtime.release_policy import ReleasePolicy
 from securecluster.training.config import LocalTraining
 
 CALL = Event("tell", GATHER, (), 1, (0,))

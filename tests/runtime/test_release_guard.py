@@ -40,8 +40,8 @@ from securecluster.protocols.authoring import (
     nearest,
     protocol,
 )
-from securecluster.runtime.endpoint import KEPT
 from securecluster.runtime.release_guard import ReleaseGuard, Traces, _training_receipts
+from securecluster.runtime.release_policy import KEPT
 from securecluster.training.config import LocalTraining
 from securecluster.training.data_access import DataAccess, Reads, Training
 

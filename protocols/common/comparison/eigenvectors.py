@@ -20,6 +20,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.models.objectives import Language
+from securecluster.parties.method import Method
 from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averages.averaging import SumClient
@@ -27,7 +28,6 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.comparison.gram_mechanism import GramNoise
-from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.protocols.common.options.privacy_options import PrivacyOptions
 from securecluster.runtime.call_context import CallContext
@@ -273,7 +273,7 @@ class GramOptions(OptionGroup):
     dp_unit
     """
 
-    def check(self, method: ProtocolHooks, clients: int) -> None:
+    def check(self, method: Method, clients: int) -> None:
         """Check the noise.
 
         Args:
@@ -296,7 +296,7 @@ class GramOptions(OptionGroup):
         """
         return privacy.target_epsilon is not None or bool(self.gram_noise)
 
-    def fields_with_own_noise(self, method: ProtocolHooks) -> frozenset[str]:
+    def fields_with_own_noise(self, method: Method) -> frozenset[str]:
         """Return the eigenvectors, where Gram matrices have noise.
 
         Args:
@@ -312,9 +312,7 @@ class GramOptions(OptionGroup):
         """
         return bool(config["gram_noise"])
 
-    def resolved(
-        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def resolved(self, method: Method, facts: Facts, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return the noise multiplier; with a `target_epsilon` it follows from that of other noise.
 
         Args:

@@ -19,7 +19,7 @@ from securecluster.protocols.common.comparison.compressed_updates import (
 from securecluster.protocols.common.options.option_group import OptionGroup
 
 if TYPE_CHECKING:
-    from securecluster.protocols.common.hooks import ProtocolHooks
+    from securecluster.parties.method import Method
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class CompressionOptions(OptionGroup):
         """Return whether clients send compressed updates for clustering."""
         return uses_compression(vars(self))
 
-    def check(self, method: ProtocolHooks, clients: int) -> None:
+    def check(self, method: Method, clients: int) -> None:
         """Check these options.
 
         Args:
@@ -63,7 +63,7 @@ class CompressionOptions(OptionGroup):
                 "metrics, or no sketch"
             )
 
-    def _check_compared(self, method: ProtocolHooks) -> None:
+    def _check_compared(self, method: Method) -> None:
         """Raise UsageError for a method that compares something else than updates."""
         if getattr(method, "similarity", "update") == "gradient":
             raise UsageError(
@@ -77,9 +77,7 @@ class CompressionOptions(OptionGroup):
                 "leave sketch and compress out, or take signature update"
             )
 
-    def pipeline(
-        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
-    ) -> Pipeline:
+    def pipeline(self, method: Method, config: Mapping[str, Any], pipeline: Pipeline) -> Pipeline:
         """Return the pipeline with that of compressed updates.
 
         Args:

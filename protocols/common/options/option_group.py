@@ -15,15 +15,15 @@ from securecluster.privacy.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
+    from securecluster.parties.method import Method
     from securecluster.protocols.common.client import TrainingClient
-    from securecluster.protocols.common.hooks import ProtocolHooks
 
 
 @dataclass(kw_only=True)
 class OptionGroup:
     """Base of groups of options, without an effect of its own."""
 
-    def check(self, method: ProtocolHooks, clients: int) -> None:
+    def check(self, method: Method, clients: int) -> None:
         """Check the options of this group.
 
         Args:
@@ -39,9 +39,7 @@ class OptionGroup:
         """Return the names of options that have no effect beside the others' values."""
         return frozenset()
 
-    def resolved(
-        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def resolved(self, method: Method, facts: Facts, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options whose default depends on public facts of the data.
 
         Args:
@@ -51,7 +49,7 @@ class OptionGroup:
         """
         return {}
 
-    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+    def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration with what all parties have to agree on for this group.
 
         A run in which the group has no effect has the configuration that it had before there were
@@ -72,9 +70,7 @@ class OptionGroup:
         """
         return {}
 
-    def pipeline(
-        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
-    ) -> Pipeline:
+    def pipeline(self, method: Method, config: Mapping[str, Any], pipeline: Pipeline) -> Pipeline:
         """Return a pipeline with the stages of this group's fields.
 
         Args:
@@ -84,7 +80,7 @@ class OptionGroup:
         """
         return pipeline
 
-    def most_clusters(self, method: ProtocolHooks, config: Mapping[str, Any]) -> int | None:
+    def most_clusters(self, method: Method, config: Mapping[str, Any]) -> int | None:
         """Return the largest number of clusters that these options let a run find by itself.
 
         Args:
@@ -96,9 +92,7 @@ class OptionGroup:
         """
         return None
 
-    def equip(
-        self, method: ProtocolHooks, config: Mapping[str, Any], client: TrainingClient
-    ) -> None:
+    def equip(self, method: Method, config: Mapping[str, Any], client: TrainingClient) -> None:
         """Give clients what this group needs of them.
 
         Args:
@@ -107,7 +101,7 @@ class OptionGroup:
             client: the clients' object.
         """
 
-    def needs_samples(self, method: ProtocolHooks) -> bool:
+    def needs_samples(self, method: Method) -> bool:
         """Return whether the configuration follows from each client's number of samples.
 
         Args:
@@ -120,7 +114,7 @@ class OptionGroup:
         """Return the names of client methods that the clients of this run refuse to answer."""
         return frozenset()
 
-    def fields_with_own_noise(self, method: ProtocolHooks) -> frozenset[str]:
+    def fields_with_own_noise(self, method: Method) -> frozenset[str]:
         """Return the fields that clients add noise to before they pass the pipeline.
 
         Args:
@@ -137,7 +131,7 @@ class OptionGroup:
         return False
 
 
-def fields_with_own_noise(method: ProtocolHooks) -> frozenset[str]:
+def fields_with_own_noise(method: Method) -> frozenset[str]:
     """Return the fields that clients add noise to before they pass the pipeline.
 
     Args:
@@ -149,7 +143,7 @@ def fields_with_own_noise(method: ProtocolHooks) -> frozenset[str]:
     return frozenset(fields)
 
 
-def refused_methods(method: ProtocolHooks) -> frozenset[str]:
+def refused_methods(method: Method) -> frozenset[str]:
     """Return the names of client methods that the clients of a run refuse to answer.
 
     Args:

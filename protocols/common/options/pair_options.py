@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from securecluster.core.validation import KeyOf, OneOf, check_choice
 from securecluster.errors import UsageError
 from securecluster.protections.pair_rows import PairRange
-from securecluster.protections.protection import LABELS, MATRIX, PairProtection
+from securecluster.protections.protection import LABELS, MATRIX
 from securecluster.protections.registry import PLAIN, RELEVANCES
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.runtime.endpoint import has_pairs
@@ -21,7 +21,8 @@ from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
-    from securecluster.protocols.common.hooks import ProtocolHooks
+    from securecluster.parties.method import Method
+    from securecluster.protections.protection import PairProtection
 
 RELEASES = (LABELS, MATRIX)
 
@@ -82,7 +83,7 @@ class PairOptions(OptionGroup):
             return {}
         return self.labels
 
-    def refusal(self, method: ProtocolHooks) -> str | None:
+    def refusal(self, method: Method) -> str | None:
         """Return why the server of a method forms no pairs, and the nearest choice that works.
 
         A method that forms pairs with some of its options only adds a reason.
@@ -100,7 +101,7 @@ class PairOptions(OptionGroup):
             "hide: take relevance plain"
         )
 
-    def check(self, method: ProtocolHooks, clients: int) -> None:
+    def check(self, method: Method, clients: int) -> None:
         """Check whether the method forms pairs, and what the key authority tells of R.
 
         Args:
@@ -118,7 +119,7 @@ class PairOptions(OptionGroup):
             self._check_release(method)
         protection.check()  # a missing package is named before anything is sent
 
-    def _check_release(self, method: ProtocolHooks) -> None:
+    def _check_release(self, method: Method) -> None:
         """Raise UsageError unless the key authority can release what is asked for."""
         if not self.by_authority:
             able = [name for name, other in RELEVANCES.items() if other.by_authority]
@@ -132,7 +133,7 @@ class PairOptions(OptionGroup):
                 "enough: take relevance_release matrix"
             )
 
-    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+    def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without options that have no effect.
 
         Args:

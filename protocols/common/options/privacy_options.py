@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from securecluster.core.validation import NoiseMultiplier, Number, OneOf
 from securecluster.errors import UsageError
 from securecluster.parties.derived import CHOSEN, training_sizes, with_chosen
-from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.renyi import Step
-from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
 from securecluster.privacy.pipeline import Stage
 from securecluster.protections.registry import survivors_of
 from securecluster.protocols.common.options.option_group import OptionGroup
@@ -28,8 +26,10 @@ from securecluster.training.local_trainer import LocalTraining
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
     from securecluster.parties.dry_run import RunReleases
+    from securecluster.parties.method import Method
+    from securecluster.privacy.dp.client_noise import ClientNoise
     from securecluster.privacy.dp.noise_streams import NoiseStreams
-    from securecluster.protocols.common.hooks import ProtocolHooks
+    from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 
 LOCAL = "local"
 DISTRIBUTED = "distributed"
@@ -97,7 +97,7 @@ class PrivacyOptions(OptionGroup):
     estimates: ClassVar[bool] = False
     """Whether the noise for a target is an estimate, by which options are compared before a run."""
 
-    def check(self, method: ProtocolHooks, clients: int) -> None:
+    def check(self, method: Method, clients: int) -> None:
         """Check the options of differential privacy.
 
         Args:
@@ -152,7 +152,7 @@ class PrivacyOptions(OptionGroup):
         """Return whether there is a clip norm, which a target has by default."""
         return self.clip is not None or self.target_epsilon is not None
 
-    def placed(self, method: ProtocolHooks) -> str:
+    def placed(self, method: Method) -> str:
         """Return who adds the noise of updates: local, central or distributed.
 
         By default the noise is distributed where that is possible, since a secure sum has the noise
@@ -214,6 +214,8 @@ class PrivacyOptions(OptionGroup):
             config: what clients and server agreed on.
             draws: the clients' streams of noise.
         """
+        from securecluster.privacy.dp.client_noise import ClientNoise
+
         return ClientNoise(
             config["dp_unit"],
             float(config["clip"] or 0),
@@ -234,10 +236,12 @@ class PrivacyOptions(OptionGroup):
         """
         if not (self.per_client and config["noise"] and config["placement"] == DISTRIBUTED):
             return None
+        from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
+
         survivors = survivors_of(config)
         return SkellamMechanism(config["clip"], config["noise"], survivors, draws)
 
-    def row_noises(self, method: ProtocolHooks, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+    def row_noises(self, method: Method, config: Mapping[str, Any]) -> dict[str, RowNoise]:
         """Return the clip norm and noise of fields whose rows are not updates, by field.
 
         The party that adds the noise of updates adds this noise as well. It is empty in runs
@@ -274,9 +278,7 @@ class PrivacyOptions(OptionGroup):
         noise = float(config["noise"])
         return replace(plan, clip=clip, noise=noise)
 
-    def resolved(
-        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def resolved(self, method: Method, facts: Facts, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return the bound of a loss, the noise and who adds it, and public numbers of samples.
 
         The noise multiplier is the hyper-parameter, or the smallest one with which every client
@@ -304,7 +306,7 @@ class PrivacyOptions(OptionGroup):
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
         return resolved
 
-    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+    def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without a ratio of noise that changes nothing.
 
         Args:
@@ -316,7 +318,19 @@ class PrivacyOptions(OptionGroup):
             del config["cluster_noise"]
         return config
 
-    def smallest_noise(self, method: ProtocolHooks, facts: Facts, sizes: Sequence[int]) -> float:
+    def releases(self, method: Method, facts: Facts, clients: int) -> RunReleases:
+        """Return what a client releases in a whole run, at the noise multiplier 1.
+
+        Args:
+            method: whose options they are, with a target.
+            facts: of the clients and their data.
+            clients: number of the run's clients.
+        """
+        from securecluster.parties.dry_run import run_releases
+
+        return run_releases(method, facts, clients)
+
+    def smallest_noise(self, method: Method, facts: Facts, sizes: Sequence[int]) -> float:
         """Return the smallest noise multiplier with which every client stays within the target.
 
         Args:
@@ -326,9 +340,7 @@ class PrivacyOptions(OptionGroup):
         """
         if self.stand_ins:
             return 1.0
-        from securecluster.parties.dry_run import run_releases
-
-        releases = run_releases(method, facts, facts.clients)
+        releases = self.releases(method, facts, facts.clients)
         assert self.target_epsilon is not None
         target = float(self.target_epsilon)
         if self.estimates:
@@ -344,7 +356,7 @@ class PrivacyOptions(OptionGroup):
         # Sorted, so that equal sets of histories have one cache entry.
         return _smallest_noise(tuple(sorted(units)), target, float(self.delta))
 
-    def needs_samples(self, method: ProtocolHooks) -> bool:
+    def needs_samples(self, method: Method) -> bool:
         """Return whether numbers of samples are public, as the price of DP-SGD assumes.
 
         Args:
@@ -404,6 +416,7 @@ def _smallest_sum_noise(
         delta: δ.
     """
     from securecluster.privacy.dp.accounting import find_skellam_noise, skellam_epsilon
+    from securecluster.privacy.dp.skellam_mechanism import least_release
 
     def cost(z: float) -> float:
         releases = [(least_release(z * factor), count) for factor, count in sums]

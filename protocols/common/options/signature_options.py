@@ -39,7 +39,7 @@ from securecluster.runtime.endpoint import releases_of
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
-    from securecluster.protocols.common.hooks import ProtocolHooks
+    from securecluster.parties.method import Method
 
 UPDATE = "update"
 GRADIENT = "gradient"
@@ -106,7 +106,7 @@ class GradientSignatureOptions(OptionGroup):
         # what a client could be asked in addition would not be in the price of the run
         return frozenset(releases_of(SignatureSender)) - frozenset(releases_of(TrainingClient))
 
-    def fields_with_own_noise(self, method: ProtocolHooks) -> frozenset[str]:
+    def fields_with_own_noise(self, method: Method) -> frozenset[str]:
         """Return the fields of gradient signatures, where these have noise.
 
         Args:
@@ -124,7 +124,7 @@ class GradientSignatureOptions(OptionGroup):
         """
         return bool(config.get("signature_noise"))
 
-    def _multiplier(self, method: ProtocolHooks, noise: float) -> float:
+    def _multiplier(self, method: Method, noise: float) -> float:
         """Return z of signatures; with a `target_epsilon` it follows from that of other noise.
 
         Args:
@@ -135,9 +135,7 @@ class GradientSignatureOptions(OptionGroup):
             return float(noise) * float(method.privacy.cluster_noise)
         return float(self.signature_noise)
 
-    def resolved(
-        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def resolved(self, method: Method, facts: Facts, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return the kind, the size and the noise of signatures.
 
         Args:
@@ -149,7 +147,7 @@ class GradientSignatureOptions(OptionGroup):
             return {}
         return resolved_signature(method, facts, self._multiplier(method, known["noise"]))
 
-    def needs_samples(self, method: ProtocolHooks) -> bool:
+    def needs_samples(self, method: Method) -> bool:
         """Return whether the noise of signatures is weighed by numbers of samples.
 
         Args:
@@ -159,7 +157,7 @@ class GradientSignatureOptions(OptionGroup):
         noisy = self.signature_noise > 0 or privacy.target_epsilon is not None
         return self.by_gradients and privacy.dp_unit == "example" and noisy
 
-    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+    def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without options that have no effect.
 
         Noise follows the configuration: that of a run without signatures is as it was before there
@@ -177,7 +175,7 @@ class GradientSignatureOptions(OptionGroup):
             left_out = {"signature"}
         return {name: value for name, value in config.items() if name not in left_out}
 
-    def most_clusters(self, method: ProtocolHooks, config: Mapping[str, Any]) -> int | None:
+    def most_clusters(self, method: Method, config: Mapping[str, Any]) -> int | None:
         """Return the number of clusters that the directions of the second release tell apart.
 
         Args:
@@ -205,9 +203,7 @@ class GradientSignatureOptions(OptionGroup):
             }
         return {**sizes, "classes": int(config["classes"]), "one": 1}
 
-    def pipeline(
-        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
-    ) -> Pipeline:
+    def pipeline(self, method: Method, config: Mapping[str, Any], pipeline: Pipeline) -> Pipeline:
         """Return the pipeline with the masks of signatures, which have noise before they get here.
 
         Args:
@@ -226,9 +222,7 @@ class GradientSignatureOptions(OptionGroup):
         }
         return Pipeline(pipeline.stages, pipeline.seal, fields, pipeline.common)
 
-    def equip(
-        self, method: ProtocolHooks, config: Mapping[str, Any], client: TrainingClient
-    ) -> None:
+    def equip(self, method: Method, config: Mapping[str, Any], client: TrainingClient) -> None:
         """Give clients the options of their signatures.
 
         Args:
@@ -275,7 +269,7 @@ class GradientSignatureOptions(OptionGroup):
             return ["each client's number of samples, by which signatures are divided"]
         return []
 
-    def check(self, method: ProtocolHooks, clients: int) -> None:
+    def check(self, method: Method, clients: int) -> None:
         """Check the options of signatures.
 
         Args:
@@ -311,13 +305,13 @@ class GradientSignatureOptions(OptionGroup):
                 )
 
 
-def by_gradients(method: ProtocolHooks) -> bool:
+def by_gradients(method: Method) -> bool:
     """Return whether the clients of a method, of any kind, are clustered by gradient signatures."""
     options = getattr(method, "signatures", None)
     return options is not None and bool(options.by_gradients)
 
 
-def _shows_sizes(method: ProtocolHooks) -> bool:
+def _shows_sizes(method: Method) -> bool:
     """Return whether the server reads each client's number of samples beside its updates."""
-    sends = method.weighted or issubclass(method.client, SumClient)
+    sends = getattr(method, "weighted", False) or issubclass(method.client, SumClient)
     return sends and not method.privacy.per_client and not method.sums.hide_replies

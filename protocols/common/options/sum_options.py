@@ -16,7 +16,6 @@ from securecluster.core.validation import AtLeast, KeyOf, Number, check_choice
 from securecluster.errors import UsageError
 from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.protection import SumProtection
 from securecluster.protections.registry import ADVISED, AGGREGATIONS, PLAIN
 from securecluster.protocols.common.options.option_group import (
     OptionGroup,
@@ -28,7 +27,8 @@ from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
-    from securecluster.protocols.common.hooks import ProtocolHooks
+    from securecluster.parties.method import Method
+    from securecluster.protections.protection import SumProtection
 
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
@@ -92,7 +92,7 @@ class SumOptions(OptionGroup):
         """Return whether a key authority opens sums."""
         return self.protection.by_authority
 
-    def check(self, method: ProtocolHooks, clients: int) -> None:
+    def check(self, method: Method, clients: int) -> None:
         """Check the options of sums.
 
         Args:
@@ -119,7 +119,7 @@ class SumOptions(OptionGroup):
         self._check_cohorts(clients)
         self._check_members(clients)
 
-    def _check_works_with(self, method: ProtocolHooks) -> None:
+    def _check_works_with(self, method: Method) -> None:
         """Raise UsageError for a method or an option that secure sums do not work with."""
         if method.privacy.placement == "central":
             raise UsageError(
@@ -176,7 +176,7 @@ class SumOptions(OptionGroup):
                 "cohort could be summed by itself: take a larger cohort_size, or leave it out"
             )
 
-    def refusal_of_shares(self, method: ProtocolHooks) -> str | None:
+    def refusal_of_shares(self, method: Method) -> str | None:
         """Return why clients' shares of the noise would not all be in secure sums.
 
         Args:
@@ -206,7 +206,7 @@ class SumOptions(OptionGroup):
                 )
         return None
 
-    def refusal(self, method: ProtocolHooks) -> str | None:
+    def refusal(self, method: Method) -> str | None:
         """Return why a method does not work with secure sums, and the nearest choice that does.
 
         Args:
@@ -217,7 +217,7 @@ class SumOptions(OptionGroup):
         """
         return None
 
-    def weights_updates(self, method: ProtocolHooks) -> bool:
+    def weights_updates(self, method: Method) -> bool:
         """Return whether updates are multiplied by numbers of samples before they are summed.
 
         Args:
@@ -225,7 +225,7 @@ class SumOptions(OptionGroup):
         """
         return not method.privacy.per_client
 
-    def fields(self, method: ProtocolHooks, config: Mapping[str, Any]) -> dict[str, float]:
+    def fields(self, method: Method, config: Mapping[str, Any]) -> dict[str, float]:
         """Return the largest magnitude of one client's number in each field that is summed.
 
         A method whose sums have further fields adds them. Rows that pass through the pipeline have
@@ -241,9 +241,7 @@ class SumOptions(OptionGroup):
             weight = samples
         return {"delta": float(config["sum_bound"]) * weight, "size": samples}
 
-    def check_noise(
-        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
-    ) -> None:
+    def check_noise(self, method: Method, config: Mapping[str, Any], pipeline: Pipeline) -> None:
         """Check that sums over all clients have room for their noise.
 
         Args:
@@ -258,7 +256,7 @@ class SumOptions(OptionGroup):
         if noise is not None:
             noise.plan(pipeline.width(config["dimension"]), config["clients"])
 
-    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+    def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration with the range of a client's number in secure sums.
 
         The largest number of samples of a client is public then, unless updates are clipped: these
@@ -295,7 +293,7 @@ class SumOptions(OptionGroup):
             agreed["most_samples"] = max(facts.sizes)
         return {**config, **agreed}
 
-    def least_cohort(self, method: ProtocolHooks) -> int:
+    def least_cohort(self, method: Method) -> int:
         """Return the least number of clients of a cohort.
 
         Args:
@@ -303,7 +301,7 @@ class SumOptions(OptionGroup):
         """
         return MINIMUM
 
-    def needs_samples(self, method: ProtocolHooks) -> bool:
+    def needs_samples(self, method: Method) -> bool:
         """Return whether the bound of sums follows from the largest number of samples.
 
         Args:

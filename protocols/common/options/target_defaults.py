@@ -60,7 +60,7 @@ from securecluster.protections.registry import ADVISED
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
-    from securecluster.protocols.common.hooks import ProtocolHooks
+    from securecluster.parties.method import Method
 
 CLIP = 1.0
 DISTRIBUTED = "distributed"
@@ -92,7 +92,7 @@ RATIOS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def chosen_for(method: ProtocolHooks, facts: Facts) -> dict[str, Any]:
+def chosen_for(method: Method, facts: Facts) -> dict[str, Any]:
     """Return the options that a target ε chooses for a run, by name, in place of their defaults.
 
     Args:
@@ -102,7 +102,7 @@ def chosen_for(method: ProtocolHooks, facts: Facts) -> dict[str, Any]:
     Raises:
         UsageError: options that were given do not work with these clients.
     """
-    free = {option.name for option in dataclasses.fields(method)} - given_options(method)
+    free = method.get_params().keys() - given_options(method)
     start = _started(method, facts, free, {})
     candidate = _Candidate.of(method, facts, start)
     if candidate is not None:
@@ -292,7 +292,7 @@ def _improved_with(
 
 
 def _started(
-    method: ProtocolHooks, facts: Facts, free: set[str], mechanism: Mapping[str, Any]
+    method: Method, facts: Facts, free: set[str], mechanism: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a mechanism with a clip norm and, where they are possible, secure sums.
 
@@ -326,7 +326,7 @@ def _possible(made: Any, facts: Facts) -> bool:
     return True
 
 
-def _with(method: ProtocolHooks, chosen: Mapping[str, Any]) -> Any:
+def _with(method: Method, chosen: Mapping[str, Any]) -> Any:
     """Return a copy of a method with some options, of which no more are chosen."""
     made: Any = copy.copy(method)
     made.set_params(**chosen)

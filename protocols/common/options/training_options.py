@@ -13,7 +13,7 @@ from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.data.facts import Facts
-    from securecluster.protocols.common.hooks import ProtocolHooks
+    from securecluster.parties.method import Method
 
 # powers of a label's count that its share of an epoch follows, by name (Kang et al. 2020)
 BATCHES = {"shuffled": 1.0, "square-root": 0.5, "balanced": 0.0}
@@ -51,7 +51,7 @@ class TrainingOptions(OptionGroup):
     what comes of it stays at the client, so it costs no ε
     """
 
-    def agreed(self, method: ProtocolHooks, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
+    def agreed(self, method: Method, facts: Facts, config: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration, without the options that have no effect.
 
         Args:
@@ -72,9 +72,7 @@ class TrainingOptions(OptionGroup):
             unused.add("batches")
         return {name: value for name, value in config.items() if name not in unused}
 
-    def resolved(
-        self, method: ProtocolHooks, facts: Facts, known: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def resolved(self, method: Method, facts: Facts, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return the learning rate, whose default depends on the network and the data.
 
         Args:
@@ -90,7 +88,7 @@ class TrainingOptions(OptionGroup):
             lr = rate(self.network(method), task, classes, self.optimizer, facts.bright)
         return {"lr": float(lr)}
 
-    def tuning(self, method: ProtocolHooks) -> int:
+    def tuning(self, method: Method) -> int:
         """Return the number of rounds in which clients tune their models alone after the run.
 
         Args:
@@ -98,7 +96,7 @@ class TrainingOptions(OptionGroup):
         """
         return self.tune_rounds
 
-    def network(self, method: ProtocolHooks) -> Any:
+    def network(self, method: Method) -> Any:
         """Return the network that clients train: its name, or a module of the user's own.
 
         Options of a method whose default depends on others return it in place of "auto".
@@ -108,7 +106,7 @@ class TrainingOptions(OptionGroup):
         """
         return method.model
 
-    def usual(self, method: ProtocolHooks, config: Mapping[str, Any]) -> LocalTraining:
+    def usual(self, method: Method, config: Mapping[str, Any]) -> LocalTraining:
         """Return the hyper-parameters of a client's training in a round.
 
         Args:
@@ -124,9 +122,10 @@ class TrainingOptions(OptionGroup):
             keep_momentum=bool(self.keep_momentum),
             label_power=BATCHES[self.batches],
         )
-        return method.privacy.training(plan, config)
+        private: LocalTraining = method.privacy.training(plan, config)
+        return private
 
-    def validation_share(self, method: ProtocolHooks) -> float:
+    def validation_share(self, method: Method) -> float:
         """Return the share of each client's training samples that is held out for validation.
 
         Args:

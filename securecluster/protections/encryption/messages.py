@@ -19,7 +19,7 @@ from securecluster.protections.sum_ranges import summed_bits
 from securecluster.runtime.services import MessageTypes
 
 if TYPE_CHECKING:
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 # Lengths that a sender may choose: no more is allocated than it has sent, and the receivers check
 # envelopes and keys against the configuration's parameters.

@@ -43,7 +43,7 @@ from securecluster.runtime.port import Connected
 if TYPE_CHECKING:
     from securecluster.privacy.masking.identities import Roster
     from securecluster.privacy.masking.key_agreement import KeyRing
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 
 class EncryptedPairService(EncryptionService):

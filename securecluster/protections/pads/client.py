@@ -38,7 +38,7 @@ from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import KeyRing
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 NAME = "pads"
 PURPOSE = "pads of pairs"  # of the keys of pairs

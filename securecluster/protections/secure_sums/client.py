@@ -70,7 +70,7 @@ from securecluster.runtime.services import refuse_other_verbs
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import KeyRing
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs

@@ -20,7 +20,7 @@ from securecluster.protections.sum_ranges import summed_bits
 from securecluster.runtime.services import MessageTypes
 
 if TYPE_CHECKING:
-    from securecluster.runtime.endpoint import ReleasePolicy
+    from securecluster.runtime.release_policy import ReleasePolicy
 
 BOX = box_size(1)
 # one box for each neighbour of the sender

@@ -30,8 +30,9 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdate
 from securecluster.runtime.aggregators import Plain
 from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, ReleasePolicy, answers
+from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, answers
 from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_policy import ReleasePolicy
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 

@@ -28,7 +28,8 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
-from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy
+from securecluster.runtime.endpoint import GATHER, SUM
+from securecluster.runtime.release_policy import ReleasePolicy
 from securecluster.statements import privacy_section
 
 CLIP = 0.5

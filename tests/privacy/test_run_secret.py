@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
-from securecluster.runtime import run_secret
+from securecluster.privacy import run_secret
 from securecluster.runtime.settings import Settings, check_values
 
 
