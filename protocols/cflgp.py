@@ -37,38 +37,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.similarity import gram
 from securecluster.core.lazy_torch import torch
-from securecluster.core.validation import AtLeast, Number
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Rows
-from securecluster.messaging.replies import Replies
-from securecluster.parties.derived import check_start_models
-from securecluster.protocols.common.averages.assign_each_round import (
-    AssignEachRound,
-    AssignEachRoundState,
-)
-from securecluster.protocols.common.averages.model_sets import AssignedModelClient, ModelAverages
-from securecluster.protocols.common.averages.sampling import sample_clients
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures, OfPlainSums
-from securecluster.protocols.common.messages import Update
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.training.config import FULL_GRADIENT
-from securecluster.training.local_trainer import LocalTraining
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 
@@ -84,15 +62,15 @@ def criterion_of(t: int, period: int, k: int) -> int:
     return ((t - 1) // period) % k
 
 
-class GradientClient(AssignedModelClient):
+class GradientClient(fl.AssignedModelClient):
     """Clients that send gradients at the criterion model, and train the model of their cluster."""
 
     # set by the protocol
     period = 1  # P
     gradient_ratio = 1.0  # noise multiplier of a gradient over that of training
 
-    @answers(GATHER, through=("delta",), fresh=True, trains="criterion")
-    def send_gradient(self, context: CallContext, query: ModelAverages) -> Update:
+    @fl.answers(fl.GATHER, through=("delta",), fresh=True, trains="criterion")
+    def send_gradient(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.Update:
         """Return g_i = −∇F_i(θ_j) over all samples, for the criterion model θ_j of this round.
 
         The number of the round says which model it is. The sign makes no difference to clusters.
@@ -112,11 +90,11 @@ class GradientClient(AssignedModelClient):
         plan = replace(FULL_GRADIENT, clip=usual.clip, noise=noise)
         room = self._pipeline.room(self.cohort.model.dimension)
         gradients = self.cohort.train(models, context.positions, plan, context.step, room)
-        return Update(Rows(gradients), None)
+        return fl.Update(fl.Rows(gradients), None)
 
 
 @dataclass
-class CFLGPState(AssignEachRoundState):
+class CFLGPState(fl.AssignEachRoundState):
     """The state of the server's loop, as checkpoints store it."""
 
     # (m, m) float64, sums over calls of inner products of the gradients of one call
@@ -157,8 +135,8 @@ class CFLGPState(AssignEachRoundState):
         return profile
 
 
-@protocol
-class CFLGP(AssignEachRound):
+@fl.protocol
+class CFLGP(fl.AssignEachRound):
     """k models, each of which the clients of one cluster of accumulated gradients train."""
 
     mask: str = "permutation"
@@ -167,26 +145,26 @@ class CFLGP(AssignEachRound):
     """
     k: int = 4
     """number of models and of clusters"""
-    period: Annotated[int, AtLeast(1)] = 2
+    period: Annotated[int, fl.AtLeast(1)] = 2
     """clients are clustered once in so many rounds, for the first time in round 1; all take part in
     these rounds
     """
-    cluster_rounds: Annotated[int, AtLeast(1)] = 10
+    cluster_rounds: Annotated[int, fl.AtLeast(1)] = 10
     """first rounds, in which clients are clustered; later clusters are kept. Each gradient costs ε,
     so noise is spread over 1 + (cluster_rounds − 1) // period of them
     """
-    gradient_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    gradient_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
     """noise multiplier of a gradient, which clusters follow from, over that of training, where
     dp_unit is example; below 1, clustering gets a larger share of ε (not in the paper)
     """
 
     name: ClassVar[str] = "cflgp"
-    client: ClassVar[type[TrainingClient]] = GradientClient
+    client: ClassVar[type[fl.TrainingClient]] = GradientClient
 
     ask: ClassVar[Any] = GradientClient.send_gradient
-    state_type: ClassVar[type[AssignEachRoundState]] = CFLGPState
+    state_type: ClassVar[type[fl.AssignEachRoundState]] = CFLGPState
 
-    def invited(self, net: ServerChannel, state: CFLGPState, t: int) -> list[int]:
+    def invited(self, net: fl.ServerChannel, state: CFLGPState, t: int) -> list[int]:
         """Return all clients where they are clustered, and else a random share of those clustered.
 
         Inner products need gradients of one call, so a share of the clients would leave out most
@@ -199,7 +177,7 @@ class CFLGP(AssignEachRound):
         """
         if self.clusters_in(t):
             return list(net.clients)
-        sampled = sample_clients(net, net.clients, self.participation, t)
+        sampled = fl.sample_clients(net, net.clients, self.participation, t)
         assigned = set(state.assigned)
         return [i for i in sampled if i in assigned]
 
@@ -222,7 +200,7 @@ class CFLGP(AssignEachRound):
         return t <= self.cluster_rounds and (t - 1) % self.period == 0
 
     def assign(
-        self, net: ServerChannel, state: CFLGPState, replies: Replies[Update], t: int
+        self, net: fl.ServerChannel, state: CFLGPState, replies: fl.Replies[fl.Update], t: int
     ) -> Sequence[int]:
         """Add the gradients to the profile, and return each client's model by its clusters.
 
@@ -246,7 +224,9 @@ class CFLGP(AssignEachRound):
         state.store(others, [model_of[i] for i in others])
         return [model_of[i] for i in replies.ids]
 
-    def make_client(self, cohort: Any, pipeline: Any, config: Mapping[str, Any]) -> TrainingClient:
+    def make_client(
+        self, cohort: Any, pipeline: Any, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the clients, with the period and the noise of their gradients.
 
         Args:
@@ -261,8 +241,8 @@ class CFLGP(AssignEachRound):
         return client
 
     def trainings(
-        self, usual: LocalTraining, config: Mapping[str, Any]
-    ) -> dict[str, LocalTraining]:
+        self, usual: fl.LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, fl.LocalTraining]:
         """Add the gradient at the criterion model.
 
         Args:
@@ -274,7 +254,7 @@ class CFLGP(AssignEachRound):
         noise = float(config["gradient_noise"]) * full.noise
         return {**plans, "criterion": replace(full, noise=noise)}
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Check that clients can draw the models that are never sent.
 
         Args:
@@ -285,7 +265,7 @@ class CFLGP(AssignEachRound):
         """
         if self.k > 1:
             # Clients draw all models but the first from the seed, so that none has to be sent.
-            check_start_models(self, facts)
+            fl.check_start_models(self, facts)
         return super().shared_facts(facts)
 
     def check(self, clients: int) -> None:
@@ -299,13 +279,13 @@ class CFLGP(AssignEachRound):
         """
         super().check(clients)
         if self.gradient_noise != 1 and self.privacy.per_client:
-            raise UsageError(
+            raise fl.UsageError(
                 f"gradient_noise = {self.gradient_noise!r} scales the noise of DP-SGD, and with "
                 "dp_unit client gradients have that of updates: leave it out, or take dp_unit "
                 "example"
             )
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible to the server under every mask."""
         noise = "with noise, " if self.privacy.noisy else ""
         update = "update (the plain sum reads every reply)"
@@ -313,12 +293,12 @@ class CFLGP(AssignEachRound):
             update = f"{noise}each client's clipped {update}"
         else:
             update = f"{noise}each client's number of samples and weighted {update}"
-        return Disclosures(
+        return fl.Disclosures(
             server=[
                 f"{noise}norms and inner products of the clients' gradients, in each round with a "
                 "clustering",
                 "the clusters, and each client's cluster, in every round",
-                OfPlainSums(update),
+                fl.OfPlainSums(update),
                 "at the end how far each model has moved (masked where updates are)",
             ]
         )
@@ -341,7 +321,7 @@ def partition(profile: Array, k: int, seed: int) -> list[int]:
     # what noise left of the smallest squared norms can be negative, which no square is
     leading = values[-k:].clip(0)
     projected = (vectors[:, -k:] * leading) @ vectors[:, -k:].T
-    return kmeans(projected, k, seed)
+    return fl.kmeans(projected, k, seed)
 
 
 def kept_numbers(labels: Sequence[int], old: Sequence[int | None], k: int) -> list[int]:

@@ -25,40 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.k_means import kmeans_of_points
-from securecluster.core.option_groups import group
-from securecluster.core.validation import AtLeast
-from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Rows
-from securecluster.messaging.replies import Replies
-from securecluster.parties.derived import check_start_models
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
-from securecluster.protocols.common.averages.assign_each_round import (
-    AssignEachRound,
-    AssignEachRoundState,
-)
-from securecluster.protocols.common.averages.model_sets import (
-    AssignedModel,
-    AssignedModelClient,
-    ModelAverages,
-)
-from securecluster.protocols.common.averages.sampling import sample_clients
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import Update
-from securecluster.protocols.common.options.sum_options import SumOptions
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, SUM, answers
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
 
@@ -68,14 +42,14 @@ class LossVector:
     """Client to server: the mean loss of each model."""
 
     # (b, k) float64, in nats for labels; with noise where the run adds some
-    losses: Annotated[Rows, Real(("models",), low=-LARGEST, maximum=LARGEST)]
+    losses: Annotated[fl.Rows, fl.Real(("models",), low=-LARGEST, maximum=LARGEST)]
 
 
-class LossVectorClient(AssignedModelClient):
+class LossVectorClient(fl.AssignedModelClient):
     """Clients that send their losses under all models, and train the one they are assigned."""
 
-    @answers(GATHER, unmasked=("losses",))
-    def measure(self, context: CallContext, query: ModelAverages) -> LossVector:
+    @fl.answers(fl.GATHER, unmasked=("losses",))
+    def measure(self, context: fl.CallContext, query: fl.ModelAverages) -> LossVector:
         """Return ℓ_i after the query's averages: the mean losses of all training samples.
 
         Raises:
@@ -85,10 +59,12 @@ class LossVectorClient(AssignedModelClient):
         released = self.release_losses(context, exact)
         # k-means on the server computes with these numbers, and infinity has no distance
         finite = context.postprocess(lambda losses: losses.clamp(max=WORST), released)
-        return LossVector(Rows(finite))
+        return LossVector(fl.Rows(finite))
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute(self, context: CallContext, query: AssignedModel) -> Update:
+    @fl.answers(
+        fl.GATHER, fl.SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",)
+    )
+    def contribute(self, context: fl.CallContext, query: fl.AssignedModel) -> fl.Update:
         """Return n_i·Δ_i and n_i, from the model that the client is assigned.
 
         Clipped updates are not weighted. A cluster of one is allowed.
@@ -100,7 +76,7 @@ class LossVectorClient(AssignedModelClient):
 
 
 @dataclass
-class CLoVEState(AssignEachRoundState):
+class CLoVEState(fl.AssignEachRoundState):
     """The state of the server's loop, as checkpoints store it."""
 
     # (m,) rounds in a row in which a client was assigned the same model; 0 before the first
@@ -125,7 +101,7 @@ class CLoVEState(AssignEachRoundState):
 
 
 @dataclass(kw_only=True)
-class SumsOfNewClusters(SumOptions):
+class SumsOfNewClusters(fl.SumOptions):
     """Options of sums over clusters that are formed anew in every round."""
 
     def refusal(self, method: Any) -> str:
@@ -136,8 +112,8 @@ class SumsOfNewClusters(SumOptions):
         )
 
 
-@protocol
-class CLoVE(AssignEachRound):
+@fl.protocol
+class CLoVE(fl.AssignEachRound):
     """k models, each of which the clients of one cluster of loss vectors train."""
 
     mask: str = "permutation"
@@ -146,23 +122,23 @@ class CLoVE(AssignEachRound):
     """
     k: int = 4
     """number of models and of clusters"""
-    stable_rounds: Annotated[int, AtLeast(1)] = 3
+    stable_rounds: Annotated[int, fl.AtLeast(1)] = 3
     """rounds in a row in which all clients of a round have had the same model, after which clusters
     are kept
     """
-    cluster_rounds: Annotated[int | None, AtLeast(1)] = None
+    cluster_rounds: Annotated[int | None, fl.AtLeast(1)] = None
     """first rounds, in which clients may be clustered; None is all. Losses cost ε in these rounds,
     as long as clusters change (not in the paper)
     """
 
-    sums: SumOptions = group(SumsOfNewClusters)
+    sums: fl.SumOptions = fl.group(SumsOfNewClusters)
     name: ClassVar[str] = "clove"
-    client: ClassVar[type[TrainingClient]] = LossVectorClient
+    client: ClassVar[type[fl.TrainingClient]] = LossVectorClient
 
     ask: ClassVar[Any] = LossVectorClient.measure
-    state_type: ClassVar[type[AssignEachRoundState]] = CLoVEState
+    state_type: ClassVar[type[fl.AssignEachRoundState]] = CLoVEState
 
-    def invited(self, net: ServerChannel, state: CLoVEState, t: int) -> list[int]:
+    def invited(self, net: fl.ServerChannel, state: CLoVEState, t: int) -> list[int]:
         """Return a random share of the clients that are asked, or that have a model.
 
         Args:
@@ -172,7 +148,7 @@ class CLoVE(AssignEachRound):
         """
         # k clusters need k loss vectors or more
         minimum = min(self.k, len(net.clients))
-        sampled = sample_clients(net, net.clients, self.participation, t, minimum=minimum)
+        sampled = fl.sample_clients(net, net.clients, self.participation, t, minimum=minimum)
         assigned = set(state.assigned)
         return [i for i in sampled if i in assigned or self.is_asked(state, i, t)]
 
@@ -192,7 +168,7 @@ class CLoVE(AssignEachRound):
         return not (state.stable and state.streaks[i])
 
     def assign(
-        self, net: ServerChannel, state: CLoVEState, replies: Replies[LossVector], t: int
+        self, net: fl.ServerChannel, state: CLoVEState, replies: fl.Replies[LossVector], t: int
     ) -> Sequence[int]:
         """Return each client's model, by clusters of loss vectors.
 
@@ -234,7 +210,7 @@ class CLoVE(AssignEachRound):
             return self.rounds
         return min(self.cluster_rounds, self.rounds)
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Check that clients can draw the models that are never sent.
 
         Args:
@@ -245,14 +221,14 @@ class CLoVE(AssignEachRound):
         """
         if self.k > 1:
             # Clients draw all models but the first from the seed, so that none has to be sent.
-            check_start_models(self, facts)
+            fl.check_start_models(self, facts)
         return super().shared_facts(facts)
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return a run whose clusters are never stable, so that losses are asked to the end."""
         return ({"stable_rounds": 1 + self.rounds},)
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible to the server under every mask."""
         noise = "with noise, " if self.privacy.noisy else ""
         update = "update (the plain sum reads all replies; a cluster of one shows one)"
@@ -260,7 +236,7 @@ class CLoVE(AssignEachRound):
             update = f"{noise}each client's clipped {update}"
         else:
             update = f"{noise}each client's number of samples and weighted {update}"
-        return Disclosures(
+        return fl.Disclosures(
             server=[
                 f"{noise}each client's training losses under all models, until clusters are kept",
                 "the clusters, and each client's cluster, in every round",

@@ -26,44 +26,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from securecluster.clustering.agglomerative import (
-    POINTS,
-    between,
-    check_linkage,
-    cut,
-    gap_of,
-    into,
-    merges,
-    nearest,
-    representatives,
-)
+from securecluster.clustering import agglomerative
+from securecluster.clustering.agglomerative import merges
 from securecluster.clustering.distances import METRICS, distances
-from securecluster.clustering.labels import largest
-from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
-from securecluster.core.validation import OneOf
-from securecluster.errors import UsageError
-from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.averaging import (
-    AveragingState,
-    SharedModelClient,
-    average_clusters,
-    visible_sample_counts,
-)
-from securecluster.protocols.common.averages.pending_updates import (
-    PendingUpdates,
-    flush,
-    request_model,
-)
-from securecluster.protocols.common.averages.sampling import check_compared, check_landmarks
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages.averaging import SharedModelClient
+from securecluster.protocols.common.comparison import signature_collection
 from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdateClient
 from securecluster.protocols.common.comparison.evidence import (
     Evidence,
@@ -71,28 +44,9 @@ from securecluster.protocols.common.comparison.evidence import (
     UpdateEvidence,
 )
 from securecluster.protocols.common.comparison.gradient_signatures import SignatureSender
-from securecluster.protocols.common.comparison.signature_collection import (
-    Collected,
-    assign_by_signatures,
-    collect_gradient_signatures,
-)
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import ModelDelta
-from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
+from securecluster.protocols.common.newcomers import joint_model_message
+from securecluster.protocols.common.options import training_options
 from securecluster.protocols.common.options.compression_options import CompressionOptions
-from securecluster.protocols.common.options.signature_options import GradientSignatureOptions
-from securecluster.protocols.common.options.training_options import (
-    BATCHES,
-    check_labels,
-    has_labels,
-)
-from securecluster.runtime.run import Run
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
@@ -109,7 +63,7 @@ class LinkageRecord:
 class NewcomerReference:
     """Model that newcomers train from, and the rows that their updates are compared with."""
 
-    joint: ModelDelta  # the model of the clustering round
+    joint: fl.ModelDelta  # the model of the clustering round
     step: int  # the call of the clustering round
     rows: torch.Tensor  # (r, d) the updates, or (K, d) their means where the linkage needs no more
     labels: list[int]
@@ -118,13 +72,15 @@ class NewcomerReference:
 
 
 @dataclass
-class FLHCState(AveragingState):
+class FLHCState(fl.AveragingState):
     """State of the server's loop, with the result of the clustering round."""
 
     linkage: LinkageRecord | None = None
     memory: NewcomerReference | None = None
     absent: list[int] = field(default_factory=list)  # clients without a reply in the clustering
-    signatures: Collected | None = None  # what newcomers are compared with, in place of `memory`
+    signatures: signature_collection.Collected | None = (
+        None  # what newcomers are compared with, in place of `memory`
+    )
 
 
 class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):
@@ -138,22 +94,22 @@ class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):
     """`LocalTraining.label_power` of the clustering round"""
 
     @property
-    def read_training(self) -> LocalTraining:
+    def read_training(self) -> fl.LocalTraining:
         """Return the hyper-parameters of the clustering round, the only one that is read."""
         return replace(self.training, label_power=self.clustering_power)
 
 
-@protocol
-class FLHC(ClusteringProtocol):
+@fl.protocol
+class FLHC(fl.ClusteringProtocol):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
-    compression: CompressionOptions = group(CompressionOptions)
-    signatures: GradientSignatureOptions = group(GradientSignatureOptions)
+    compression: CompressionOptions = fl.group(CompressionOptions)
+    signatures: fl.GradientSignatureOptions = fl.group(fl.GradientSignatureOptions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    metric: Annotated[str, OneOf(*METRICS)] = "chord"
+    metric: Annotated[str, fl.OneOf(*METRICS)] = "chord"
     """distance of updates: l1, l2, cosine, or chord, which is l2 of updates scaled to unit norm, so
     that clients with more samples and larger updates form no cluster (not in the paper); l1 needs a
     mask that preserves it: none, permutation or signed-permutation
@@ -172,21 +128,21 @@ class FLHC(ClusteringProtocol):
     """
     pre_rounds: int = 10
     """rounds of FedAvg before the clustering"""
-    clustering_batches: Annotated[str, OneOf("auto", *BATCHES)] = "auto"
+    clustering_batches: Annotated[str, fl.OneOf("auto", *training_options.BATCHES)] = "auto"
     """batches of the clustering round, whose updates are compared: square-root and balanced make
     clients' shares of labels count less (not in the paper); auto is square-root where samples have
     labels, and that of the other rounds under DP-SGD or without labels
     """
 
     name: ClassVar[str] = "flhc"
-    client: ClassVar[type[TrainingClient]] = FLHCClient
+    client: ClassVar[type[fl.TrainingClient]] = FLHCClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> FLHCState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> FLHCState:
         """Run Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
         if not self.signatures.by_gradients:
-            check_compared(net, self.landmarks)
+            fl.check_compared(net, self.landmarks)
         m = len(net.clients)
-        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = FLHCState([0] * m, outbox)
         for t in run.rounds("train", state, self.rounds):
             if t == self.pre_rounds + 1:  # lines 6–10
@@ -194,16 +150,16 @@ class FLHC(ClusteringProtocol):
                 # alone, since its update could not be compared any more.
                 run.commit(state, partial(self._run_clustering_round, net, run, state))
             # Lines 3–5 before the clustering, with one cluster; lines 11–16 after it.
-            average_clusters(net, state, self.participation, t)
-        flush(net, run, state)
+            fl.average_clusters(net, state, self.participation, t)
+        fl.flush(net, run, state)
         return state
 
-    def _run_clustering_round(self, net: ServerChannel, run: Run, state: FLHCState) -> None:
+    def _run_clustering_round(self, net: fl.ServerChannel, run: fl.Run, state: FLHCState) -> None:
         """Cluster the clients, and record the clusters in the history."""
         self._cluster(net, state)
         self._note(run, state)
 
-    def _cluster(self, net: ServerChannel, state: FLHCState) -> None:
+    def _cluster(self, net: fl.ServerChannel, state: FLHCState) -> None:
         """Cluster all clients by their updates from the joint model (lines 6–10).
 
         These updates change no model. Clients that do not reply join the largest cluster.
@@ -218,14 +174,16 @@ class FLHC(ClusteringProtocol):
         self._remember(net, state, compared, labels)
         labels = evidence.labels(compared, labels, self.metric, self._newcomer_linkage)
         # A client without a reply most likely belongs to the largest cluster.
-        default = largest(labels)
+        default = fl.largest(labels)
         cluster_of = dict(zip(ids, labels, strict=True))
         state.labels = [cluster_of.get(i, default) for i in net.clients]
 
-    def _collect(self, net: ServerChannel, state: FLHCState) -> Evidence:
+    def _collect(self, net: fl.ServerChannel, state: FLHCState) -> Evidence:
         """Ask all clients, whatever the participation, for their updates (lines 7–9)."""
         if self.signatures.by_gradients:
-            return SignatureEvidence.of(collect_gradient_signatures(net, net.clients))
+            return SignatureEvidence.of(
+                signature_collection.collect_gradient_signatures(net, net.clients)
+            )
         return UpdateEvidence.of_all_clients(net, state.outbox, self._update_method)
 
     @property
@@ -236,7 +194,7 @@ class FLHC(ClusteringProtocol):
         return FLHCClient.train
 
     def _linkage_clusters(
-        self, net: ServerChannel, state: FLHCState, evidence: Evidence
+        self, net: fl.ServerChannel, state: FLHCState, evidence: Evidence
     ) -> list[int]:
         """Return the cluster of each client, and record the paper's merges in the state (line 10).
 
@@ -251,9 +209,9 @@ class FLHC(ClusteringProtocol):
         if threshold is None:
             count = evidence.count()
         if count is not None:
-            threshold = between(tree, count)
+            threshold = agglomerative.between(tree, count)
         elif threshold is None:
-            gap = gap_of(self.metric, self.linkage)
+            gap = agglomerative.gap_of(self.metric, self.linkage)
             threshold = default_threshold(tree, gap, evidence.similarities(), self.linkage, seed)
         # What the merges were cut at, also where another clusterer replaces them.
         state.linkage = LinkageRecord(
@@ -263,8 +221,8 @@ class FLHC(ClusteringProtocol):
             similarity = evidence.similarities(self.metric)
             return partition(similarity, self.compression.clusterer, count, seed)
         if count is not None:
-            return into(tree, count)
-        return cut(tree, threshold)
+            return agglomerative.into(tree, count)
+        return agglomerative.cut(tree, threshold)
 
     @property
     def _newcomer_linkage(self) -> str:
@@ -272,7 +230,7 @@ class FLHC(ClusteringProtocol):
         return self.linkage if self.compression.clusterer == "paper" else "average"
 
     def _remember(
-        self, net: ServerChannel, state: FLHCState, evidence: Evidence, labels: list[int]
+        self, net: fl.ServerChannel, state: FLHCState, evidence: Evidence, labels: list[int]
     ) -> None:
         """Store what newcomers are compared with; nothing where no client posts the joint model.
 
@@ -287,17 +245,17 @@ class FLHC(ClusteringProtocol):
         width = rows.shape[1]
         if self.compression.used:  # compressed updates are shorter than the model
             width = int(net.agreed["dimension"])
-        joint = request_model(net, state.outbox, evidence.ids, width)
+        joint = fl.request_model(net, state.outbox, evidence.ids, width)
         if not len(joint.displacement):
             return
         linkage = self._newcomer_linkage
-        references, clusters, sizes = representatives(rows, labels, linkage)
+        references, clusters, sizes = agglomerative.representatives(rows, labels, linkage)
         state.memory = NewcomerReference(
             joint, evidence.step, references.cpu(), clusters, sizes, linkage
         )
 
     def assign_newcomers(
-        self, net: ServerChannel, state: FLHCState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: FLHCState, to: Sequence[int]
     ) -> list[int]:
         """Return the cluster at the smallest linkage distance of each newcomer (not in the paper).
 
@@ -314,16 +272,20 @@ class FLHC(ClusteringProtocol):
             UpdateError: a newcomer does not reply.
         """
         if state.signatures is not None:
-            return assign_by_signatures(net, state.labels, state.signatures, to)
+            return signature_collection.assign_by_signatures(
+                net, state.labels, state.signatures, to
+            )
         reference = state.memory
         if reference is None:
-            raise UsageError(
+            raise fl.UsageError(
                 "nobody replied in the clustering round, so there is nothing to compare newcomers "
                 "with: run it anew"
             )
         query = joint_model_message(reference.joint, len(to))
-        replies: Replies[Any] = net.gather(self._update_method, query, to=to, step=reference.step)
-        check_newcomers(to, replies.ids)
+        replies: fl.Replies[Any] = net.gather(
+            self._update_method, query, to=to, step=reference.step
+        )
+        fl.check_newcomers(to, replies.ids)
         newcomers = UpdateEvidence.of(net, replies)
         # A mean of n updates has 1/n of the noise variance of one update.
         single = [1] * len(replies.ids)
@@ -333,24 +295,23 @@ class FLHC(ClusteringProtocol):
         rows = torch.cat([references, newcomers.updates])
         distance = distances(rows, self.metric, noise).cpu().numpy()
         r = len(references)
-        clusters = nearest(distance[r:, :r], reference.labels, reference.linkage, reference.sizes)
+        clusters = fl.nearest(
+            distance[r:, :r], reference.labels, reference.linkage, reference.sizes
+        )
         cluster_of = dict(zip(replies.ids, clusters, strict=True))
         return [cluster_of[i] for i in to]
 
-    def _note(self, run: Run, state: FLHCState) -> None:
+    def _note(self, run: fl.Run, state: FLHCState) -> None:
         """Write the result of the clustering round into the history."""
         linkage = state.linkage
-        line: dict[str, Any] = {
-            "clustered": clusters_of(state.labels),
-            "absent": list(state.absent),
-        }
+        line: dict[str, Any] = {"clustered": fl.members(state.labels), "absent": list(state.absent)}
         # Other clusterers ignore the threshold and the merges.
         if linkage is not None and self.compression.clusterer == "paper":
             line["threshold"] = linkage.threshold
             line["merges"] = linkage.merges.tolist()
         run.note(**line)
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Return the mini-batches of the clustering round, which depend on the data by default.
 
         Args:
@@ -362,15 +323,19 @@ class FLHC(ClusteringProtocol):
         batches = self.clustering_batches
         if batches == "auto":
             batches = self.training.batches
-            if batches == "shuffled" and has_labels(facts) and not self.privacy.per_example:
+            if (
+                batches == "shuffled"
+                and training_options.has_labels(facts)
+                and not self.privacy.per_example
+            ):
                 batches = "square-root"
         elif batches != "shuffled":
-            check_labels(facts, "clustering_batches")
+            training_options.check_labels(facts, "clustering_batches")
         return {**super().shared_facts(facts), "clustering_batches": batches}
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
-    ) -> TrainingClient:
+        self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the clients, with the mini-batches of their clustering round.
 
         Args:
@@ -379,30 +344,30 @@ class FLHC(ClusteringProtocol):
             config: what clients and server agreed on.
         """
         client = FLHCClient(cohort, self.training.usual(self, config), pipeline, self.weighted)
-        client.clustering_power = BATCHES[config["clustering_batches"]]
+        client.clustering_power = training_options.BATCHES[config["clustering_batches"]]
         return client
 
     def check(self, clients: int) -> None:
         """Check the options of the clustering, too."""
         super().check(clients)
-        check_linkage(self.metric, self.linkage)
+        agglomerative.check_linkage(self.metric, self.linkage)
         if self.metric == "l1" and self.mask not in ENTRYWISE:
-            raise UsageError(
+            raise fl.UsageError(
                 f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a "
                 "permutation, or metric chord"
             )
-        check_landmarks(self.landmarks)
+        fl.check_landmarks(self.landmarks)
         by_labels = self.clustering_batches in ("square-root", "balanced")
         if by_labels and self.privacy.per_example:
-            raise UsageError(
+            raise fl.UsageError(
                 "batches that are sampled by labels depend on a client's label counts, which the "
                 "price of DP-SGD does not cover: leave --clustering-batches out where examples are "
                 "protected"
             )
         self._check_pre_rounds()
         self._check_threshold()
-        if self.signatures.by_gradients and self.metric not in POINTS:
-            raise UsageError(
+        if self.signatures.by_gradients and self.metric not in agglomerative.POINTS:
+            raise fl.UsageError(
                 f"gradient signatures are compared by l2, and the metric is {self.metric}: take "
                 "metric chord or l2, or signature update"
             )
@@ -411,7 +376,7 @@ class FLHC(ClusteringProtocol):
         """Raise UsageError unless a round follows the clustering."""
         whole_number = isinstance(self.pre_rounds, Integral)
         if not (whole_number and 0 <= self.pre_rounds < self.rounds):
-            raise UsageError(
+            raise fl.UsageError(
                 f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes "
                 "after pre_rounds, a whole number from 0 to rounds - 1; lower pre_rounds or ask "
                 "for more rounds"
@@ -424,13 +389,13 @@ class FLHC(ClusteringProtocol):
             return
         is_number = isinstance(threshold, Real)
         if not (is_number and 0 <= float(threshold) < math.inf):
-            raise UsageError(
+            raise fl.UsageError(
                 f"threshold = {threshold!r} is no distance: give a finite number from 0, or "
                 "leave it out for the largest gap"
             )
         clusterer = self.compression.clusterer
         if clusterer != "paper":
-            raise UsageError(
+            raise fl.UsageError(
                 f"a threshold cuts the paper's merges, and the clusterer {clusterer!r} has "
                 "none: leave one of them out"
             )
@@ -439,7 +404,7 @@ class FLHC(ClusteringProtocol):
         """Return a run in which all clients are one cluster, so that each goes on in sums."""
         return ({"threshold": 1e30, "clusterer": "paper"},)
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible under every mask."""
         views = [
             "pairwise distances, norms and inner products of all clients' updates of the "
@@ -450,6 +415,6 @@ class FLHC(ClusteringProtocol):
             views = self.signatures.views
         views += [
             "the clusters, and each client's cluster",
-            *visible_sample_counts(weighted=not self.privacy.per_client),
+            *fl.visible_sample_counts(weighted=not self.privacy.per_client),
         ]
-        return Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))
+        return fl.Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))

@@ -7,20 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from securecluster.messaging.messages import Rows
-from securecluster.protocols.common.averages.averaging import SumClient
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates
-from securecluster.protocols.common.averages.sampling import sample_clients
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.observer import Observer
-from securecluster.runtime.run import Run
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
+from securecluster.protocols import authoring as fl
 
 
 @dataclass
@@ -30,34 +19,34 @@ class LocalState:
     labels: list[int] = field(default_factory=list)
 
 
-class LocalObserver(Observer):
+class LocalObserver(fl.Observer):
     """The experimenter's measurements where each client trains alone."""
 
-    def models_after_round(self, client: Any, state: Any) -> Rows:
+    def models_after_round(self, client: Any, state: Any) -> fl.Rows:
         """Return each client's own model."""
-        models: Rows = client.models
+        models: fl.Rows = client.models
         return models
 
 
-@protocol
-class Local(ClusteringProtocol):
+@fl.protocol
+class Local(fl.ClusteringProtocol):
     """One model per client, never shared."""
 
     name: ClassVar[str] = "local"
-    client: ClassVar[type[TrainingClient]] = SumClient
+    client: ClassVar[type[fl.TrainingClient]] = fl.SumClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> LocalState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> LocalState:
         """Ask the sampled clients to train in every round."""
         state = LocalState(list(net.clients))
         # The queue stays empty: no average is ever posted.
-        outbox = PendingUpdates.start(len(net.clients), fresh=False)
+        outbox = fl.PendingUpdates.start(len(net.clients), fresh=False)
         for t in run.rounds("train", state, self.rounds):
-            sampled = sample_clients(net, net.clients, self.participation, t)
+            sampled = fl.sample_clients(net, net.clients, self.participation, t)
             query = outbox.message_for(sampled)
-            net.gather(SumClient.train_locally, query, to=sampled, keys=False)
+            net.gather(fl.SumClient.train_locally, query, to=sampled, keys=False)
         return state
 
-    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: fl.ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return a new cluster for each newcomer, which has no model yet."""
         return list(to)
 

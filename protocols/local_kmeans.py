@@ -14,42 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from securecluster.clustering.distances import to_others
-from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import check_number
-from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.similarity import gram, mean_row
 from securecluster.core.lazy_torch import torch
-from securecluster.core.validation import AtLeast
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Empty
-from securecluster.protocols.common.averages.averaging import (
-    AveragingState,
-    LocalFirstClient,
-    SumClient,
-    average_clusters,
-    visible_sample_counts,
-)
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import Update
-from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, answers
-from securecluster.runtime.run import Run
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
+from securecluster.protocols import authoring as fl
 
 
 @dataclass
-class LocalKMeansState(AveragingState):
+class LocalKMeansState(fl.AveragingState):
     """State of the server's loop, with what newcomers are compared with."""
 
     step: int = 0  # the call in which clients sent their models: it identifies the mask
@@ -57,11 +32,11 @@ class LocalKMeansState(AveragingState):
     centres: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
 
-class LocalKMeansClient(LocalFirstClient):
+class LocalKMeansClient(fl.LocalFirstClient):
     """Clients that train alone, send their model once, and then continue with FedAvg."""
 
-    @answers(GATHER, through=("delta",), fresh=True)
-    def send_model(self, context: CallContext, query: Empty) -> Update:
+    @fl.answers(fl.GATHER, through=("delta",), fresh=True)
+    def send_model(self, context: fl.CallContext, query: fl.Empty) -> fl.Update:
         """Return θ_i − θ_0, the same rows however often they are requested.
 
         The difference is to θ_0, since the mean of a cluster is applied to θ_0.
@@ -73,8 +48,8 @@ class LocalKMeansClient(LocalFirstClient):
         return self.displaced(context.positions)
 
 
-@protocol
-class LocalKMeans(ClusteringProtocol):
+@fl.protocol
+class LocalKMeans(fl.ClusteringProtocol):
     """k-means on the models that clients trained alone."""
 
     mask: str = "permutation"
@@ -83,29 +58,29 @@ class LocalKMeans(ClusteringProtocol):
     """
     k: int = 4
     """number of clusters"""
-    local_rounds: Annotated[int, AtLeast(1)] = 10
+    local_rounds: Annotated[int, fl.AtLeast(1)] = 10
     """rounds, at most all, in which clients train alone before they are clustered; no averaging is
     done where none remain
     """
 
     name: ClassVar[str] = "local-kmeans"
-    client: ClassVar[type[TrainingClient]] = LocalKMeansClient
+    client: ClassVar[type[fl.TrainingClient]] = LocalKMeansClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> LocalKMeansState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> LocalKMeansState:
         """Run local training, then k-means, then FedAvg in each cluster."""
         m = len(net.clients)
-        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = LocalKMeansState(list(net.clients), outbox)
         for t in run.rounds("train", state, self.rounds):
             if t > self._local:
-                average_clusters(net, state, self.participation, t)
+                fl.average_clusters(net, state, self.participation, t)
                 continue
             # Nothing leaves the clients in these rounds; each one sends its model once, at the end.
             query = state.outbox.message_for(net.clients)
-            net.gather(SumClient.train_locally, query, to=net.clients)
+            net.gather(fl.SumClient.train_locally, query, to=net.clients)
             if t == self._local:
                 self._cluster(net, state)
-        flush(net, run, state)
+        fl.flush(net, run, state)
         return state
 
     @property
@@ -113,12 +88,14 @@ class LocalKMeans(ClusteringProtocol):
         """Return the number of rounds of local training."""
         return min(self.local_rounds, self.rounds)
 
-    def _cluster(self, net: ServerChannel, state: LocalKMeansState) -> None:
+    def _cluster(self, net: fl.ServerChannel, state: LocalKMeansState) -> None:
         """Cluster the rows of X by Lloyd's algorithm, and queue each cluster's mean model.
 
         Clients that send no model become clusters of one (not in the paper).
         """
-        replies = net.gather(LocalKMeansClient.send_model, Empty(), to=net.clients, tries=TRIES)
+        replies = net.gather(
+            LocalKMeansClient.send_model, fl.Empty(), to=net.clients, tries=fl.TRIES
+        )
         if not replies.ids:  # every client stays a cluster of one
             return
         delta = replies.rows.delta.values
@@ -126,9 +103,9 @@ class LocalKMeans(ClusteringProtocol):
         noise = self._noise_norm(net)
         inner = gram(delta, noise=noise)
         seed = net.randomness.integer("server", "k-means")
-        labels = kmeans(inner.cpu().numpy(), self.k, seed)
+        labels = fl.kmeans(inner.cpu().numpy(), self.k, seed)
         means = []
-        for positions in clusters_of(labels):
+        for positions in fl.members(labels):
             means.append(mean_row(delta, positions))
         state.step = replies.step
         state.centres = torch.stack(means).cpu()
@@ -144,7 +121,7 @@ class LocalKMeans(ClusteringProtocol):
         means_of_clusters = torch.cat([state.centres, no_means])
         state.outbox.post(state.step, means_of_clusters, state.labels)
 
-    def _noise_norm(self, net: ServerChannel) -> float:
+    def _noise_norm(self, net: fl.ServerChannel) -> float:
         """Return the expected squared norm of the noise in a row of X.
 
         With noise per client it is that of the last call. With DP-SGD the model contains the noise
@@ -156,7 +133,7 @@ class LocalKMeans(ClusteringProtocol):
         return noise
 
     def assign_newcomers(
-        self, net: ServerChannel, state: LocalKMeansState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: LocalKMeansState, to: Sequence[int]
     ) -> list[int]:
         """Return the nearest centre of each newcomer after local training (not in the paper).
 
@@ -172,18 +149,18 @@ class LocalKMeans(ClusteringProtocol):
             UpdateError: a newcomer does not reply.
         """
         if not len(state.centres):
-            raise UsageError(
+            raise fl.UsageError(
                 "no client sent its model, so there are no centres to compare newcomers with: "
                 "run it anew"
             )
-        outbox = PendingUpdates.start(0, fresh=False)
+        outbox = fl.PendingUpdates.start(0, fresh=False)
         for _ in range(self._local):
-            net.gather(SumClient.train_locally, outbox.message_for(to), to=to)
+            net.gather(fl.SumClient.train_locally, outbox.message_for(to), to=to)
         # Newcomers reply under the mask of the centres.
         replies = net.gather(
-            LocalKMeansClient.send_model, Empty(), to=to, step=state.step, tries=TRIES
+            LocalKMeansClient.send_model, fl.Empty(), to=to, step=state.step, tries=fl.TRIES
         )
-        check_newcomers(to, replies.ids)
+        fl.check_newcomers(to, replies.ids)
         rows = replies.rows.delta.values.cpu()
         squared_distances = to_others(rows, state.centres).square()
         # The noise of a mean of n rows has 1/n of a row's variance; that of the newcomer's own row
@@ -203,7 +180,7 @@ class LocalKMeans(ClusteringProtocol):
         super().check(clients)
         check_number(self.k, clients)
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible under every mask."""
         models = "norms and inner products of what each client learned alone"
         if self.privacy.noisy:
@@ -211,6 +188,6 @@ class LocalKMeans(ClusteringProtocol):
         views = [
             models,
             "each client's cluster",
-            *visible_sample_counts(weighted=not self.privacy.per_client),
+            *fl.visible_sample_counts(weighted=not self.privacy.per_client),
         ]
-        return Disclosures(server=views)
+        return fl.Disclosures(server=views)

@@ -21,45 +21,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
-from securecluster.core.validation import Number
-from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.bounds import Whole
-from securecluster.messaging.messages import Rows
 from securecluster.parties.derived import resolved_defaults
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.averaging import weighted_means
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.averages.sampling import sample_clients
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient, late_request_error
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.options.sum_options import SumOptions, SumsOverAll
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import SUM, answers
-from securecluster.runtime.run import Run
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.client import late_request_error
+from securecluster.training.local_trainer import MeanRegularizer
 
 
 @dataclass(frozen=True, eq=False)
-class MeanUpdates(AverageDeltas):
+class MeanUpdates(fl.AverageDeltas):
     """Server to client: the updates of the mean that the client lacks, and its last reply."""
 
     # (b,) int64, the call of the last update that arrived from each client; 0 before the first
-    received: Annotated[Rows | None, Whole(maximum="steps")] = None
+    received: Annotated[fl.Rows | None, fl.Whole(maximum="steps")] = None
 
 
-class PersonalClient(TrainingClient):
+class PersonalClient(fl.TrainingClient):
     """Clients that hold a model of their own, and train it near the mean of all models.
 
     `models` holds the mean w̄, which averages move. A client's own model has two versions, before
@@ -74,23 +53,23 @@ class PersonalClient(TrainingClient):
         regularization: λ.
     """
 
-    _before = ClientTensor("dimension", start="model")
-    _after = ClientTensor("dimension", start="model")
-    _calls = ClientTensor(dtype="int64")  # the call of each client's last training
+    _before = fl.ClientTensor("dimension", start="model")
+    _after = fl.ClientTensor("dimension", start="model")
+    _calls = fl.ClientTensor(dtype="int64")  # the call of each client's last training
 
     def __init__(
         self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
+        cohort: fl.LocalTrainer,
+        training: fl.LocalTraining,
+        pipeline: fl.Pipeline,
         weighted: bool,
         regularization: float,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self._regularization = regularization
 
-    @answers(SUM, through=("delta",), fresh=True, trains="usual")
-    def contribute(self, context: CallContext, query: MeanUpdates) -> Update:
+    @fl.answers(fl.SUM, through=("delta",), fresh=True, trains="usual")
+    def contribute(self, context: fl.CallContext, query: MeanUpdates) -> fl.Update:
         """Train each client's own model near the mean, and return its update.
 
         w̄ ← w̄ + P⁻¹Δ; w_k ← SGD_n(w_k) on F_k(w) + λ/2 ‖w − w̄‖²; the reply is P(the change of w_k).
@@ -102,7 +81,7 @@ class PersonalClient(TrainingClient):
             PolicyError: the request comes too late, or does not say which update arrived.
         """
         if query.received is None:
-            raise PolicyError("contribute needs the call of each client's last update")
+            raise fl.PolicyError("contribute needs the call of each client's last update")
         late = []
         for i, k in zip(context.ids, context.positions, strict=True):
             # a client that has trained in a later call no longer has the models of this one
@@ -120,7 +99,7 @@ class PersonalClient(TrainingClient):
             means = self.models.select(positions)
             regularizer = MeanRegularizer(means, self._regularization)
         delta = self.cohort.train(
-            Rows(self._before[positions]),
+            fl.Rows(self._before[positions]),
             positions,
             self.training,
             context.step,
@@ -132,9 +111,9 @@ class PersonalClient(TrainingClient):
         finite = updates.isfinite().all(1, keepdim=True)
         trained = self._before[positions] + updates
         self._after[positions] = torch.where(finite, trained, self._before[positions])
-        return Update(Rows(delta), None)
+        return fl.Update(fl.Rows(delta), None)
 
-    def _begin(self, context: CallContext, received: Sequence[int]) -> None:
+    def _begin(self, context: fl.CallContext, received: Sequence[int]) -> None:
         """Choose the models to train from: after the last training if its update arrived.
 
         Args:
@@ -150,9 +129,9 @@ class PersonalClient(TrainingClient):
             self._calls[k] = context.step
 
     @property
-    def own_models(self) -> Rows:
+    def own_models(self) -> fl.Rows:
         """Return each client's own model, (m, d)."""
-        return Rows(self._after.values, tuple(range(len(self._after))))
+        return fl.Rows(self._after.values, tuple(range(len(self._after))))
 
     @property
     def unshared(self) -> frozenset[int]:
@@ -165,7 +144,7 @@ class MRMTLState:
     """State of the server's loop: one cluster, pending updates of the mean, and last replies."""
 
     labels: list[int]
-    outbox: PendingUpdates
+    outbox: fl.PendingUpdates
     received: list[int]  # (m,) the call of the last update that arrived from each client
 
     def message_for(self, to: Sequence[int]) -> MeanUpdates:
@@ -182,12 +161,12 @@ class MRMTLState:
             averages.absolute,
             averages.count,
             averages.restart,
-            Rows(received),
+            fl.Rows(received),
         )
 
 
 @dataclass(kw_only=True)
-class MeanOverClients(SumsOverAll):
+class MeanOverClients(fl.SumsOverAll):
     """Options of sums of models, whose mean is over clients, as in the paper's objective."""
 
     def weights_updates(self, method: Any) -> bool:
@@ -195,7 +174,7 @@ class MeanOverClients(SumsOverAll):
         return False
 
 
-class MRMTLObserver(Observer):
+class MRMTLObserver(fl.Observer):
     """The experimenter's measurements where each client has a model of its own."""
 
     def shared_models(self, client: Any) -> Any:
@@ -206,48 +185,48 @@ class MRMTLObserver(Observer):
         """
         return client.models.row(0)[None]
 
-    def models_after_round(self, client: Any, state: Any) -> Rows:
+    def models_after_round(self, client: Any, state: Any) -> fl.Rows:
         """Return each client's own model.
 
         Args:
             client: a `PersonalClient`.
             state: the server's state after the round.
         """
-        models: Rows = client.own_models
+        models: fl.Rows = client.own_models
         return models
 
-    def final_models(self, client: Any, state: Any) -> Rows:
+    def final_models(self, client: Any, state: Any) -> fl.Rows:
         """Return each client's own model.
 
         Args:
             client: a `PersonalClient`.
             state: the server's final state.
         """
-        models: Rows = client.own_models
+        models: fl.Rows = client.own_models
         return models
 
 
-@protocol
-class MRMTL(ClusteringProtocol):
+@fl.protocol
+class MRMTL(fl.ClusteringProtocol):
     """One model per client, regularized towards the mean of all models; no clusters."""
 
-    regularization: Annotated[float, Number(0, 1e9, high_in=True)] = 0.1
+    regularization: Annotated[float, fl.Number(0, 1e9, high_in=True)] = 0.1
     """λ of λ/2 ‖w − w̄‖², from 0, with which every client trains alone, to 1/lr, with which each
     step of SGD ends one gradient step away from the mean
     """
 
-    sums: SumOptions = group(MeanOverClients)
+    sums: fl.SumOptions = fl.group(MeanOverClients)
     name: ClassVar[str] = "mrmtl"
-    client: ClassVar[type[TrainingClient]] = PersonalClient
+    client: ClassVar[type[fl.TrainingClient]] = PersonalClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> MRMTLState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> MRMTLState:
         """Add the mean of the clients' updates to the mean model in every round."""
         m = len(net.clients)
-        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = MRMTLState([0] * m, outbox, [0] * m)
         for t in run.rounds("train", state, self.rounds):
             least = net.least_members
-            sampled = sample_clients(net, net.clients, self.participation, t, minimum=least)
+            sampled = fl.sample_clients(net, net.clients, self.participation, t, minimum=least)
             sums = net.sum(PersonalClient.contribute, state.message_for(sampled), to=sampled)
             state.outbox.acknowledge(sums.ids)
             # told with the next request: a client undoes a training whose update did not arrive
@@ -255,17 +234,17 @@ class MRMTL(ClusteringProtocol):
                 state.received[i] = sums.step
             if sums.ids:
                 # with all clients in the sum, w̄ stays the mean of the w_k: all begin at θ_0
-                state.outbox.post(sums.step, weighted_means(sums), state.labels)
-        flush(net, run, state)
+                state.outbox.post(sums.step, fl.weighted_means(sums), state.labels)
+        fl.flush(net, run, state)
         return state
 
-    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: fl.ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return cluster 0 for every newcomer, which starts from the mean."""
         return [0] * len(to)
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
-    ) -> TrainingClient:
+        self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the client object, with λ.
 
         Args:
@@ -276,7 +255,7 @@ class MRMTL(ClusteringProtocol):
         training = self.training.usual(self, config)
         return PersonalClient(cohort, training, pipeline, self.weighted, float(self.regularization))
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Check λ against the learning rate, too.
 
         Args:
@@ -288,7 +267,7 @@ class MRMTL(ClusteringProtocol):
         # A step on λ/2 ‖w − w̄‖² maps w − w̄ to (1 − lr·λ)(w − w̄), which changes sign if lr·λ > 1.
         lr = float(resolved_defaults(self, facts)["lr"])
         if self.training.optimizer == "sgd" and self.regularization * lr > 1:
-            raise UsageError(
+            raise fl.UsageError(
                 f"regularization {self.regularization:g} at learning rate {lr:g} steps beyond the "
                 f"mean: give at most 1/lr = {1 / lr:g}"
             )

@@ -24,29 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from securecluster.clustering.agglomerative import linkage_clusters, nearest
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
-from securecluster.core.validation import Number, OneOf
-from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.cluster_once import ClusterOnce
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.comparison.eigenvectors import (
-    EigenvectorClient,
-    EigenvectorOptions,
-    EigenvectorProtocol,
-)
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.comparison.eigenvectors import EigenvectorOptions
 
 SUBSPACES = ("classes", "samples")
 ANGLES = ("sum", "smallest", "vectors")
@@ -65,7 +50,7 @@ class SubspaceOptions(EigenvectorOptions):
     classes: int = 0
 
 
-class SubspaceClient(EigenvectorClient):
+class SubspaceClient(fl.EigenvectorClient):
     """Clients that share singular vectors of their samples, and then contribute to averages.
 
     Args:
@@ -78,9 +63,9 @@ class SubspaceClient(EigenvectorClient):
 
     def __init__(
         self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
+        cohort: fl.LocalTrainer,
+        training: fl.LocalTraining,
+        pipeline: fl.Pipeline,
         weighted: bool,
         options: SubspaceOptions,
     ) -> None:
@@ -102,26 +87,26 @@ class SubspaceClient(EigenvectorClient):
         return [features[labels == c] for c in range(self._classes)]
 
 
-@protocol
-class PACFL(EigenvectorProtocol, ClusterOnce):
+@fl.protocol
+class PACFL(fl.EigenvectorProtocol, fl.ClusterOnce):
     """Linkage of clients by angles between their data's subspaces, then FedAvg in each cluster."""
 
     mask: str = "permutation"
     """map of singular vectors and updates that the server does not know; it keeps angles"""
     vectors: int = 3
     """p, singular vectors of each subspace"""
-    subspaces: Annotated[str, OneOf(*SUBSPACES)] = "classes"
+    subspaces: Annotated[str, fl.OneOf(*SUBSPACES)] = "classes"
     """classes: one subspace for each class of a client's samples, as the authors' programs have;
     samples: one for all samples, as Algorithm 1 has
     """
-    angle: Annotated[str, OneOf(*ANGLES)] = "sum"
+    angle: Annotated[str, fl.OneOf(*ANGLES)] = "sum"
     """A_ij: smallest principal angle (equation 2); sum of the angles of paired vectors (equation
     3), which sees what label a sample has; or vectors, the smallest angle of any two vectors, as
     the authors' programs take it
     """
-    linkage: Annotated[str, OneOf("average", "single", "complete")] = "average"
+    linkage: Annotated[str, fl.OneOf("average", "single", "complete")] = "average"
     """distance of two clusters: average, single or complete"""
-    threshold: Annotated[float | None, Number(0)] = None
+    threshold: Annotated[float | None, fl.Number(0)] = None
     """β, largest A_ij at which clusters merge, in degrees; None takes k, or the largest gap"""
     k: int | None = None
     """number of clusters; None takes the threshold, or the largest gap"""
@@ -131,7 +116,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
     """
 
     name: ClassVar[str] = "pacfl"
-    client: ClassVar[type[TrainingClient]] = SubspaceClient
+    client: ClassVar[type[fl.TrainingClient]] = SubspaceClient
     signature_method: ClassVar[Any] = SubspaceClient.eigen
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
@@ -146,7 +131,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         distance.fill_diagonal_(0)
         # rounding also makes A_ij and A_ji differ, which linkage does not accept
         symmetric = (distance + distance.T) / 2
-        return linkage_clusters(
+        return fl.linkage_clusters(
             symmetric.numpy(), self.linkage, count=self.k, height=self.threshold
         )
 
@@ -161,9 +146,9 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
             labels: (r,) their clusters.
         """
         distance = angles(newcomers, signatures, self.angle)
-        return nearest(distance.numpy(), labels, self.linkage)
+        return fl.nearest(distance.numpy(), labels, self.linkage)
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Return the length of vectors.
 
         Args:
@@ -175,7 +160,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         agreed = super().shared_facts(facts)
         labelled = isinstance(facts.objective, Classification)
         if self.subspaces == "classes" and not labelled:
-            raise UsageError(
+            raise fl.UsageError(
                 "subspaces classes needs samples with labels, and these have none: take subspaces "
                 "samples"
             )
@@ -208,7 +193,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
             return int(config["classes"])
         return 0
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what the server sees of all vectors together."""
         shown = super().disclosures()
         server = [*shown.server]
@@ -230,7 +215,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         """
         super().check(clients)
         if self.threshold is not None and self.k is not None:
-            raise UsageError("--threshold and --k are two ways to cut: give one of them")
+            raise fl.UsageError("--threshold and --k are two ways to cut: give one of them")
         if self.k is not None:
             check_clusters(self.k, clients)
 

@@ -7,50 +7,36 @@ Learning", 2024, use this baseline. It shows what smaller clusters alone achieve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
-from securecluster.protocols.common.averages.averaging import (
-    AveragingState,
-    SumClient,
-    average_clusters,
-    visible_sample_counts,
-)
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.runtime.run import Run
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
+from securecluster.protocols import authoring as fl
 
 
-@protocol
-class RandomClusters(ClusteringProtocol):
+@fl.protocol
+class RandomClusters(fl.ClusteringProtocol):
     """One model for each of k random clusters, averaged by |D_i|."""
 
     k: int = 4
     """number of clusters"""
 
     name: ClassVar[str] = "random"
-    client: ClassVar[type[TrainingClient]] = SumClient
+    client: ClassVar[type[fl.TrainingClient]] = fl.SumClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> fl.AveragingState:
         """Draw the clusters, then run FedAvg in each of them."""
         m = len(net.clients)
         generator = net.randomness.generator("server", "clusters")
         # A permutation modulo k gives clusters whose sizes differ by one at most.
         labels = generator.permutation(m) % self.k
-        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
-        state = AveragingState(labels.tolist(), outbox)
+        outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
+        state = fl.AveragingState(labels.tolist(), outbox)
         for t in run.rounds("train", state, self.rounds):
-            average_clusters(net, state, self.participation, t)
-        flush(net, run, state)
+            fl.average_clusters(net, state, self.participation, t)
+        fl.flush(net, run, state)
         return state
 
-    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: fl.ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return a cluster drawn at random for each newcomer.
 
         Each newcomer has a random stream of its own, so its cluster does not depend on the others.
@@ -75,6 +61,6 @@ class RandomClusters(ClusteringProtocol):
         """Return a run of one cluster, since who is alone in one contributes to no sum."""
         return ({"k": 1},)
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what the weights of the average show."""
-        return Disclosures(server=visible_sample_counts(weighted=not self.privacy.per_client))
+        return fl.Disclosures(server=fl.visible_sample_counts(weighted=not self.privacy.per_client))

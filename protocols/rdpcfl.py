@@ -28,43 +28,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
-from securecluster.core.validation import AtLeast, Number
-from securecluster.errors import PolicyError
-from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
-from securecluster.protocols.common.averages.assign_each_round import (
-    AssignEachRound,
-    AssignEachRoundState,
-)
-from securecluster.protocols.common.averages.model_set_protocol import deliver_models
-from securecluster.protocols.common.averages.model_sets import (
-    AssignedModel,
-    AssignedModelClient,
-    ModelAverages,
-)
-from securecluster.protocols.common.averages.restarts import Restart
-from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import ModelChoice, Update
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO
-from securecluster.protocols.common.options.sum_options import SumOptions
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, SUM, answers
-from securecluster.runtime.run import Run
 from securecluster.training.config import FULL_GRADIENT
-from securecluster.training.local_trainer import LocalTraining
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 LARGEST_K = 6  # number of clusters that is tried where it is not given
@@ -73,7 +46,7 @@ SEEDS = 1 << 32  # that scikit-learn takes
 SWITCH = 0.5  # share of the rounds after which separate clusters are chosen
 
 
-class PrivateChoiceClient(AssignedModelClient):
+class PrivateChoiceClient(fl.AssignedModelClient):
     """Clients that send one private gradient, and later choose among k models in private."""
 
     one_start: ClassVar[bool] = True
@@ -82,20 +55,20 @@ class PrivateChoiceClient(AssignedModelClient):
     first_ratio = 1.0  # multiplier of the first gradient over that of training
     largest_loss = 1.0  # B, of a sample without a class
 
-    @answers(GATHER, through=("delta",), fresh=True, trains="first")
-    def send_first_update(self, context: CallContext, query: Empty) -> Update:
+    @fl.answers(fl.GATHER, through=("delta",), fresh=True, trains="first")
+    def send_first_update(self, context: fl.CallContext, query: fl.Empty) -> fl.Update:
         """Return Δ_i: one step along the gradient of all samples at θ_0, with noise."""
         # One gradient over all n_i samples: its noise is divided by n_i and not by a batch's size.
         usual = self.training
         noise = self.first_ratio * usual.noise
         plan = replace(FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=noise)
-        start = Rows(self.cohort.start[None], (0,) * len(context.positions))
+        start = fl.Rows(self.cohort.start[None], (0,) * len(context.positions))
         room = self._pipeline.room(self.cohort.model.dimension)
         delta = self.cohort.train(start, context.positions, plan, context.step, room)
-        return Update(Rows(delta), None)
+        return fl.Update(fl.Rows(delta), None)
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
-    def contribute(self, context: CallContext, query: AssignedModel) -> Update:
+    @fl.answers(fl.GATHER, fl.SUM, through=("delta",), fresh=True, trains="usual")
+    def contribute(self, context: fl.CallContext, query: fl.AssignedModel) -> fl.Update:
         """Return Δ_i from the model of the query: means are over clients, not samples.
 
         Raises:
@@ -106,12 +79,12 @@ class PrivateChoiceClient(AssignedModelClient):
         if update.size is not None:
             # the client computed n_i·Δ_i, and a mean over clients needs Δ_i
             sizes = update.size.values.to(delta.values)
-            delta = Rows(delta.values / sizes[:, None])
-        return Update(delta, None)
+            delta = fl.Rows(delta.values / sizes[:, None])
+        return fl.Update(delta, None)
 
     # The first average of a cluster of one client is its first update, which has its noise.
-    @answers(GATHER, relays=("means",))
-    def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+    @fl.answers(fl.GATHER, relays=("means",))
+    def choose(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.ModelChoice:
         """Return the model of the largest accuracy on all training samples.
 
         Without classes it is the model of the least loss. With noise it is the choice of the
@@ -122,15 +95,15 @@ class PrivateChoiceClient(AssignedModelClient):
         """
         models = self.apply_averages(context, query)
         offered = list(range(len(models)))
-        return ModelChoice(Rows(self._chosen_models(context, query.start, offered)))
+        return fl.ModelChoice(fl.Rows(self._chosen_models(context, query.start, offered)))
 
-    @answers(GATHER, private=False, relays=("means",))
-    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
+    @fl.answers(fl.GATHER, private=False, relays=("means",))
+    def receive_models(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.Ack:
         """Apply the averages of all models, as `choose` does."""
         return super().receive_models(context, query)
 
-    @answers(GATHER, relays=("means",))
-    def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+    @fl.answers(fl.GATHER, relays=("means",))
+    def join(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.ModelChoice:
         """Return a newcomer's choice among the models of the query.
 
         Raises:
@@ -138,12 +111,12 @@ class PrivateChoiceClient(AssignedModelClient):
         """
         offered = sorted(set(query.models.table.tolist()))
         if not offered:
-            raise PolicyError("join needs models to choose from, and this request has none")
+            raise fl.PolicyError("join needs models to choose from, and this request has none")
         self.apply_averages(context, query)
-        return ModelChoice(Rows(self._chosen_models(context, query.start, offered)))
+        return fl.ModelChoice(fl.Rows(self._chosen_models(context, query.start, offered)))
 
     def _chosen_models(
-        self, context: CallContext, start: int, offered: Sequence[int]
+        self, context: fl.CallContext, start: int, offered: Sequence[int]
     ) -> torch.Tensor:
         """Return each client's choice among some models, (b,), as it may leave.
 
@@ -168,7 +141,7 @@ class PrivateChoiceClient(AssignedModelClient):
         chosen = context.release_choice(counts, multiplier)
         return context.postprocess(lambda best: numbers[best], chosen)
 
-    def _right_answers(self, models: Rows, positions: Sequence[int]) -> Array:
+    def _right_answers(self, models: fl.Rows, positions: Sequence[int]) -> Array:
         """Return the number of training samples that each client's model gets right.
 
         A sample without a class counts 1 − min(F, B)/B, so that it changes a number by 1 at most,
@@ -200,7 +173,7 @@ class PrivateChoiceClient(AssignedModelClient):
 
 
 @dataclass
-class RDPCFLState(AssignEachRoundState):
+class RDPCFLState(fl.AssignEachRoundState):
     """The state of the server's loop, as checkpoints store it."""
 
     # (m, k) π, of zeros for clients that sent no first update
@@ -220,7 +193,7 @@ class RDPCFLState(AssignEachRoundState):
 
 
 @dataclass(kw_only=True)
-class SumsOfDrawnClusters(SumOptions):
+class SumsOfDrawnClusters(fl.SumOptions):
     """Options of sums over clusters that are drawn anew in every round."""
 
     def refusal(self, method: Any) -> str:
@@ -231,8 +204,8 @@ class SumsOfDrawnClusters(SumOptions):
         )
 
 
-@protocol
-class RDPCFL(AssignEachRound):
+@fl.protocol
+class RDPCFL(fl.AssignEachRound):
     """Soft clusters of the first private gradients, then private choices among k models."""
 
     mask: str = "permutation"
@@ -246,29 +219,29 @@ class RDPCFL(AssignEachRound):
     """
     k: int | None = None
     """number of clusters; None takes the number from 2 to 6 whose components are most separate"""
-    selection_share: Annotated[float, Number(0, 1, low_in=False)] = 0.1
+    selection_share: Annotated[float, fl.Number(0, 1, low_in=False)] = 0.1
     """share of the rounds, in (0, 1), in which clients choose a model; afterwards clusters are kept
     """
-    selection_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 10.0
+    selection_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 10.0
     """noise multiplier of a choice over that of training, where there is noise"""
-    first_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    first_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
     """noise multiplier of the first gradient, which clusters follow from, over that of training;
     below 1, clustering gets a larger share of ε (not in the paper)
     """
-    directions: Annotated[int, AtLeast(1)] = 2
+    directions: Annotated[int, fl.AtLeast(1)] = 2
     """principal directions in which first gradients are clustered; 2 are the authors', and k - 1
     keep k clusters apart whose gradients differ in more (not in the paper)
     """
 
-    sums: SumOptions = group(SumsOfDrawnClusters)
+    sums: fl.SumOptions = fl.group(SumsOfDrawnClusters)
     name: ClassVar[str] = "rdpcfl"
     other_clusters_under: ClassVar[tuple[str, ...]] = ("rotation", "haar")
-    client: ClassVar[type[TrainingClient]] = PrivateChoiceClient
+    client: ClassVar[type[fl.TrainingClient]] = PrivateChoiceClient
 
     ask: ClassVar[Any] = PrivateChoiceClient.choose
-    state_type: ClassVar[type[AssignEachRoundState]] = RDPCFLState
+    state_type: ClassVar[type[fl.AssignEachRoundState]] = RDPCFLState
 
-    def one_round(self, net: ServerChannel, run: Run, state: RDPCFLState, t: int) -> None:
+    def one_round(self, net: fl.ServerChannel, run: fl.Run, state: RDPCFLState, t: int) -> None:
         """Cluster the first updates in round 1, and assign and average models in all others.
 
         Args:
@@ -282,10 +255,10 @@ class RDPCFL(AssignEachRound):
             return
         super().one_round(net, run, state, t)
 
-    def _cluster(self, net: ServerChannel, state: RDPCFLState) -> None:
+    def _cluster(self, net: fl.ServerChannel, state: RDPCFLState) -> None:
         """Cluster the first updates softly, and move each model by those of its clients."""
         method = PrivateChoiceClient.send_first_update
-        replies = net.gather(method, Empty(), to=net.clients, tries=TRIES)
+        replies = net.gather(method, fl.Empty(), to=net.clients, tries=fl.TRIES)
         ids = list(replies.ids)
         state.shares = torch.zeros(len(net.clients), self.model_count, dtype=torch.float64)
         if not ids:
@@ -318,7 +291,9 @@ class RDPCFL(AssignEachRound):
         first_choice = state.last_soft + 1
         return first_choice <= t < first_choice + self.selection_rounds
 
-    def received(self, net: ServerChannel, state: RDPCFLState, ids: Sequence[int], t: int) -> None:
+    def received(
+        self, net: fl.ServerChannel, state: RDPCFLState, ids: Sequence[int], t: int
+    ) -> None:
         """Draw the cluster of each client from its shares, while clusters are soft.
 
         Args:
@@ -340,14 +315,14 @@ class RDPCFL(AssignEachRound):
                 threshold = uniforms[i] * total
                 state.running.choice[i] = int((cumulative[i] <= threshold).sum())
 
-    def deliver(self, net: ServerChannel, state: RDPCFLState) -> Restart:
+    def deliver(self, net: fl.ServerChannel, state: RDPCFLState) -> fl.Restart:
         """Send the last averages to all clients, and return the models.
 
         Args:
             net: the server's channel.
             state: of the loop.
         """
-        deliver_models(net, state.running, PrivateChoiceClient.receive_models)
+        fl.deliver_models(net, state.running, PrivateChoiceClient.receive_models)
         return state.running
 
     @property
@@ -367,7 +342,9 @@ class RDPCFL(AssignEachRound):
         """Return the number of rounds in which clients choose a model."""
         return max(1, round(self.selection_share * self.rounds))
 
-    def make_client(self, cohort: Any, pipeline: Any, config: Mapping[str, Any]) -> TrainingClient:
+    def make_client(
+        self, cohort: Any, pipeline: Any, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the clients, with the noise of their choices.
 
         Args:
@@ -384,8 +361,8 @@ class RDPCFL(AssignEachRound):
         return client
 
     def trainings(
-        self, usual: LocalTraining, config: Mapping[str, Any]
-    ) -> dict[str, LocalTraining]:
+        self, usual: fl.LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, fl.LocalTraining]:
         """Add the first step, along the gradient of all samples.
 
         Args:
@@ -397,10 +374,10 @@ class RDPCFL(AssignEachRound):
         noise = float(config["first_noise"]) * full.noise
         return {**plans, "first": replace(full, lr=config["lr"], noise=noise)}
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible to the server under every mask."""
         noise = "with noise, " if self.privacy.noisy else ""
-        return Disclosures(
+        return fl.Disclosures(
             server=[
                 f"{noise}norms and inner products of the clients' first updates, and their values "
                 "coordinate by coordinate, in an unknown order",

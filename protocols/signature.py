@@ -11,40 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
 from securecluster.parties.derived import resolved_defaults
-from securecluster.protocols.common.averages.cluster_once import ClusterOnce
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.comparison.gradient_signatures import SignatureClient
-from securecluster.protocols.common.comparison.signature_collection import (
-    comparable,
-    nearest_on_average,
-    squared_distances,
-)
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.comparison import signature_collection
 from securecluster.protocols.common.comparison.signature_plan import DEFAULT_SIZES, PLAIN
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.options.signature_options import (
-    GRADIENT,
-    GradientSignatureOptions,
-)
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
+from securecluster.protocols.common.options.signature_options import GRADIENT
 
 
 @dataclass(kw_only=True)
-class OwnSignatures(GradientSignatureOptions):
+class OwnSignatures(fl.GradientSignatureOptions):
     """Options of a method whose signatures are those of gradients."""
 
     choices: ClassVar[tuple[str, ...]] = (GRADIENT,)
 
 
-@protocol
-class Signature(ClusterOnce):
+@fl.protocol
+class Signature(fl.ClusterOnce):
     """Clusters by noisy signatures of clients' gradients, then FedAvg in each cluster."""
 
     mask: str = "permutation"
@@ -56,13 +42,13 @@ class Signature(ClusterOnce):
     """
     k: int | None = None
     """number of clusters; None finds it by the known size of the noise"""
-    signatures: GradientSignatureOptions = group(OwnSignatures)
+    signatures: fl.GradientSignatureOptions = fl.group(OwnSignatures)
     signature: str = GRADIENT
     """what clients are clustered by: gradient signatures, which are this method's own"""
 
     name: ClassVar[str] = "signature"
-    client: ClassVar[type[TrainingClient]] = SignatureClient
-    signature_method: ClassVar[Any] = SignatureClient.send_signature
+    client: ClassVar[type[fl.TrainingClient]] = fl.SignatureClient
+    signature_method: ClassVar[Any] = fl.SignatureClient.send_signature
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
         """Return the cluster of each client.
@@ -71,7 +57,7 @@ class Signature(ClusterOnce):
             signatures: (r, ...) as they were packed.
             seed: of the starts of k-means.
         """
-        return comparable(signatures, signatures).clusters(self.k, seed)
+        return signature_collection.comparable(signatures, signatures).clusters(self.k, seed)
 
     def assign_signatures(
         self, newcomers: torch.Tensor, signatures: torch.Tensor, labels: Sequence[int]
@@ -83,9 +69,11 @@ class Signature(ClusterOnce):
             signatures: (r, ...) of the run's clients.
             labels: (r,) their clusters.
         """
-        return nearest_on_average(squared_distances(newcomers, signatures), labels)
+        return signature_collection.nearest_on_average(
+            signature_collection.squared_distances(newcomers, signatures), labels
+        )
 
-    def signature_width(self, facts: Facts) -> int:
+    def signature_width(self, facts: fl.Facts) -> int:
         """Return the numbers of a sketch.
 
         Args:

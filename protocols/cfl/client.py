@@ -13,25 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError
-from securecluster.messaging.bounds import Between, Real, Upto
-from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.loss_mechanism import WORST
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdateClient
 from securecluster.protocols.common.comparison.gradient_signatures import SignatureSender
-from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, Update
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.origins import chained, digest
 from securecluster.training.config import FULL_GRADIENT
 
 
 @dataclass(frozen=True, eq=False)
-class PathModels(AverageDeltas):
+class PathModels(fl.AverageDeltas):
     """Server to client: the models on the path from the root to its cluster."""
 
     # models on the longest path of a client that receives this message
-    depth: Annotated[int, Between(maximum="clients")] = 0
+    depth: Annotated[int, fl.Between(maximum="clients")] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +35,16 @@ class PathLosses:
 
     # (b, 1 + depth), summed over those samples: the client's own model first, then the path's from
     # the root; 0 after its end
-    loss: Annotated[Rows, Real((Upto("depths", "clients", minimum=1),))]
+    loss: Annotated[fl.Rows, fl.Real((fl.Upto("depths", "clients", minimum=1),))]
     # (b,) number of validation samples; without it losses are means
-    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
+    size: Annotated[fl.Rows | None, fl.Real(low=0, maximum=fl.MOST_SAMPLES)]
 
 
 class CFLClient(SignatureSender, CompressedUpdateClient):
     """Clients that also send gradients, and evaluate the models on their path."""
 
-    @answers(GATHER, through=("delta",), fresh=True, trains="full")
-    def gradient(self, context: CallContext, query: AverageDeltas) -> Update:
+    @fl.answers(fl.GATHER, through=("delta",), fresh=True, trains="full")
+    def gradient(self, context: fl.CallContext, query: fl.AverageDeltas) -> fl.Update:
         """Return −∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50).
 
         The sign makes no difference to cosines.
@@ -65,10 +60,10 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         d = self.cohort.model.dimension
         room = self._pipeline.room(d)
         gradients = self.cohort.train(models, context.positions, plan, context.step, room)
-        return Update(Rows(gradients), None)
+        return fl.Update(fl.Rows(gradients), None)
 
-    @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
+    @fl.answers(fl.SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
+    def contribute(self, context: fl.CallContext, query: fl.AverageDeltas) -> fl.Update:
         """Train from the cluster's model, and return the update for a sum.
 
         It is multiplied by |D_i| where the average is weighted. Where clusters come from gradient
@@ -82,8 +77,8 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
             weights = [float(self.cohort.sizes[k]) for k in context.positions]
         return self.trained(context, query, weights)
 
-    @answers(SUM, unmasked=("loss", "size"))
-    def judge(self, context: CallContext, query: PathModels) -> PathLosses:
+    @fl.answers(fl.SUM, unmasked=("loss", "size"))
+    def judge(self, context: fl.CallContext, query: PathModels) -> PathLosses:
         """Return the losses of θ_i and of the models on its path, on the validation samples.
 
         The losses have noise where the run adds some.
@@ -97,7 +92,7 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         self.check_not_behind(context, query)
         lengths = [len(path) for path in query.means.picks]
         if query.depth < max(lengths):
-            raise FrameError(
+            raise fl.FrameError(
                 f"PathModels.depth is {query.depth}, and a path has {max(lengths)} models: the "
                 "frame is refused"
             )
@@ -109,12 +104,12 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         dtype = self.models.table.dtype
         if self._pipeline.clips:  # clients have equal weights, and n_i is not sent
             means = context.postprocess(lambda told: _finite(told).to(dtype), released)
-            return PathLosses(Rows(means), None)
+            return PathLosses(fl.Rows(means), None)
         counts = torch.as_tensor(sizes, dtype=torch.float64)[:, None]
         sums = context.postprocess(lambda told: (_finite(told) * counts).to(dtype), released)
-        return PathLosses(Rows(sums), Rows(context.sample_counts(sizes, dtype)))
+        return PathLosses(fl.Rows(sums), fl.Rows(context.sample_counts(sizes, dtype)))
 
-    def _bind_path(self, context: CallContext, query: PathModels) -> None:
+    def _bind_path(self, context: fl.CallContext, query: PathModels) -> None:
         """Bind replies to each client's own model and those of its path."""
         digests = [digest(row) for row in query.means.table]
         steps = query.steps.table.tolist()
@@ -127,7 +122,7 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         context.bind(origins)
 
     def _path_losses(
-        self, context: CallContext, query: PathModels, clip: float | None
+        self, context: fl.CallContext, query: PathModels, clip: float | None
     ) -> NDArray[np.float64]:
         """Return mean losses on the validation samples, (b, 1 + depth), 0 after a path's end.
 
@@ -157,7 +152,7 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
             losses[frames, 1 + level] = self.cohort.validation_loss(models, clients, clip)
         return losses
 
-    def _models_of(self, query: AverageDeltas, picks: Sequence[int]) -> Rows:
+    def _models_of(self, query: fl.AverageDeltas, picks: Sequence[int]) -> fl.Rows:
         """Return the models of some rows of the query's table; each row is unmasked once.
 
         Args:
@@ -171,7 +166,7 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
             models.append(self.model_at(displacement, step))
         position = {row: n for n, row in enumerate(unique)}
         index = tuple(position[row] for row in picks)
-        return Rows(torch.stack(models), index)
+        return fl.Rows(torch.stack(models), index)
 
 
 def _finite(losses: torch.Tensor) -> torch.Tensor:

@@ -12,26 +12,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.similarity import cross_cosine
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError
-from securecluster.messaging.messages import Picks, Rows
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.cfl.client import CFLClient, PathModels
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, request_models
-from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.averages.pending_updates import request_models
 from securecluster.protocols.common.comparison.compressed_updates import updates_of
-from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, empty_tensor
-from securecluster.protocols.common.newcomers import check_newcomers
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
@@ -43,8 +34,8 @@ class TreeNode:
     children: list[int] = field(default_factory=list)  # two, or none
     cluster: int = -1  # a leaf's label
     round: int = 0  # of its split
-    model: ModelDelta = field(default_factory=ModelDelta)  # θ*_v
-    updates: torch.Tensor = field(default_factory=empty_tensor)  # (len(members), d), from θ*_v
+    model: fl.ModelDelta = field(default_factory=fl.ModelDelta)  # θ*_v
+    updates: torch.Tensor = field(default_factory=fl.empty_tensor)  # (len(members), d), from θ*_v
     step: int = 0  # the call whose mask the updates carry
 
 
@@ -55,7 +46,7 @@ class LeafModels:
     They are stored apart from the tree, so that a checkpoint does not contain the tree twice.
     """
 
-    models: list[ModelDelta]
+    models: list[fl.ModelDelta]
 
 
 @dataclass
@@ -105,7 +96,7 @@ class ParameterTree:
             self.nodes.append(TreeNode(half, v, cluster=label))
         return node
 
-    def leaf_models(self, net: ServerChannel, outbox: PendingUpdates) -> LeafModels:
+    def leaf_models(self, net: fl.ServerChannel, outbox: fl.PendingUpdates) -> LeafModels:
         """Fetch every leaf's final model from its members.
 
         Args:
@@ -128,7 +119,7 @@ class ParameterTree:
     def _leaves(self) -> list[TreeNode]:
         return [node for node in self.nodes if not node.children]
 
-    def message_for(self, nodes: Sequence[Sequence[int]], count: int) -> AverageDeltas:
+    def message_for(self, nodes: Sequence[Sequence[int]], count: int) -> fl.AverageDeltas:
         """Return a message with the models of nodes, as displacements from θ_0.
 
         Args:
@@ -146,13 +137,13 @@ class ParameterTree:
         deltas = torch.stack([model.displacement for model in models])
         steps = torch.as_tensor([model.step for model in models])
         counts = torch.full((len(nodes),), count)
-        return AverageDeltas(
-            Picks(deltas, picks), Picks(steps, picks), absolute=True, count=Rows(counts)
+        return fl.AverageDeltas(
+            fl.Picks(deltas, picks), fl.Picks(steps, picks), absolute=True, count=fl.Rows(counts)
         )
 
 
 def find_leaves(
-    net: ServerChannel, tree: ParameterTree, method: Callable[..., Any], to: Sequence[int]
+    net: fl.ServerChannel, tree: ParameterTree, method: Callable[..., Any], to: Sequence[int]
 ) -> list[int]:
     """Return each newcomer's cluster (Sattler et al. 2019, Algorithm 4).
 
@@ -179,7 +170,7 @@ def find_leaves(
 
 
 def _choose_children(
-    net: ServerChannel,
+    net: fl.ServerChannel,
     tree: ParameterTree,
     v: int,
     method: Callable[..., Any],
@@ -198,7 +189,7 @@ def _choose_children(
     node = tree.nodes[v]
     chosen: dict[int, int] = {}
     waiting = list(newcomers)
-    for _ in range(TRIES):
+    for _ in range(fl.TRIES):
         if not waiting:
             break
         # The count grows down the tree, so that a later node's model replaces an earlier one's.
@@ -211,7 +202,7 @@ def _choose_children(
             for i, position in zip(replies.ids, goes_second.astype(int), strict=True):
                 chosen[i] = node.children[position]
         waiting = [i for i in waiting if i not in chosen]
-    check_newcomers(newcomers, list(chosen))
+    fl.check_newcomers(newcomers, list(chosen))
     return chosen
 
 
@@ -241,7 +232,7 @@ class FallbackResult:
 
 
 def choose_fallback_models(
-    net: ServerChannel, tree: ParameterTree, outbox: PendingUpdates, labels: Sequence[int]
+    net: fl.ServerChannel, tree: ParameterTree, outbox: fl.PendingUpdates, labels: Sequence[int]
 ) -> FallbackResult:
     """Choose the models that clusters return to where a split made validation worse.
 
@@ -276,7 +267,7 @@ def choose_fallback_models(
         to=evaluators,
         by=cluster_of,
         groups=len(leaves),
-        rosters=clusters_of(labels),
+        rosters=fl.members(labels),
     )
     if not sums.ids:
         return result
@@ -284,7 +275,7 @@ def choose_fallback_models(
     # (K, 1 + depth), the cluster's own model first.
     losses = sums.rows.loss.table
     if losses.shape[1] < 1 + depth:
-        raise FrameError(
+        raise fl.FrameError(
             f"PathLosses.loss has {losses.shape[1]} numbers where {1 + depth} were expected: the "
             "replies are refused"
         )
@@ -307,7 +298,7 @@ def choose_fallback_models(
 
 
 def _evaluators(
-    outbox: PendingUpdates, labels: Sequence[int], ancestors: Sequence[Sequence[int]], least: int
+    outbox: fl.PendingUpdates, labels: Sequence[int], ancestors: Sequence[Sequence[int]], least: int
 ) -> list[int]:
     """Return the clients that evaluate models: members of split clusters with the final model.
 
@@ -329,9 +320,9 @@ def _evaluators(
 
 
 def send_fallback_models(
-    net: ServerChannel,
+    net: fl.ServerChannel,
     tree: ParameterTree,
-    outbox: PendingUpdates,
+    outbox: fl.PendingUpdates,
     labels: Sequence[int],
     fallback_models: FallbackResult,
 ) -> FallbackResult:
@@ -348,11 +339,11 @@ def send_fallback_models(
     for c, node in enumerate(fallback_models.nodes):
         replaced.append(node != tree.leaf(c))
     waiting = [i for i, c in enumerate(labels) if replaced[c]]
-    for _ in range(TRIES):
+    for _ in range(fl.TRIES):
         if not waiting:
             break
         nodes = [[fallback_models.nodes[labels[i]]] for i in waiting]
         message = tree.message_for(nodes, outbox.number + 1)
-        replies = net.gather(TrainingClient.receive, message, to=waiting)
+        replies = net.gather(fl.TrainingClient.receive, message, to=waiting)
         waiting = sorted(set(waiting) - set(replies.ids))
     return fallback_models

@@ -24,74 +24,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.clustering import noise_robust
 from securecluster.clustering.bipartition import Bipartition
-from securecluster.clustering.labels import members as clusters_of
-from securecluster.clustering.noise_robust import (
-    evidence_for_split,
-    gap_between,
-    split_into_two,
-    with_company,
-)
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
 from securecluster.core.progress import told_while_slow
-from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.cfl import parameter_tree, split_test
 from securecluster.protocols.cfl.client import CFLClient
-from securecluster.protocols.cfl.parameter_tree import (
-    FallbackResult,
-    LeafModels,
-    ParameterTree,
-    choose_fallback_models,
-    find_leaves,
-    send_fallback_models,
-)
 from securecluster.protocols.cfl.separation import largest_noise, separation_gap
-from securecluster.protocols.cfl.split_test import (
-    SplitStatistics,
-    average_by_sums,
-    collect_updates,
-    compare_gradients,
-    fetch_split_model,
-    queue_averages,
-    server_view,
-    split_cluster,
-    split_statistics,
-)
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.averages.sampling import (
-    check_compared,
-    check_landmarks,
-    sample_clients,
-)
 from securecluster.protocols.common.averages.stored_models import opened
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.comparison import signature_collection
 from securecluster.protocols.common.comparison.evidence import SignatureEvidence
-from securecluster.protocols.common.comparison.signature_collection import (
-    Collected,
-    assign_by_signatures,
-    collect_gradient_signatures,
-)
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.observer import Observer
 from securecluster.protocols.common.options.compression_options import CompressionOptions
-from securecluster.protocols.common.options.signature_options import GradientSignatureOptions
-from securecluster.protocols.common.options.sum_options import LARGEST_LOSS, SumOptions
-from securecluster.protocols.common.options.training_options import TrainingOptions
 from securecluster.results.fitted import FittedRun
 from securecluster.results.predictions import read_samples
-from securecluster.runtime.run import Line, Run
-
-if TYPE_CHECKING:
-    from securecluster.data.federation import Federation
-    from securecluster.runtime.server_channel import ServerChannel
 
 # p-value at which a cluster with missing replies waits for a complete round (not in the paper)
 HINT = 0.1
@@ -102,8 +53,8 @@ class CFLState:
     """State of the server's loop."""
 
     labels: list[int]
-    outbox: PendingUpdates
-    tree: ParameterTree
+    outbox: fl.PendingUpdates
+    tree: parameter_tree.ParameterTree
     # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
     longest: float = 0.0
     # clusters that wait for a round in which every member replies
@@ -111,12 +62,12 @@ class CFLState:
     # (m, m), of the last round in which all clients shared one model
     alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     shared: bool = True  # alpha is of this round
-    fallback_models: FallbackResult | None = None
-    signatures: Collected | None = None  # what α compares in place of updates
+    fallback_models: parameter_tree.FallbackResult | None = None
+    signatures: signature_collection.Collected | None = None  # what α compares in place of updates
 
 
 @dataclass(kw_only=True)
-class SumsOfSplits(SumOptions):
+class SumsOfSplits(fl.SumOptions):
     """Options of sums of CFL, which compares single updates, or something shorter."""
 
     def refusal(self, method: Any) -> str | None:
@@ -135,7 +86,7 @@ class SumsOfSplits(SumOptions):
 
     def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
         """Add the losses of the fallback, times numbers of samples."""
-        largest_loss = LARGEST_LOSS * float(config.get("most_samples", 1))
+        largest_loss = fl.LARGEST_LOSS * float(config.get("most_samples", 1))
         return {**super().fields(method, config), "loss": largest_loss}
 
 
@@ -147,9 +98,9 @@ class FittedCFL(FittedRun):
     """
 
     @property
-    def tree_(self) -> ParameterTree:
+    def tree_(self) -> parameter_tree.ParameterTree:
         """Return the parameter tree."""
-        tree: ParameterTree = self.state_.tree
+        tree: parameter_tree.ParameterTree = self.state_.tree
         return tree
 
     def node_model(self, node: int) -> dict[str, Any]:
@@ -187,12 +138,12 @@ class FittedCFL(FittedRun):
         return torch.stack(predictions).mean(0)
 
 
-class CFLObserver(Observer):
+class CFLObserver(fl.Observer):
     """The experimenter's measurements of CFL, with the norms that splits are decided by."""
 
     def observe(
-        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
-    ) -> Line:
+        self, federation: fl.Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> fl.Line:
         """Add the true separation gap g (eq. 28) while all clients share one model."""
         line = super().observe(federation, client, state, scores)
         line["gap"] = None
@@ -202,7 +153,7 @@ class CFLObserver(Observer):
 
 
 @dataclass(kw_only=True)
-class CFLTraining(TrainingOptions):
+class CFLTraining(fl.TrainingOptions):
     """Options of local training, beside samples that the fallback compares models on."""
 
     def validation_share(self, method: Any) -> float:
@@ -210,39 +161,39 @@ class CFLTraining(TrainingOptions):
         return float(method.fallback)
 
 
-@protocol
-class CFL(ClusteringProtocol):
+@fl.protocol
+class CFL(fl.ClusteringProtocol):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
-    training: TrainingOptions = group(CFLTraining)
-    sums: SumOptions = group(SumsOfSplits)
-    compression: CompressionOptions = group(CompressionOptions)
-    signatures: GradientSignatureOptions = group(GradientSignatureOptions)
+    training: fl.TrainingOptions = fl.group(CFLTraining)
+    sums: fl.SumOptions = fl.group(SumsOfSplits)
+    compression: CompressionOptions = fl.group(CompressionOptions)
+    signatures: fl.GradientSignatureOptions = fl.group(fl.GradientSignatureOptions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    criterion: Annotated[str, OneOf("relative", "absolute")] = "relative"
+    criterion: Annotated[str, fl.OneOf("relative", "absolute")] = "relative"
     """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute
     (norms; the authors' need keep_momentum)
     """
-    eps1: Annotated[float, Number(0, low_in=False)] = 0.5
+    eps1: Annotated[float, fl.Number(0, low_in=False)] = 0.5
     """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
-    eps2: Annotated[float, Number(0, low_in=False)] = 0.25
+    eps2: Annotated[float, fl.Number(0, low_in=False)] = 0.25
     """and its clients still have large updates when max ‖Δ‖ is above this; relative: above this
     share of the largest max ‖Δ‖ of any round
     """
-    evidence: Annotated[float, Number(0, low_in=False)] = 0.25
+    evidence: Annotated[float, fl.Number(0, low_in=False)] = 0.25
     """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest))
     above this
     """
-    level: Annotated[float, Number(0, 1, low_in=False)] = 0.001
+    level: Annotated[float, fl.Number(0, 1, low_in=False)] = 0.001
     """relative criterion: and clients without clusters would be as separated with at most this
     probability, in (0, 1)
     """
-    gamma_max: Annotated[float, Number(0, 1)] = 0.5
+    gamma_max: Annotated[float, fl.Number(0, 1)] = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
-    min_size: Annotated[int, AtLeast(2)] = 3
+    min_size: Annotated[int, fl.AtLeast(2)] = 3
     """clusters with fewer members are not split (not in the paper, whose examples of two clients
     need 2)
     """
@@ -251,47 +202,47 @@ class CFL(ClusteringProtocol):
     join the half with the most similar one (not in the paper), so time and memory are linear in the
     clients; None compares all pairs
     """
-    similarity: Annotated[str, OneOf("update", "gradient")] = "update"
+    similarity: Annotated[str, fl.OneOf("update", "gradient")] = "update"
     """what α compares: update, or gradient (the full one, which members of a stationary cluster
     compute in addition)
     """
-    average: Annotated[str, OneOf("uniform", "weighted")] = "uniform"
+    average: Annotated[str, fl.OneOf("uniform", "weighted")] = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
     tree: bool = True
     """store models and updates of splits at the server (at each level as much as a round's
     updates): newcomers and the fallback need them
     """
-    fallback: Annotated[float, Number(0, 1)] = 0.0
+    fallback: Annotated[float, fl.Number(0, 1)] = 0.0
     """share of each client's training samples held out to evaluate at the end whether splits
     helped, in [0, 1); 0 evaluates nothing
     """
 
     name: ClassVar[str] = "cfl"
     fitted_class: ClassVar[type[FittedRun]] = FittedCFL
-    client: ClassVar[type[TrainingClient]] = CFLClient
+    client: ClassVar[type[fl.TrainingClient]] = CFLClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> CFLState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> CFLState:
         """Run Algorithm 5, "Server does", then the parameter tree's leaves and the fallback."""
         if not self.signatures.by_gradients:
-            check_compared(net, self.landmarks)
+            fl.check_compared(net, self.landmarks)
         m = len(net.clients)
-        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
-        state = CFLState([0] * m, outbox, ParameterTree.start(m))  # line 3
+        outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
+        state = CFLState([0] * m, outbox, parameter_tree.ParameterTree.start(m))  # line 3
         if self.signatures.by_gradients:
-            collect = partial(collect_gradient_signatures, net, net.clients)
-            state.signatures = run.once("signatures", collect, Collected)
+            collect = partial(signature_collection.collect_gradient_signatures, net, net.clients)
+            state.signatures = run.once("signatures", collect, signature_collection.Collected)
         for t in run.rounds("train", state, self.rounds):  # line 4
             invited = self._invited(net, state, t)
             round_statistics, step = self._average(net, state, invited)  # lines 5–8 and 15
             self._test_clusters(net, state, round_statistics)  # lines 16–21
             # Line 7 of the next round. Algorithm 5 leaves the updates of new clusters undefined:
             # both halves receive the mean of their parent (not in the paper).
-            queue_averages(state.outbox, round_statistics, step, state.labels)
+            split_test.queue_averages(state.outbox, round_statistics, step, state.labels)
             self._note(run, state, round_statistics)
             for statistics in round_statistics:
-                if statistics.halves:
-                    split_cluster(state.tree, state.labels, statistics, t)  # lines 22 and 28
-        flush(net, run, state)
+                if statistics.halves:  # lines 22 and 28
+                    split_test.split_cluster(state.tree, state.labels, statistics, t)
+        fl.flush(net, run, state)
         if self.tree:
             self._complete_tree(net, run, state)
         if self.fallback:
@@ -299,8 +250,8 @@ class CFL(ClusteringProtocol):
         return state
 
     def _average(
-        self, net: ServerChannel, state: CFLState, invited: Sequence[int]
-    ) -> tuple[list[SplitStatistics], int]:
+        self, net: fl.ServerChannel, state: CFLState, invited: Sequence[int]
+    ) -> tuple[list[split_test.SplitStatistics], int]:
         """Let clients train, and return each cluster's mean and evidence.
 
         Args:
@@ -311,17 +262,19 @@ class CFL(ClusteringProtocol):
         """
         if state.signatures is not None:
             signatures = SignatureEvidence.of(state.signatures)
-            return average_by_sums(net, state.outbox, invited, state.labels, signatures)
-        updates, sums = collect_updates(
+            return split_test.average_by_sums(net, state.outbox, invited, state.labels, signatures)
+        updates, sums = split_test.collect_updates(
             net, state.outbox, invited, state.labels, self.compression.used
         )
         round_statistics = []
-        for c, members in enumerate(clusters_of(state.labels)):
-            statistics = split_statistics(net, updates, c, members, sums, self.landmarks)
+        for c, members in enumerate(fl.members(state.labels)):
+            statistics = split_test.split_statistics(net, updates, c, members, sums, self.landmarks)
             round_statistics.append(statistics)
         return round_statistics, updates.step if sums is None else sums.step
 
-    def _note(self, run: Run, state: CFLState, round_statistics: Sequence[SplitStatistics]) -> None:
+    def _note(
+        self, run: fl.Run, state: CFLState, round_statistics: Sequence[split_test.SplitStatistics]
+    ) -> None:
         """Write the splits and the statistics of a round into the history."""
         splits = []
         split_tests = []
@@ -333,12 +286,14 @@ class CFL(ClusteringProtocol):
                 split_tests.append(statistics.line())
         run.note(splits=splits, split_tests=split_tests, wanted=list(state.wanted))
 
-    def _complete_tree(self, net: ServerChannel, run: Run, state: CFLState) -> None:
+    def _complete_tree(self, net: fl.ServerChannel, run: fl.Run, state: CFLState) -> None:
         """Fetch the final models of the tree's leaves."""
-        leaves = run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), LeafModels)
+        leaves = run.once(
+            "leaves", lambda: state.tree.leaf_models(net, state.outbox), parameter_tree.LeafModels
+        )
         state.tree.complete(leaves)
 
-    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: fl.ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return the clusters of newcomers by Algorithm 4, down the parameter tree.
 
         With gradient signatures each joins the cluster whose signatures are nearest on average.
@@ -353,9 +308,11 @@ class CFL(ClusteringProtocol):
             UpdateError: a newcomer does not reply.
         """
         if self.signatures.by_gradients:
-            return assign_by_signatures(net, state.labels, state.signatures, to)
+            return signature_collection.assign_by_signatures(
+                net, state.labels, state.signatures, to
+            )
         if not self.tree:
-            raise UsageError(
+            raise fl.UsageError(
                 "newcomers find their cluster down the parameter tree, and this run kept none: run "
                 "it with tree=True"
             )
@@ -365,24 +322,29 @@ class CFL(ClusteringProtocol):
             method = CFLClient.send_compressed_update
         else:
             method = CFLClient.train
-        return find_leaves(net, state.tree, method, to)
+        return parameter_tree.find_leaves(net, state.tree, method, to)
 
-    def _fall_back(self, net: ServerChannel, run: Run, state: CFLState) -> None:
+    def _fall_back(self, net: fl.ServerChannel, run: fl.Run, state: CFLState) -> None:
         """Return clusters to the model before a split that made validation worse (end of II-A)."""
         tree = state.tree
         outbox = state.outbox
         labels = state.labels
         chosen = run.once(
-            "judged", lambda: choose_fallback_models(net, tree, outbox, labels), FallbackResult
+            "judged",
+            lambda: parameter_tree.choose_fallback_models(net, tree, outbox, labels),
+            parameter_tree.FallbackResult,
         )
         state.fallback_models = run.once(
             "fallback_models",
-            lambda: send_fallback_models(net, tree, outbox, labels, chosen),
-            FallbackResult,
+            lambda: parameter_tree.send_fallback_models(net, tree, outbox, labels, chosen),
+            parameter_tree.FallbackResult,
         )
 
     def _test_clusters(
-        self, net: ServerChannel, state: CFLState, round_statistics: Sequence[SplitStatistics]
+        self,
+        net: fl.ServerChannel,
+        state: CFLState,
+        round_statistics: Sequence[split_test.SplitStatistics],
     ) -> None:
         """Test each cluster, and fetch the models that the tree stores of splits.
 
@@ -396,11 +358,13 @@ class CFL(ClusteringProtocol):
             if statistics.evidence.ids:
                 self._test(net, state, statistics)
             if statistics.halves and self.tree:
-                fetched = fetch_split_model(net, state.outbox, statistics)
+                fetched = split_test.fetch_split_model(net, state.outbox, statistics)
                 if not fetched:
                     statistics.halves = None
 
-    def _test(self, net: ServerChannel, state: CFLState, statistics: SplitStatistics) -> None:
+    def _test(
+        self, net: fl.ServerChannel, state: CFLState, statistics: split_test.SplitStatistics
+    ) -> None:
         """Test whether a cluster is split in this round (lines 16–21), and record its halves.
 
         The gap and the similarities are measured in every round, also where the cluster is not
@@ -417,7 +381,7 @@ class CFL(ClusteringProtocol):
             # Gradients take another call, so only a cluster that may be split computes them.
             if not (stationary and large_enough):
                 return
-            compare_gradients(net, state.outbox, statistics, self.landmarks)
+            split_test.compare_gradients(net, state.outbox, statistics, self.landmarks)
         if len(statistics.evidence.ids) < 2:
             return
         alpha = self._similarities(state, statistics)  # line 17
@@ -425,7 +389,7 @@ class CFL(ClusteringProtocol):
             return
         seed = net.randomness.integer("server", "clusterer", net.round, statistics.cluster)
         halves = self._bipartition(alpha, seed)  # lines 19 and 20
-        statistics.gap = gap_between(alpha, halves)
+        statistics.gap = noise_robust.gap_between(alpha, halves)
         smaller = min(len(halves.first), len(halves.second))
         if smaller < self.smallest_cluster:
             return
@@ -435,7 +399,7 @@ class CFL(ClusteringProtocol):
         if self._significant(statistics, alpha, seed):
             self._accept(state, statistics, halves)  # line 21
 
-    def _stationary(self, statistics: SplitStatistics) -> bool:
+    def _stationary(self, statistics: split_test.SplitStatistics) -> bool:
         """Return whether federated learning has converged in a cluster: ‖Δ_c‖ < ε1 (eq. 32).
 
         The relative criterion compares ‖Δ_c‖ / max ‖Δ_i‖ (not in the paper). Signatures are those
@@ -447,7 +411,7 @@ class CFL(ClusteringProtocol):
             return statistics.mean_norm < self.eps1 * statistics.max_norm
         return statistics.mean_norm < self.eps1
 
-    def _incongruent(self, state: CFLState, statistics: SplitStatistics) -> bool:
+    def _incongruent(self, state: CFLState, statistics: split_test.SplitStatistics) -> bool:
         """Return whether single clients are far from a stationary point: max ‖Δ_i‖ > ε2 (eq. 33).
 
         The relative criterion compares with the largest norm of any round (not in the paper).
@@ -459,7 +423,9 @@ class CFL(ClusteringProtocol):
             return statistics.max_norm > self.eps2 * state.longest
         return statistics.max_norm > self.eps2
 
-    def _similarities(self, state: CFLState, statistics: SplitStatistics) -> NDArray[np.float64]:
+    def _similarities(
+        self, state: CFLState, statistics: split_test.SplitStatistics
+    ) -> NDArray[np.float64]:
         """Return α of the clients that replied, (n, n) (eq. 50 or 51).
 
         The state stores it for the observer where it is of all clients.
@@ -477,13 +443,13 @@ class CFL(ClusteringProtocol):
             alpha: (n, n) similarities.
             seed: of the clusterers that need one.
         """
-        halves = split_into_two(alpha, self.compression.clusterer, seed)
+        halves = noise_robust.split_into_two(alpha, self.compression.clusterer, seed)
         if self.criterion == "relative" and self.compression.clusterer == "paper":
-            return with_company(alpha, halves)
+            return noise_robust.with_company(alpha, halves)
         return halves
 
     def _significant(
-        self, statistics: SplitStatistics, alpha: NDArray[np.float64], seed: int
+        self, statistics: split_test.SplitStatistics, alpha: NDArray[np.float64], seed: int
     ) -> bool:
         """Return whether the clients' separation is significant (not in the paper).
 
@@ -504,7 +470,7 @@ class CFL(ClusteringProtocol):
         watch = told_while_slow(
             f"split test of cluster {statistics.cluster}, {len(alpha)} clients: draw"
         )
-        test = evidence_for_split(
+        test = noise_robust.evidence_for_split(
             alpha, self.compression.clusterer, self.evidence, self.level, seed, watch
         )
         # The separation of two clients is infinite: they contain no cluster.
@@ -516,7 +482,9 @@ class CFL(ClusteringProtocol):
             return statistics.p_value <= max(self.level, HINT)
         return statistics.p_value <= self.level
 
-    def _accept(self, state: CFLState, statistics: SplitStatistics, halves: Bipartition) -> None:
+    def _accept(
+        self, state: CFLState, statistics: split_test.SplitStatistics, halves: Bipartition
+    ) -> None:
         """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
 
         A cluster with missing replies waits for a complete round, since a client without an update
@@ -531,18 +499,18 @@ class CFL(ClusteringProtocol):
         if self.gamma_max < largest_noise(halves.cross_max):
             statistics.halves = statistics.halves_of_all(halves)
 
-    def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
+    def _invited(self, net: fl.ServerChannel, state: CFLState, t: int) -> list[int]:
         """Return the clients that train in round t, a random share of each cluster.
 
         A cluster that waits for a complete round to be split is invited as a whole.
         """
         invited: list[int] = []
         minimum = self.smallest_cluster
-        for c, members in enumerate(clusters_of(state.labels)):
+        for c, members in enumerate(fl.members(state.labels)):
             share = self.participation
             if c in state.wanted:
                 share = 1.0
-            invited += sample_clients(net, members, share, t, c, minimum=minimum)
+            invited += fl.sample_clients(net, members, share, t, c, minimum=minimum)
         return sorted(invited)
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
@@ -565,21 +533,21 @@ class CFL(ClusteringProtocol):
     def check(self, clients: int) -> None:
         """Check the options of the split test, too."""
         super().check(clients)
-        check_landmarks(self.landmarks)
+        fl.check_landmarks(self.landmarks)
         if self.signatures.by_gradients:
             self._check_signatures()
         if self.fallback and not self.tree:
-            raise UsageError("the fallback judges the models in the tree: leave tree on")
+            raise fl.UsageError("the fallback judges the models in the tree: leave tree on")
 
     def _check_signatures(self) -> None:
         """Raise UsageError for options of a split test by updates."""
         if self.criterion == "absolute":
-            raise UsageError(
+            raise fl.UsageError(
                 "the absolute criterion is of norms of updates, and gradient signatures are "
                 "compared: take criterion relative, or signature update"
             )
         if self.similarity == "gradient":
-            raise UsageError(
+            raise fl.UsageError(
                 "similarity gradient is of full gradients of the current model, and gradient "
                 "signatures are compared: take similarity update, or signature update"
             )
@@ -593,16 +561,16 @@ class CFL(ClusteringProtocol):
             return self.sums.least_members
         return 1
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible under every mask."""
-        views = server_view(
+        views = split_test.server_view(
             self.weighted,
             self.compression.used,
             self.tree,
             self.fallback > 0,
             self.signatures.views,
         )
-        return Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))
+        return fl.Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))
 
     @property
     def observer(self) -> CFLObserver:

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.labels import Array
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
 
 
 def separation_gap(alpha: Array, truth: Sequence[int]) -> float | None:
@@ -87,7 +87,7 @@ def approximation_noise(
     expected = np.asarray(true, np.float64)[list(truth)]
     norm = np.linalg.norm(expected, axis=1)
     if not (norm > 0).all():
-        raise UsageError(
+        raise fl.UsageError(
             "a distribution's gradient is zero, so γ is undefined: there is nothing to separate it "
             "by"
         )
@@ -111,7 +111,7 @@ def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
     sine = np.atleast_1d(gamma)
     in_range = (sine >= 0) & (sine < 1)
     if not in_range.all():
-        raise UsageError(
+        raise fl.UsageError(
             f"the theorem is about noise γ in [0, 1), not {sine.min():.3g} to {sine.max():.3g}"
         )
     # γ is the sine of the largest angle of the noise. This form of 1 − γ² is exact near γ = 1.
@@ -137,14 +137,14 @@ def cross_bound(gamma: ArrayLike, k: int, truth: Sequence[int] | None = None) ->
         UsageError: γ outside [0, 1), or k below 2.
     """
     if k < 2:
-        raise UsageError(f"{k} distributions have nothing to cross: k is at least 2")
+        raise fl.UsageError(f"{k} distributions have nothing to cross: k is at least 2")
     inner = noise_cosines(gamma)
     if truth is None:
         truth = range(len(inner))
     distribution = np.asarray(truth)
     different = np.not_equal.outer(distribution, distribution)
     if not different.any():
-        raise UsageError("all clients have one distribution: there is no pair to bound")
+        raise fl.UsageError("all clients have one distribution: there is no pair to bound")
     # The bound is cos(π/(k−1) − φ_ij), which falls as H_ij = cos φ_ij grows.
     smallest = min(1.0, float(inner[different].min()))
     angle = math.pi / (k - 1) - math.acos(smallest)
@@ -195,7 +195,7 @@ def guaranteed_noise(k: int) -> float:
         UsageError: k below 2.
     """
     if k < 2:
-        raise UsageError(f"{k} distributions cannot be separated: k is at least 2")
+        raise fl.UsageError(f"{k} distributions cannot be separated: k is at least 2")
     return math.sin(math.pi / (4 * (k - 1)))
 
 

@@ -12,27 +12,16 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from securecluster.clustering.bipartition import Bipartition
-from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.similarity import FLOOR, mean_norm, mean_row
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Empty
-from securecluster.messaging.replies import Replies, Sums
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.cfl.client import CFLClient
 from securecluster.protocols.cfl.parameter_tree import ParameterTree
-from securecluster.protocols.common.averages.averaging import weighted_means
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, request_model
-from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.comparison.evidence import Evidence, UpdateEvidence
-from securecluster.protocols.common.disclosures import OfPlainSums
-from securecluster.protocols.common.messages import ModelDelta
-from securecluster.runtime.run import Line
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
@@ -50,7 +39,7 @@ class SplitStatistics:
     separation: float | None = None  # None in a round where an earlier condition failed
     p_value: float | None = None
     halves: tuple[list[int], list[int]] | None = None
-    model: ModelDelta = field(default_factory=ModelDelta)  # θ*
+    model: fl.ModelDelta = field(default_factory=fl.ModelDelta)  # θ*
 
     @property
     def candidates(self) -> list[int]:
@@ -74,7 +63,7 @@ class SplitStatistics:
         larger += [i for i in self.members if i not in placed]
         return sorted(first), sorted(second)
 
-    def line(self) -> Line:
+    def line(self) -> fl.Line:
         """Return the entry of the history."""
         return {
             "cluster": self.cluster,
@@ -102,10 +91,10 @@ def server_view(
     """
     view: list[str] = []
     if weighted:
-        view.append(OfPlainSums("each client's number of samples"))
+        view.append(fl.OfPlainSums("each client's number of samples"))
     if signatures:
         view += signatures
-        view.append(OfPlainSums("each client's update (the plain sum reads every reply)"))
+        view.append(fl.OfPlainSums("each client's update (the plain sum reads every reply)"))
     else:
         view.append(
             "norms and pairwise cosines of a round's updates (and full gradients, if asked for)"
@@ -113,13 +102,15 @@ def server_view(
     view.append("the clusters, splits and members")
     if compresses:
         view.append(
-            OfPlainSums("the updates beside the compressed ones (the plain sum reads every reply)")
+            fl.OfPlainSums(
+                "the updates beside the compressed ones (the plain sum reads every reply)"
+            )
         )
     if tree:
         view.append("how far each node's model has moved")
     if judged:
         view.append(
-            OfPlainSums(
+            fl.OfPlainSums(
                 "each client's losses under the models on its path, and the number of samples kept "
                 "aside (the plain sum reads both)"
             )
@@ -128,12 +119,12 @@ def server_view(
 
 
 def collect_updates(
-    net: ServerChannel,
-    outbox: PendingUpdates,
+    net: fl.ServerChannel,
+    outbox: fl.PendingUpdates,
     recipients: Sequence[int],
     labels: Sequence[int],
     compresses: bool,
-) -> tuple[Replies[Any], Sums[Any] | None]:
+) -> tuple[fl.Replies[Any], fl.Sums[Any] | None]:
     """Collect the round's updates.
 
     Args:
@@ -147,7 +138,7 @@ def collect_updates(
     """
     method: Any = CFLClient.send_compressed_update if compresses else CFLClient.train
     # A silent client would keep its whole cohort out of the sum that follows.
-    tries = TRIES if net.cohorts else 1
+    tries = fl.TRIES if net.cohorts else 1
     replies = net.gather(method, outbox.message_for(recipients), to=recipients, tries=tries)
     outbox.acknowledge(replies.ids)
     if not compresses:
@@ -159,21 +150,21 @@ def collect_updates(
         return replies, None
     sums = net.sum(
         CFLClient.contribute_kept_update,
-        Empty(),
+        fl.Empty(),
         to=contributors,
         by=[labels[i] for i in contributors],
         groups=1 + max(labels),
-        rosters=clusters_of(labels),
+        rosters=fl.members(labels),
     )
     return replies, sums
 
 
 def split_statistics(
-    net: ServerChannel,
-    replies: Replies[Any],
+    net: fl.ServerChannel,
+    replies: fl.Replies[Any],
     cluster: int,
     members: list[int],
-    total: Sums[Any] | None = None,
+    total: fl.Sums[Any] | None = None,
     landmarks: int | None = None,
 ) -> SplitStatistics:
     """Estimate norms of a cluster's updates, with the known noise subtracted.
@@ -207,7 +198,7 @@ def split_statistics(
 
 
 def _measure_mean(
-    replies: Replies[Any],
+    replies: fl.Replies[Any],
     statistics: SplitStatistics,
     evidence: UpdateEvidence,
     norms: torch.Tensor,
@@ -227,7 +218,10 @@ def _measure_mean(
 
 
 def _measure_sum(
-    net: ServerChannel, statistics: SplitStatistics, norms: torch.Tensor, total: Sums[Any] | None
+    net: fl.ServerChannel,
+    statistics: SplitStatistics,
+    norms: torch.Tensor,
+    total: fl.Sums[Any] | None,
 ) -> None:
     """Compute Δ_c and ‖Δ_c‖ from the sum of full updates, whose compressed form was read."""
     # Without a sum ‖Δ_c‖ is unknown, so the cluster must not count as stationary.
@@ -240,7 +234,7 @@ def _measure_sum(
     for n, i in enumerate(statistics.evidence.ids):
         if i in contributors:
             summed_norms.append(norms[n])
-    statistics.mean = weighted_means(total)[cluster]
+    statistics.mean = fl.weighted_means(total)[cluster]
     statistics.mean_norm = mean_norm(
         statistics.mean,
         torch.stack(summed_norms),
@@ -249,7 +243,7 @@ def _measure_sum(
     )
 
 
-def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
+def _noise_of_mean(net: fl.ServerChannel, total: fl.Sums[Any], cluster: int) -> float:
     """Return the expected squared norm of the noise in a cluster's mean."""
     noise = net.noise("delta")
     clients = float(total.counts[cluster])
@@ -271,8 +265,8 @@ def _largest_norm(norms: torch.Tensor, noise: float) -> float:
 
 
 def average_by_sums(
-    net: ServerChannel,
-    outbox: PendingUpdates,
+    net: fl.ServerChannel,
+    outbox: fl.PendingUpdates,
     recipients: Sequence[int],
     labels: Sequence[int],
     signatures: Evidence,
@@ -289,8 +283,8 @@ def average_by_sums(
     Returns:
         Statistics of all clusters with their means, and the call whose mask these carry.
     """
-    clusters = clusters_of(labels)
-    sums: Sums[Any] = net.sum(
+    clusters = fl.members(labels)
+    sums: fl.Sums[Any] = net.sum(
         CFLClient.contribute,
         outbox.message_for(recipients),
         to=recipients,
@@ -301,7 +295,7 @@ def average_by_sums(
     outbox.acknowledge(sums.ids)
     means: dict[int, torch.Tensor] = {}
     if sums.ids:
-        rows = weighted_means(sums)
+        rows = fl.weighted_means(sums)
         means = {c: rows[c] for c in {labels[i] for i in sums.ids}}
     round_statistics = []
     for c, members in enumerate(clusters):
@@ -311,7 +305,7 @@ def average_by_sums(
 
 
 def queue_averages(
-    outbox: PendingUpdates,
+    outbox: fl.PendingUpdates,
     round_statistics: Sequence[SplitStatistics],
     step: int,
     labels: Sequence[int],
@@ -335,8 +329,8 @@ def queue_averages(
 
 
 def compare_gradients(
-    net: ServerChannel,
-    outbox: PendingUpdates,
+    net: fl.ServerChannel,
+    outbox: fl.PendingUpdates,
     statistics: SplitStatistics,
     landmarks: int | None = None,
 ) -> None:
@@ -350,7 +344,7 @@ def compare_gradients(
 
 
 def fetch_split_model(
-    net: ServerChannel, outbox: PendingUpdates, statistics: SplitStatistics
+    net: fl.ServerChannel, outbox: fl.PendingUpdates, statistics: SplitStatistics
 ) -> bool:
     """Fetch the cluster's model θ* before the round's average changes it.
 
@@ -358,7 +352,7 @@ def fetch_split_model(
         False if no member posts it.
     """
     assert statistics.mean is not None  # what α compares may be shorter than the model
-    statistics.model = request_model(net, outbox, statistics.members, len(statistics.mean))
+    statistics.model = fl.request_model(net, outbox, statistics.members, len(statistics.mean))
     return len(statistics.model.displacement) > 0
 
 

@@ -22,17 +22,8 @@ from securecluster.core.serialization import pack
 from securecluster.core.validation import AtLeast, Number, check_ranges
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
+from securecluster.parties import derived
 from securecluster.parties.config import check_kind, known, numbers
-from securecluster.parties.derived import (
-    CHOSEN,
-    GIVEN,
-    adds_noise,
-    as_agreed,
-    given_options,
-    initial_model,
-    params_as_json,
-    resolved_defaults,
-)
 from securecluster.parties.experiment import experiment_of
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
@@ -101,7 +92,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 )
         made = super().__new__(cls)
         # sorted: sets of equal members may be pickled differently
-        vars(made)[GIVEN] = tuple(sorted(values))
+        vars(made)[derived.GIVEN] = tuple(sorted(values))
         return made
 
     rounds: Annotated[int, AtLeast(1)] = 40
@@ -197,12 +188,12 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                     f"{', '.join(self.get_params())}"
                 )
             setattr(self, name, value)
-        vars(self)[GIVEN] = tuple(sorted({*vars(self)[GIVEN], *params}))
+        vars(self)[derived.GIVEN] = tuple(sorted({*vars(self)[derived.GIVEN], *params}))
         return self
 
     def __sklearn_clone__(self) -> Self:
         """Return a protocol with the same hyper-parameters, of which as many are given."""
-        given = {name: copy.deepcopy(getattr(self, name)) for name in given_options(self)}
+        given = {name: copy.deepcopy(getattr(self, name)) for name in derived.given_options(self)}
         return type(self)(**given)
 
     def fit(
@@ -319,7 +310,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         secrets = None
         if "result_" in vars(self):
             secrets = self.result_.kept_.secrets()
-        method = as_agreed(self, config)
+        method = derived.as_agreed(self, config)
         return pack(replayed(method, transcript, config, threads, device, secrets=secrets)[0])
 
     # Type checkers see the members of a result by `_Result`.
@@ -366,7 +357,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         if settled is not self:
             complete: dict[str, Any] = settled.config(facts, dtype)
             return complete
-        dimension = initial_model(self, facts).dimension
+        dimension = derived.initial_model(self, facts).dimension
         config = numbers(
             {
                 "schema": 2,
@@ -374,16 +365,16 @@ class ClusteringProtocol(ProtocolHooks, _Result):
                 "protocol": self.name,
                 "dtype": dtype,
                 "dimension": dimension,
-                **params_as_json(self),
-                **resolved_defaults(self, facts),
+                **derived.params_as_json(self),
+                **derived.resolved_defaults(self, facts),
                 **known(facts),
                 **self.shared_facts(facts),
-                **{name: vars(self)[name] for name in (CHOSEN,) if name in vars(self)},
+                **{name: vars(self)[name] for name in (derived.CHOSEN,) if name in vars(self)},
             }
         )
         for options in option_groups(self):
             config = options.agreed(self, facts, config)
-        if adds_noise(self, config):
+        if derived.adds_noise(self, config):
             check_private_statistics(facts, config["dp_unit"])
         # A mask that cannot work on this model is refused before anything is written.
         self.sums.check_noise(self, config, self.pipeline(config))

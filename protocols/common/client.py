@@ -20,14 +20,7 @@ from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.messaging.octets import as_rows, as_table
 from securecluster.parties.client_state import ClientState
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client_tensors import (
-    ClientTensor,
-    check_kept,
-    check_names,
-    declared_tensors,
-    kept_rows,
-    restore_rows,
-)
+from securecluster.protocols.common import client_tensors
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
@@ -60,12 +53,14 @@ class TrainingClient:
     """Members that are, or return, a list with an entry for each client, which observers read"""
     clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
     # what the guard of their endpoint remembers of them (`release_guard`)
-    guard_informed = ClientTensor(dtype="bool")
-    guard_trained = ClientTensor(dtype="int64")
+    guard_informed = client_tensors.ClientTensor(dtype="bool")
+    guard_trained = client_tensors.ClientTensor(dtype="int64")
 
-    _had = ClientTensor(dtype="int64")  # the number of averages each client has applied
+    _had = client_tensors.ClientTensor(
+        dtype="int64"
+    )  # the number of averages each client has applied
     # digests of these averages, as the server sent them; zeros at θ_0
-    _lineage = ClientTensor(LINEAGE, dtype="uint8")
+    _lineage = client_tensors.ClientTensor(LINEAGE, dtype="uint8")
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check the names of the tensors that a class declares.
@@ -74,7 +69,7 @@ class TrainingClient:
             UsageError: a base has something of that name.
         """
         super().__init_subclass__(**keywords)
-        check_names(cls)
+        client_tensors.check_names(cls)
 
     def __init__(
         self,
@@ -483,7 +478,7 @@ class TrainingClient:
             UsageError: a tensor has the name of other state.
         """
         memory = self.memory()
-        check_kept(self, memory)
+        client_tensors.check_kept(self, memory)
         return memory
 
     def restore(self, state: ClientState) -> None:
@@ -495,7 +490,7 @@ class TrainingClient:
     @property
     def lasting(self) -> frozenset[str]:
         """Return what of `memory` a newcomer's node keeps when it joins a run again."""
-        declared = declared_tensors(type(self)).values()
+        declared = client_tensors.declared_tensors(type(self)).values()
         return frozenset(tensor.key for tensor in declared if tensor.lasting)
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -503,11 +498,11 @@ class TrainingClient:
 
         Tensors that a class declares (`ClientTensor`) are among it; it has to add other state only.
         """
-        return {**kept_rows(self), **self.cohort.memory()}
+        return {**client_tensors.kept_rows(self), **self.cohort.memory()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
-        restore_rows(self, memory)
+        client_tensors.restore_rows(self, memory)
         self.cohort.recall(memory)
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from securecluster.data import Federation, Rotation
-from securecluster.errors import SecureClusterWarning, UsageError, unknown
+from securecluster.errors import SecureClusterWarning
 from securecluster.models.objectives import Trajectory
 from securecluster.privacy.masking.masks import check_known
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.conformance import fresh_process, privacy, runs, worlds
 from securecluster.protocols.conformance.report import (
     NotApplicableError,
@@ -147,7 +148,7 @@ class Subject:
         """
         try:
             self.make(**params).check(len(self.federation))
-        except UsageError as error:
+        except fl.UsageError as error:
             return str(error)
         return None
 
@@ -172,7 +173,7 @@ class Subject:
             made = self.make(rounds=self.rounds(3))
             made.check(len(self.federation))
             made.config(self.federation, "float32")
-        except UsageError:
+        except fl.UsageError:
             raise
         except Exception:  # a fault of the protocol's own, of which its checks tell
             return
@@ -408,7 +409,7 @@ def check(
     """
     chosen = _chosen(only)
     if isinstance(masks, str):
-        raise UsageError(f"masks = {masks!r} is one name: give a list of names")
+        raise fl.UsageError(f"masks = {masks!r} is one name: give a list of names")
     if isinstance(make_or_class, type):
         params = {**small_params(make_or_class), **params}
     clients = CLIENTS.get(getattr(make_or_class, "name", ""), small_clients)
@@ -441,7 +442,7 @@ def _chosen(only: Iterable[str]) -> list[str]:
     wanted = set(only)
     for name in sorted(wanted):
         if name not in CHECKS:
-            raise unknown("check", name, CHECKS)
+            raise fl.unknown("check", name, CHECKS)
     return [name for name in CHECKS if not wanted or name in wanted]
 
 

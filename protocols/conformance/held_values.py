@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.noise_streams import digest
-from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols import authoring as fl
 
 DEEPEST = 6  # containers, objects and functions within each other
 # whose objects are not looked into
@@ -83,7 +82,7 @@ def _is_own(value: Any) -> bool:
     kind = type(value)
     if kind is SimpleNamespace:
         return True
-    if isinstance(value, type | ModuleType | TrainingClient) or not hasattr(value, "__dict__"):
+    if isinstance(value, type | ModuleType | fl.TrainingClient) or not hasattr(value, "__dict__"):
         return False
     return kind.__module__.partition(".")[0] not in FRAMEWORKS
 
@@ -141,7 +140,7 @@ def numbers_in(
     if isinstance(value, (torch.Tensor, *NUMBERS)):
         yield value
         return
-    if isinstance(value, Rows):
+    if isinstance(value, fl.Rows):
         yield value.values
         return
     if id(value) in known or not depth:

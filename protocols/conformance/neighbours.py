@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.data.federation import Shard
-
-if TYPE_CHECKING:
-    from securecluster.data.federation import Federation
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[Any]
 FEWEST = 4  # samples of a client that has few
 OUTLIER = 1000.0  # times a feature of an example that is far from all others
 
 
-def other_data(federation: Federation, seed: int = 1) -> Federation:
+def other_data(federation: fl.Federation, seed: int = 1) -> fl.Federation:
     """Return the same clients with random samples, and with labels in other proportions.
 
     Args:
@@ -44,7 +42,7 @@ def other_data(federation: Federation, seed: int = 1) -> Federation:
     return _each(federation, shard)
 
 
-def other_clients(federation: Federation, unit: str) -> list[Federation]:
+def other_clients(federation: fl.Federation, unit: str) -> list[fl.Federation]:
     """Return the same clients with other data, of several kinds.
 
     Numbers of samples are others, too, where they are private: under the unit "client".
@@ -61,7 +59,7 @@ def other_clients(federation: Federation, unit: str) -> list[Federation]:
     return worlds
 
 
-def alike(federation: Federation) -> Federation:
+def alike(federation: fl.Federation) -> fl.Federation:
     """Return clients all of whose samples are their first one, of one class.
 
     Args:
@@ -78,7 +76,7 @@ def alike(federation: Federation) -> Federation:
     return _each(federation, shard)
 
 
-def opposite(federation: Federation) -> Federation:
+def opposite(federation: fl.Federation) -> fl.Federation:
     """Return clients with low features where theirs are high, and with all labels of the last
     class.
 
@@ -95,7 +93,7 @@ def opposite(federation: Federation) -> Federation:
     return _each(federation, shard)
 
 
-def balanced(federation: Federation) -> Federation:
+def balanced(federation: fl.Federation) -> fl.Federation:
     """Return clients with samples of each other, and with all classes in equal numbers.
 
     Args:
@@ -115,7 +113,7 @@ def balanced(federation: Federation) -> Federation:
     return _each(federation, shard)
 
 
-def resized(federation: Federation, size: Callable[[int, int], int]) -> Federation:
+def resized(federation: fl.Federation, size: Callable[[int, int], int]) -> fl.Federation:
     """Return clients with other numbers of samples, which are theirs again and again.
 
     Args:
@@ -130,7 +128,7 @@ def resized(federation: Federation, size: Callable[[int, int], int]) -> Federati
     return _each(federation, shard)
 
 
-def changed_examples(federation: Federation) -> dict[str, Federation]:
+def changed_examples(federation: fl.Federation) -> dict[str, fl.Federation]:
     """Return clients each of whom has one other example, by what is done to it.
 
     All of these change the same example of a client, so that any two of them are neighbours.
@@ -148,7 +146,7 @@ def changed_examples(federation: Federation) -> dict[str, Federation]:
     return {name: _one_example(federation, change) for name, change in changes.items()}
 
 
-def blank(federation: Federation) -> Federation:
+def blank(federation: fl.Federation) -> fl.Federation:
     """Return clients all of whose samples are zeros, with their labels.
 
     Args:
@@ -157,15 +155,15 @@ def blank(federation: Federation) -> Federation:
     return _each(federation, lambda known, position: replace(known, x=np.zeros_like(known.x)))
 
 
-def _each(federation: Federation, shard: Callable[[Shard, int], Shard]) -> Federation:
+def _each(federation: fl.Federation, shard: Callable[[Shard, int], Shard]) -> fl.Federation:
     """Return the clients with other shards, of each one's shard and position."""
     shards = tuple(shard(known, k) for k, known in enumerate(federation.shards))
     return replace(federation, shards=shards)
 
 
 def _one_example(
-    federation: Federation, change: Callable[[Array, Array, Array], tuple[Array, Array]]
-) -> Federation:
+    federation: fl.Federation, change: Callable[[Array, Array, Array], tuple[Array, Array]]
+) -> fl.Federation:
     """Return the clients, of whom each has one example changed: another one at each."""
 
     def shard(known: Shard, position: int) -> Shard:

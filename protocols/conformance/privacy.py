@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
-from securecluster.messaging.messages import RELAY, Rows, Shared
+from securecluster.messaging.messages import RELAY
 from securecluster.parties.client_state import ClientState
 from securecluster.parties.endpoints import build_client
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.conformance.neighbours import other_clients
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
@@ -20,7 +21,6 @@ from securecluster.protocols.conformance.simulation import FULL, SEEDED
 from securecluster.runtime.endpoint import KEY_METHODS, message_types, release_of
 
 if TYPE_CHECKING:
-    from securecluster.data.federation import Federation
     from securecluster.messaging.transcript import Transcript
     from securecluster.privacy.dp.ledger import Ledger
     from securecluster.runtime.endpoint import Endpoint
@@ -67,9 +67,9 @@ def is_equal(one: Any, other: Any) -> bool:
         one: rows, a shared value or a scalar.
         other: of the same kind.
     """
-    if isinstance(one, Rows) and isinstance(other, Rows):
+    if isinstance(one, fl.Rows) and isinstance(other, fl.Rows):
         return torch.equal(one.values, other.values)
-    if isinstance(one, Shared) and isinstance(other, Shared):
+    if isinstance(one, fl.Shared) and isinstance(other, fl.Shared):
         return torch.equal(one.value, other.value)
     return bool(one == other)
 
@@ -86,7 +86,7 @@ def transplant(source: Endpoint[Any], target: Endpoint[Any]) -> None:
     target.keys.restore(state.secrets)
 
 
-def check_free_replies(make: Make, federation: Federation, **params: Any) -> int:
+def check_free_replies(make: Make, federation: fl.Federation, **params: Any) -> int:
     """Check that what is declared to tell nothing new tells nothing new.
 
     A reply with private=False is the same from clients with other data who are asked the same from
@@ -162,7 +162,7 @@ def owed_by(fitted: Any, transcript: Transcript) -> Counter[Any]:
         names = [
             one.name
             for one in fields(declared)
-            if isinstance(getattr(answer.reply, one.name, None), Rows | Shared)
+            if isinstance(getattr(answer.reply, one.name, None), fl.Rows | fl.Shared)
         ]
         owed.update((call.method, name, entry.round, i) for name in names for i in answer.ids)
     return owed
@@ -206,7 +206,7 @@ def check_events(owed: Counter[Any], written: Counter[Any]) -> None:
             )
 
 
-def check_priced(make: Make, federation: Federation, **params: Any) -> None:
+def check_priced(make: Make, federation: fl.Federation, **params: Any) -> None:
     """Check that every private field writes an event, and that with noise none of them is exact.
 
     Args:
@@ -238,7 +238,7 @@ def require_noise(ledger: Ledger) -> None:
         )
 
 
-def check_target(make: Make, federation: Federation, rounds: int = 3, **params: Any) -> None:
+def check_target(make: Make, federation: fl.Federation, rounds: int = 3, **params: Any) -> None:
     """Check that a run costs a finite ε, and not more than the target that it was given.
 
     Args:
@@ -266,7 +266,7 @@ def check_target(make: Make, federation: Federation, rounds: int = 3, **params: 
 
 
 def check_newcomers_price(
-    make: Make, federation: Federation, newcomers: Federation, rounds: int = 3, **params: Any
+    make: Make, federation: fl.Federation, newcomers: fl.Federation, rounds: int = 3, **params: Any
 ) -> None:
     """Check that the ledger grows by what newcomers release, and that this has noise.
 

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.messages import Call, Picks, Rows, Shared
+from securecluster.messaging.messages import Call
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE
 from securecluster.privacy.dp.noise_streams import digest
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.client_tensors import ClientRows
 from securecluster.protocols.conformance.held_values import held_values, numbers_in, printed
-from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import release_of
 from securecluster.training.config import LocalTraining
 from securecluster.training.evaluation import Samples
@@ -157,7 +156,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class PublicContext(CallContext):
+class PublicContext(fl.CallContext):
     """Context by which clients release public numbers.
 
     Args:
@@ -216,7 +215,7 @@ class World:
         self._endpoint = endpoint
         self._unit = unit
         self._watched = ""  # who reads the client's attributes
-        self._called: CallContext | None = None
+        self._called: fl.CallContext | None = None
         self._trained = endpoint.client.cohort.train
         self._context = endpoint.context
         _watch(endpoint.client, self._read)
@@ -241,7 +240,7 @@ class World:
         try:
             with self.watching(STATE if trains else ""):
                 reply = self._endpoint.answer(call).reply
-        except (PolicyError, UpdateError):
+        except (fl.PolicyError, fl.UpdateError):
             return self.now
         self.now.fields = {one.name: _digest(getattr(reply, one.name)) for one in fields(reply)}
         return self.now
@@ -272,7 +271,7 @@ class World:
                     self.now.use(context.ids, user, name, printed(number))
         self._watched = user
 
-    def _public_context(self, *args: Any, **options: Any) -> CallContext:
+    def _public_context(self, *args: Any, **options: Any) -> fl.CallContext:
         known = self._context(*args, **options)
         given = {one.name: getattr(known, one.name) for one in fields(known)}
         self._called = PublicContext(**given, world=self)
@@ -308,7 +307,7 @@ class World:
 
     def _train(  # noqa: PLR0913 (that of `LocalTrainer`)
         self,
-        start: Rows,
+        start: fl.Rows,
         clients: Sequence[int],
         plan: LocalTraining,
         step: int,
@@ -380,10 +379,10 @@ def _watch(client: Any, read: Callable[[str, Any], None]) -> None:
 
 def _digest(value: Any) -> str:
     """Return what is equal for two fields of replies of which every bit is equal."""
-    if isinstance(value, Rows):
+    if isinstance(value, fl.Rows):
         return printed(value.values)
-    if isinstance(value, Shared):
+    if isinstance(value, fl.Shared):
         return printed(value.value)
-    if isinstance(value, Picks):
+    if isinstance(value, fl.Picks):
         return f"{printed(value.table)} {value.picks}"
     return repr(value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import ReplayError
@@ -19,21 +19,12 @@ from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, reply_
 from securecluster.parties.derived import call_types
 from securecluster.parties.endpoints import build_client
 from securecluster.protections.registry import service_methods
-from securecluster.protocols.common.averages.restarts import Restart, lagging_clients_of
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages.restarts import lagging_clients_of
+from securecluster.protocols.conformance import simulation
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
-from securecluster.protocols.conformance.simulation import (
-    DOUBLE,
-    FULL,
-    SEEDED,
-    interrupt_after,
-    serve,
-    serve_nodes,
-)
 from securecluster.runtime.endpoint import release_of
 from securecluster.runtime.settings import Settings
-
-if TYPE_CHECKING:
-    from securecluster.data.federation import Federation
 
 Make = Callable[..., Any]
 # Largest difference of two numbers of a model in double precision, over frames or through masks.
@@ -51,12 +42,12 @@ class Example:
     """One run of a protocol, with dropouts and a full transcript, that several checks read."""
 
     make: Callable[[], Any]  # the protocol anew, with the same hyper-parameters
-    federation: Federation
+    federation: fl.Federation
     settings: Settings
     fitted: Any
 
 
-def example(make: Make, federation: Federation, **params: Any) -> Example:
+def example(make: Make, federation: fl.Federation, **params: Any) -> Example:
     """Fit a protocol once for `check_frames`, `check_replay`, `check_repeats`, `check_resume`.
 
     Args:
@@ -65,7 +56,7 @@ def example(make: Make, federation: Federation, **params: Any) -> Example:
         params: hyper-parameters.
     """
     anew = partial(make, **{"rounds": 4, **params})
-    settings = replace(FULL, dropout=0.2)
+    settings = replace(simulation.FULL, dropout=0.2)
     return Example(anew, federation, settings, anew().fit(federation, settings))
 
 
@@ -158,7 +149,11 @@ def check_replay(run: Example) -> None:
 
 
 def check_masked_round(
-    make: Make, federation: Federation, mask: str, rounds: int = 1, settings: Settings | None = None
+    make: Make,
+    federation: fl.Federation,
+    mask: str,
+    rounds: int = 1,
+    settings: Settings | None = None,
 ) -> None:
     """Check that one round under a mask gives the models that it gives without one.
 
@@ -169,7 +164,7 @@ def check_masked_round(
         rounds: number of rounds, of which the first moves models most.
         settings: precision; None is single precision.
     """
-    settings = settings or SEEDED
+    settings = settings or simulation.SEEDED
     made = make(rounds=rounds, mask=mask)
     masked = made.fit(federation, settings).client_models_.values
     plain = made.set_params(mask="none").fit(federation, settings).client_models_.values
@@ -185,7 +180,7 @@ def check_masked_round(
     )
 
 
-def check_nodes(make: Make, federation: Federation, rounds: int = 3, **params: Any) -> None:
+def check_nodes(make: Make, federation: fl.Federation, rounds: int = 3, **params: Any) -> None:
     """Check that nodes with one client each, behind real frames, end with the models of all clients
     in one batch.
 
@@ -198,8 +193,8 @@ def check_nodes(make: Make, federation: Federation, rounds: int = 3, **params: A
         params: other hyper-parameters.
     """
     made = make(rounds=rounds, **params)
-    state, nodes = serve_nodes(made, federation)
-    together = made.fit(federation, DOUBLE).client_models_.values
+    state, nodes = simulation.serve_nodes(made, federation)
+    together = made.fit(federation, simulation.DOUBLE).client_models_.values
     apart = torch.cat([made.observer.kept_models(node.client, state).values for node in nodes])
     distance = float((apart - together).abs().max())
     require(
@@ -237,7 +232,9 @@ def check_resume(run: Example, folder: Path, stops: Sequence[int] = (1, 3)) -> N
     federation, settings, whole = run.federation, run.settings, run.fitted
     for stop in stops:
         try:
-            run.make().fit(federation, settings, folder=folder, report=interrupt_after(stop))
+            run.make().fit(
+                federation, settings, folder=folder, report=simulation.interrupt_after(stop)
+            )
         except KeyboardInterrupt:
             continue
         raise ConformanceError(
@@ -271,7 +268,7 @@ def _same_run(other: Any, whole: Any, what: str) -> None:
     require(not differing, f"{what} has other {', '.join(differing)}: {advice}")
 
 
-def check_saved(run: Example, newcomers: Federation, folder: Path) -> None:
+def check_saved(run: Example, newcomers: fl.Federation, folder: Path) -> None:
     """Check that a fitted protocol places newcomers as before after it was saved and loaded.
 
     Args:
@@ -318,7 +315,7 @@ def trains(made: Any, call: Call) -> bool:
 
 
 def check_everyone_catches_up(
-    make: Make, federation: Federation, rounds: int = 5, **params: Any
+    make: Make, federation: fl.Federation, rounds: int = 5, **params: Any
 ) -> None:
     """Check that a client that misses rounds, the last one too, ends with its cluster's model.
 
@@ -338,7 +335,7 @@ def check_everyone_catches_up(
         absent = call.round in LOST_ROUNDS and trains(made, call)
         return {LOST_CLIENT} if absent else set()
 
-    served = serve(made, federation, lost, SEEDED)
+    served = simulation.serve(made, federation, lost, simulation.SEEDED)
     lagging = _lagging(served.state)
     require(
         not lagging,
@@ -349,7 +346,7 @@ def check_everyone_catches_up(
     models = made.observer.final_models(served.endpoint.client, served.state).values
     if all(torch.equal(models[LOST_CLIENT], models[i]) for i in others):
         return
-    whole = serve(made, federation, settings=SEEDED)
+    whole = simulation.serve(made, federation, settings=simulation.SEEDED)
     models = made.observer.final_models(whole.endpoint.client, whole.state).values
     others = _cluster_of_lost(made, whole)
     if not all(torch.equal(models[LOST_CLIENT], models[i]) for i in others):
@@ -381,13 +378,13 @@ def _lagging(state: Any) -> list[int]:
     if outbox is not None:
         return sorted(outbox.lagging_clients())
     running = getattr(state, "running", None)  # of a `ModelSetState`
-    if isinstance(running, Restart):
+    if isinstance(running, fl.Restart):
         return sorted(lagging_clients_of(running))
     return []
 
 
 def check_newcomers(
-    make: Make, run: Federation, newcomers: Federation, masks: Sequence[str], **params: Any
+    make: Make, run: fl.Federation, newcomers: fl.Federation, masks: Sequence[str], **params: Any
 ) -> None:
     """Check that newcomers, and the run's own clients, are clustered alike under every mask.
 
@@ -400,7 +397,7 @@ def check_newcomers(
     """
     found = {}
     for mask in masks:
-        fitted = make(**{"rounds": 4, **params}, mask=mask).fit(run, DOUBLE)
+        fitted = make(**{"rounds": 4, **params}, mask=mask).fit(run, simulation.DOUBLE)
         found[mask] = (fitted.labels_.tolist(), fitted.join(newcomers).tolist())
     first = found[masks[0]]
     for mask, one in found.items():
@@ -412,7 +409,9 @@ def check_newcomers(
         )
 
 
-def check_secure_sums(make: Make, federation: Federation, rounds: int = 3, **params: Any) -> None:
+def check_secure_sums(
+    make: Make, federation: fl.Federation, rounds: int = 3, **params: Any
+) -> None:
     """Check that secure sums lead to the models of plain ones.
 
     Args:
@@ -421,8 +420,8 @@ def check_secure_sums(make: Make, federation: Federation, rounds: int = 3, **par
         rounds: number of rounds.
         params: other hyper-parameters.
     """
-    secure = make(rounds=rounds, **params, aggregation="secagg").fit(federation, DOUBLE)
-    plain = make(rounds=rounds, **params, aggregation="plain").fit(federation, DOUBLE)
+    secure = make(rounds=rounds, **params, aggregation="secagg").fit(federation, simulation.DOUBLE)
+    plain = make(rounds=rounds, **params, aggregation="plain").fit(federation, simulation.DOUBLE)
     one, other = secure.client_models_.values, plain.client_models_.values
     apart = float((one - other).abs().max())
     require(

@@ -14,14 +14,12 @@ from securecluster.parties.client_state import ClientState
 from securecluster.parties.deployment import Deployment, build_network
 from securecluster.parties.derived import call_types
 from securecluster.parties.endpoints import build_client
-from securecluster.runtime.run import Run
+from securecluster.protocols import authoring as fl
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 
 if TYPE_CHECKING:
-    from securecluster.data.federation import Federation
     from securecluster.runtime.endpoint import Endpoint
-    from securecluster.runtime.server_channel import ServerChannel
 
 Lost = Callable[[Call], set[int]]
 
@@ -36,14 +34,14 @@ def no_client(call: Call) -> set[int]:
     return set()
 
 
-def run_server(made: Any, net: ServerChannel) -> Any:
+def run_server(made: Any, net: fl.ServerChannel) -> Any:
     """Run the server's loop over a channel, without a folder, and return its final state.
 
     Args:
         made: the protocol.
         net: the server's channel.
     """
-    return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    return made.run_server(net, fl.Run(begin=lambda number: setattr(net, "round", number)))
 
 
 class Served(NamedTuple):
@@ -51,13 +49,13 @@ class Served(NamedTuple):
 
     state: Any
     endpoint: Endpoint[Any]
-    net: ServerChannel
+    net: fl.ServerChannel
     transcript: Transcript
 
 
 def serve(
     made: Any,
-    federation: Federation,
+    federation: fl.Federation,
     lost: Lost = no_client,
     settings: Settings = DOUBLE,
     record: str = "full",
@@ -93,7 +91,7 @@ def with_authority(made: Any, config: dict[str, Any], inner: Transport) -> Trans
     return WithAuthority(inner, authority.answer_frame, lambda name: call_types(made, name)[1])
 
 
-def node_each(made: Any, federation: Federation, settings: Settings) -> list[Endpoint[Any]]:
+def node_each(made: Any, federation: fl.Federation, settings: Settings) -> list[Endpoint[Any]]:
     """Return an endpoint for each client, which holds this client's shard alone.
 
     Args:
@@ -116,7 +114,12 @@ class NewProcess:
     """
 
     def __init__(
-        self, made: Any, data: Federation, settings: Settings, config: dict[str, Any], number: int
+        self,
+        made: Any,
+        data: fl.Federation,
+        settings: Settings,
+        config: dict[str, Any],
+        number: int,
     ) -> None:
         self._build = partial(build_client, made, data, settings, agreed=config, numbers=[number])
         self._state: bytes | None = None  # on its disk
@@ -154,7 +157,7 @@ def framed(made: Any, nodes: Sequence[Endpoint[Any] | NewProcess]) -> Transport:
 
 
 def serve_nodes(
-    made: Any, federation: Federation, settings: Settings = DOUBLE
+    made: Any, federation: fl.Federation, settings: Settings = DOUBLE
 ) -> tuple[Any, list[Endpoint[Any]]]:
     """Run a protocol over nodes with one client each, made anew from their state for every call.
 

@@ -22,30 +22,14 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
-from securecluster.data.federation import Federation
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protections.registry import service_methods
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.conformance import neighbours, public_numbers
 from securecluster.protocols.conformance.module_variables import author_modules, clear_caches
-from securecluster.protocols.conformance.neighbours import (
-    alike,
-    blank,
-    changed_examples,
-    other_clients,
-)
-from securecluster.protocols.conformance.public_numbers import (
-    FUNCTION,
-    NOISE,
-    PASSES,
-    Answer,
-    Deed,
-    Draw,
-    PublicNumbers,
-    World,
-    samples_of,
-)
 from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
@@ -56,8 +40,8 @@ if TYPE_CHECKING:
     from securecluster.messaging.transcript import Transcript
 
 Make = Callable[..., Any]
-Build = Callable[[Federation], Endpoint[Any]]
-Answers = Sequence[Answer]  # of one world to each call
+Build = Callable[[fl.Federation], Endpoint[Any]]
+Answers = Sequence[public_numbers.Answer]  # of one world to each call
 NARROW = 0.01  # clip norm that every row exceeds before it is clipped
 ROUNDING = 1 + 1e-4  # of a norm in single precision
 ABSENT = repr(None)  # digest of a field that is left out
@@ -67,7 +51,7 @@ ADVICE = "clip the row to this norm before the noise, or scale the noise to what
 
 
 def check_worlds(
-    make: Make, federation: Federation, newcomers: Federation, rounds: int = 3, **params: Any
+    make: Make, federation: fl.Federation, newcomers: fl.Federation, rounds: int = 3, **params: Any
 ) -> None:
     """Check the price of every release against what other worlds release.
 
@@ -99,7 +83,7 @@ def check_worlds(
 def compare(
     fitted: Any,
     transcript: Transcript,
-    federation: Federation,
+    federation: fl.Federation,
     events: Sequence[Event],
     first: int = 0,
 ) -> int:
@@ -125,27 +109,27 @@ def compare(
     unit = fitted.dp_unit
     modules = author_modules(fitted.result_.method)
 
-    def answers(known: Federation, number: int) -> Answers:
+    def answers(known: fl.Federation, number: int) -> Answers:
         clear_caches(modules)  # what functions remember is of another world
         endpoint, samples = _endpoint(fitted, known, numbers)
-        world = World(endpoint, PublicNumbers(number), unit)
+        world = public_numbers.World(endpoint, public_numbers.PublicNumbers(number), unit)
         given = [world.answer(call) for call in calls]
         require(
-            samples_of(endpoint.client.cohort) == samples,
+            public_numbers.samples_of(endpoint.client.cohort) == samples,
             "clients change their samples in memory, so that whatever was computed of all of them "
             "is in each one before any clip: work on a copy (clone)",
         )
         return given
 
-    for number in range(PASSES):
+    for number in range(public_numbers.PASSES):
         _compare_once(calls, partial(answers, number=number), federation, priced, unit, number)
     return sum(len(event.fields) for known in priced.values() for event in known)
 
 
 def _compare_once(
     calls: Sequence[Call],
-    answers: Callable[[Federation], Answers],
-    federation: Federation,
+    answers: Callable[[fl.Federation], Answers],
+    federation: fl.Federation,
     priced: Mapping[int, Sequence[Event]],
     unit: str,
     number: int,
@@ -155,7 +139,7 @@ def _compare_once(
     Single examples are changed in the first pass alone: of the clients' data, and of data that are
     all alike, where one other example moves a statistic the furthest.
     """
-    others = other_clients(federation, unit)
+    others = neighbours.other_clients(federation, unit)
     # each pass begins elsewhere, so that all of them meet the run's own world
     turn = [others[(number * OTHERS + k) % len(others)] for k in range(OTHERS)]
     own = answers(federation)
@@ -165,10 +149,10 @@ def _compare_once(
     if unit == "client":
         _judge_rows(calls, [own, *found], priced, unit)
     elif number == 0:
-        zeros = answers(blank(federation))
-        for data in (federation, alike(federation)):
+        zeros = answers(neighbours.blank(federation))
+        for data in (federation, neighbours.alike(federation)):
             base = own if data is federation else answers(data)
-            near = [answers(known) for known in changed_examples(data).values()]
+            near = [answers(known) for known in neighbours.changed_examples(data).values()]
             for world in near:
                 _judge_calls(calls, base, world, priced)
             _judge_blanks(calls, base, near[0], zeros, priced)
@@ -187,7 +171,7 @@ def _calls(transcript: Transcript, numbers: Sequence[int]) -> list[Call]:
 
 
 def _endpoint(
-    fitted: Any, known: Federation, numbers: Sequence[int]
+    fitted: Any, known: fl.Federation, numbers: Sequence[int]
 ) -> tuple[Endpoint[Any], list[str]]:
     """Return the endpoint of clients of a run, or of newcomers, with some data, and the digests of
     these before a client had them.
@@ -198,9 +182,9 @@ def _endpoint(
     learned = fitted.kept_.learned
     samples: list[str] = []
 
-    def trainer(federation: Federation, model: Any, *options: Any) -> Any:
+    def trainer(federation: fl.Federation, model: Any, *options: Any) -> Any:
         cohort = trainer_of(model)(federation, model, *options)
-        samples.extend(samples_of(cohort))
+        samples.extend(public_numbers.samples_of(cohort))
         return cohort
 
     endpoint = build_client(
@@ -259,7 +243,9 @@ def _judge_calls(
         _judge_used(call.method, one, another)
 
 
-def _judge_deeds(method: str, own: Sequence[Deed], other: Sequence[Deed]) -> None:
+def _judge_deeds(
+    method: str, own: Sequence[public_numbers.Deed], other: Sequence[public_numbers.Deed]
+) -> None:
     """Raise `ConformanceError` where what a client does beside its numbers depends on data."""
     for one, another in zip(own, other, strict=False):
         if one == another:
@@ -277,7 +263,7 @@ def _told_by_order(method: str) -> str:
     )
 
 
-def _told_by(method: str, one: Deed, another: Deed) -> str:
+def _told_by(method: str, one: public_numbers.Deed, another: public_numbers.Deed) -> str:
     """Return the sentence on something that a client did otherwise with other data."""
     what, _, part = one.kind.partition(" ")
     if what == "training":
@@ -291,14 +277,16 @@ def _told_by(method: str, one: Deed, another: Deed) -> str:
     )
 
 
-def _judge_used(method: str, one: Answer, another: Answer) -> None:
+def _judge_used(method: str, one: public_numbers.Answer, another: public_numbers.Answer) -> None:
     """Raise `ConformanceError` where data are at hand in the place of released numbers alone."""
-    releases = any(deed.kind == NOISE for deeds in one.deeds.values() for deed in deeds)
+    releases = any(
+        deed.kind == public_numbers.NOISE for deeds in one.deeds.values() for deed in deeds
+    )
     for (client, user, name), values in one.used.items():
         others = another.used.get((client, user, name), [])
         equal = all(a == b for a, b in zip(values, others, strict=False))
         require(
-            equal or user != FUNCTION,
+            equal or user != public_numbers.FUNCTION,
             f"{method} gives context.postprocess a function that uses {name}, which depends on "
             "data: let it use the released numbers alone, or release this as well",
         )
@@ -339,7 +327,7 @@ def _judge_rows(
                     _judge_distance(call.method, a, b, reach, f"replacing one {unit}")
 
 
-def _judge_level(method: str, draw: Draw, lowest: float, unit: str) -> None:
+def _judge_level(method: str, draw: public_numbers.Draw, lowest: float, unit: str) -> None:
     """Raise `ConformanceError` where a draw has less noise than is priced, or a longer row."""
     require(
         draw.multiplier * ROUNDING >= lowest,
@@ -354,7 +342,9 @@ def _judge_level(method: str, draw: Draw, lowest: float, unit: str) -> None:
     )
 
 
-def _judge_distance(method: str, one: Draw, other: Draw, reach: float, what: str) -> None:
+def _judge_distance(
+    method: str, one: public_numbers.Draw, other: public_numbers.Draw, reach: float, what: str
+) -> None:
     """Raise `ConformanceError` where a row moves by more than its noise is scaled to."""
     if one.row.shape != other.row.shape:
         return

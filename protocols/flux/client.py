@@ -11,13 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Rows
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.averages.averaging import SharedModelClient
-from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.protocols.flux.descriptors import REACH, REPLACE, DescriptorMap, latent_layer
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.training.evaluation import EVALUATED
 
 if TYPE_CHECKING:
@@ -31,7 +27,7 @@ class Descriptor:
     """Client to server: moments of its latent vectors, over all samples and by class."""
 
     # (b, 2(U + 1), l) [μ_x, σ_x, μ_1 … μ_U, σ_1 … σ_U]
-    moments: Annotated[Rows, Real(("moment_groups", "components"), squared=True)]
+    moments: Annotated[fl.Rows, fl.Real(("moment_groups", "components"), squared=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +35,7 @@ class FeatureDescriptor:
     """Client to server: moments of its latent vectors, without labels."""
 
     # (b, kinds, l) [μ_x, σ_x]
-    moments: Annotated[Rows, Real(("moment_kinds", "components"), squared=True)]
+    moments: Annotated[fl.Rows, fl.Real(("moment_kinds", "components"), squared=True)]
 
 
 class DescriptorClient(SharedModelClient):
@@ -50,26 +46,28 @@ class DescriptorClient(SharedModelClient):
     noise_ratio = 1.0  # multiplier of a descriptor over that of training
     _encoder: LatentVectors | None = None
 
-    @answers(GATHER, unmasked=("moments",))
-    def describe(self, context: CallContext, query: AverageDeltas) -> Descriptor:
+    @fl.answers(fl.GATHER, unmasked=("moments",))
+    def describe(self, context: fl.CallContext, query: fl.AverageDeltas) -> Descriptor:
         """Return d after the query's averages: moments of all samples, and of those of each class.
 
         Raises:
             PolicyError: the request is late, and is about averages before the current ones.
         """
-        return Descriptor(Rows(self._described(context, query, labelled=True)))
+        return Descriptor(fl.Rows(self._described(context, query, labelled=True)))
 
-    @answers(GATHER, unmasked=("moments",))
-    def describe_features(self, context: CallContext, query: AverageDeltas) -> FeatureDescriptor:
+    @fl.answers(fl.GATHER, unmasked=("moments",))
+    def describe_features(
+        self, context: fl.CallContext, query: fl.AverageDeltas
+    ) -> FeatureDescriptor:
         """Return d′ after the query's averages: moments of all samples, for which no label is read.
 
         Raises:
             PolicyError: as `describe`.
         """
-        return FeatureDescriptor(Rows(self._described(context, query, labelled=False)))
+        return FeatureDescriptor(fl.Rows(self._described(context, query, labelled=False)))
 
     def _described(
-        self, context: CallContext, query: AverageDeltas, labelled: bool
+        self, context: fl.CallContext, query: fl.AverageDeltas, labelled: bool
     ) -> torch.Tensor:
         """Return the clients' descriptors as they may leave, (b, …, l).
 
@@ -125,7 +123,7 @@ class DescriptorClient(SharedModelClient):
 
 
 def release_sums(
-    context: CallContext, sums: Array, sizes: Sequence[int], multiplier: float
+    context: fl.CallContext, sums: Array, sizes: Sequence[int], multiplier: float
 ) -> torch.Tensor:
     """Return Σ φ of each client as it may leave, (b, …) float64, with noise.
 

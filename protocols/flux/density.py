@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import relabel
 from securecluster.core.lazy_torch import torch
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
 SENSITIVITY = 1.0
@@ -114,7 +114,7 @@ def density_clusters(rows: Array, scale: float = 1.0) -> tuple[list[int], float]
     # all the same have no distance, and DBSCAN takes no radius of 0.
     reach = max(eps * (1 + ROUNDING), np.finfo(np.float64).tiny)
     found = DBSCAN(eps=reach, min_samples=2).fit_predict(rows)
-    return relabel(found.tolist()), eps
+    return fl.relabel(found.tolist()), eps
 
 
 def centroids(rows: Array, labels: list[int]) -> Array:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
 LACKING = -1.0  # moments of a class of fewer than `FEWEST` samples
@@ -84,7 +84,7 @@ class DescriptorMap:
         The authors' program draws the points between 0 and the largest latent number of any client.
         The scale changes no direction, so nobody has to tell that number here.
         """
-        generator = Randomness(self.seed).generator("flux", "points")
+        generator = fl.Randomness(self.seed).generator("flux", "points")
         points = generator.random((POINTS, self.latents))
         centred = points - points.mean(0)
         _, _, principal = np.linalg.svd(centred, full_matrices=False)

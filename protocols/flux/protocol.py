@@ -31,47 +31,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from securecluster.clustering.k_means import kmeans_of_points
 from securecluster.clustering.labels import check_number as check_clusters
-from securecluster.clustering.labels import largest
-from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
-from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.errors import UpdateError, UsageError
 from securecluster.models.objectives import Classification
-from securecluster.parties.derived import initial_model
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.averaging import (
-    AveragingState,
-    average_clusters,
-    visible_sample_counts,
-)
-from securecluster.protocols.common.averages.pending_updates import (
-    PendingUpdates,
-    flush,
-    request_model,
-)
-from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import ModelDelta
-from securecluster.protocols.common.newcomers import check_newcomers, joint_model_message
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.newcomers import joint_model_message
 from securecluster.protocols.common.options.privacy_options import BOUNDS, SMALLEST_RATIO
 from securecluster.protocols.flux.client import DescriptorClient, LatentVectors
 from securecluster.protocols.flux.density import Scaling, centroids, density_clusters
 from securecluster.protocols.flux.descriptors import POINTS, DescriptorMap, latent_layer
-from securecluster.runtime.run import Run
-from securecluster.training.local_trainer import LocalTrainer
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
 
 FEATURES = "features"
 LABELS = "labels"
@@ -81,13 +54,13 @@ LABELS = "labels"
 class NewcomerReference:
     """What newcomers describe their samples with, and what their descriptors are compared with."""
 
-    joint: ModelDelta  # the model of the clustering round
+    joint: fl.ModelDelta  # the model of the clustering round
     scaling: Scaling
     centroids: torch.Tensor  # (K, blocks · l) the means of clusters' scaled descriptors
 
 
 @dataclass
-class FLUXState(AveragingState):
+class FLUXState(fl.AveragingState):
     """State of the server's loop, with the result of the clustering round."""
 
     radius: float = 0.0  # of DBSCAN; 0 where k is given
@@ -95,8 +68,8 @@ class FLUXState(AveragingState):
     memory: NewcomerReference | None = None
 
 
-@protocol
-class FLUX(ClusteringProtocol):
+@fl.protocol
+class FLUX(fl.ClusteringProtocol):
     """FedAvg, then one clustering of all clients' descriptors, then FedAvg in each cluster."""
 
     mask: str = "permutation"
@@ -112,58 +85,56 @@ class FLUX(ClusteringProtocol):
     """rounds of FedAvg before the clustering"""
     k: int | None = None
     """number of clusters, by k-means; None finds it by DBSCAN"""
-    radius_scale: Annotated[float, Number(0, low_in=False)] = 1.0
+    radius_scale: Annotated[float, fl.Number(0, low_in=False)] = 1.0
     """factor of DBSCAN's radius; the radius is found from the distances of descriptors"""
-    components: Annotated[int | None, AtLeast(1)] = None
+    components: Annotated[int | None, fl.AtLeast(1)] = None
     """l, numbers that a latent vector is reduced to; None is the number of classes"""
-    moments: Annotated[int, AtLeast(1), Number(1, 2, high_in=True)] = 2
+    moments: Annotated[int, fl.AtLeast(1), fl.Number(1, 2, high_in=True)] = 2
     """moments in a descriptor: 2 are means and standard deviations, 1 is means alone"""
-    newcomers_by: Annotated[str, OneOf(FEATURES, LABELS)] = FEATURES
+    newcomers_by: Annotated[str, fl.OneOf(FEATURES, LABELS)] = FEATURES
     """what newcomers are assigned by: features (descriptors for which no label is read) or labels
     (descriptors with moments by class; not in the paper)
     """
-    descriptor_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    descriptor_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
     """noise multiplier of a descriptor over that of training; below 1, clustering gets a larger
     share of ε (not in the paper)
     """
-    descriptor_clip: Annotated[float, Number(*BOUNDS, high_in=True)] = 1.0
+    descriptor_clip: Annotated[float, fl.Number(*BOUNDS, high_in=True)] = 1.0
     """norm to which a sample's reduced latent vector, which is scaled to about 1, is clipped in
     runs with noise (not in the paper)
     """
 
     name: ClassVar[str] = "flux"
-    client: ClassVar[type[TrainingClient]] = DescriptorClient
+    client: ClassVar[type[fl.TrainingClient]] = DescriptorClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> FLUXState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> FLUXState:
         """Run FedAvg, cluster the clients in round `pre_rounds` + 1, and go on in each cluster."""
         m = len(net.clients)
         # Under fresh masks the server cannot add the averages that a silent client missed.
-        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = FLUXState([0] * m, outbox)
         for t in run.rounds("train", state, self.rounds):
             if t == self.pre_rounds + 1:
                 # A checkpoint holds the clusters before any client in a cluster of one trains
                 # alone, whose model is no joint one any more.
                 run.commit(state, partial(self._run_clustering_round, net, run, state))
-            average_clusters(net, state, self.participation, t)
-        flush(net, run, state)
+            fl.average_clusters(net, state, self.participation, t)
+        fl.flush(net, run, state)
         return state
 
-    def _run_clustering_round(self, net: ServerChannel, run: Run, state: FLUXState) -> None:
+    def _run_clustering_round(self, net: fl.ServerChannel, run: fl.Run, state: FLUXState) -> None:
         """Cluster the clients, and record the clusters in the history."""
         self._cluster(net, state)
-        run.note(
-            clustered=clusters_of(state.labels), absent=list(state.absent), radius=state.radius
-        )
+        run.note(clustered=fl.members(state.labels), absent=list(state.absent), radius=state.radius)
 
-    def _cluster(self, net: ServerChannel, state: FLUXState) -> None:
+    def _cluster(self, net: fl.ServerChannel, state: FLUXState) -> None:
         """Cluster all clients, whatever the participation, by their descriptors.
 
         Clients that do not reply join the largest cluster (not in the paper).
         """
         everyone = net.clients
         query = state.outbox.message_for(everyone)
-        replies = net.gather(DescriptorClient.describe, query, to=everyone, tries=TRIES)
+        replies = net.gather(DescriptorClient.describe, query, to=everyone, tries=fl.TRIES)
         ids = list(replies.ids)
         state.outbox.acknowledge(ids)
         state.absent = [i for i in everyone if i not in ids]
@@ -178,17 +149,17 @@ class FLUX(ClusteringProtocol):
             seed = net.randomness.integer("server", "clusterer")
             labels = kmeans_of_points(rows, self.k, seed)
         width = int(net.agreed["dimension"])
-        joint = request_model(net, state.outbox, ids, width)
+        joint = fl.request_model(net, state.outbox, ids, width)
         if len(joint.displacement):
             means = torch.from_numpy(centroids(rows, labels))
             state.memory = NewcomerReference(joint, scaling, means)
         # A client without a reply most likely belongs to the largest cluster.
-        default = largest(labels)
+        default = fl.largest(labels)
         cluster_of = dict(zip(ids, labels, strict=True))
         state.labels = [cluster_of.get(i, default) for i in everyone]
 
     def assign_newcomers(
-        self, net: ServerChannel, state: FLUXState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: FLUXState, to: Sequence[int]
     ) -> list[int]:
         """Return the cluster with the nearest centroid γ_c of each newcomer.
 
@@ -203,7 +174,7 @@ class FLUX(ClusteringProtocol):
         """
         reference = state.memory
         if reference is None:
-            raise UpdateError(
+            raise fl.UpdateError(
                 "nobody replied in the clustering round, so there is nothing to compare newcomers "
                 "with: run it anew"
             )
@@ -212,7 +183,7 @@ class FLUX(ClusteringProtocol):
         if self.newcomers_by == LABELS:
             method = DescriptorClient.describe
         replies = net.gather(method, query, to=to)
-        check_newcomers(to, replies.ids)
+        fl.check_newcomers(to, replies.ids)
         descriptors = replies.rows.moments.values.cpu().double().numpy()
         rows = reference.scaling.scaled(descriptors)
         known = reference.centroids.numpy()[:, : rows.shape[1]]
@@ -221,7 +192,7 @@ class FLUX(ClusteringProtocol):
         cluster_of = dict(zip(replies.ids, nearest, strict=True))
         return [cluster_of[i] for i in to]
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Return D, the length of latent vectors.
 
         Args:
@@ -231,13 +202,13 @@ class FLUX(ClusteringProtocol):
             UsageError: samples have no classes, or the network no dense layer.
         """
         if not isinstance(facts.objective, Classification):
-            raise UsageError(
+            raise fl.UsageError(
                 "FLUX describes samples by class, and these have none: choose another protocol, "
                 "cfl say"
             )
-        model = initial_model(self, facts)
+        model = fl.initial_model(self, facts)
         if latent_layer(model.module) is None:
-            raise UsageError(
+            raise fl.UsageError(
                 "FLUX reads what the network's dense layer gets, and this one has no nn.Linear: "
                 "end it in one, or choose another protocol, cfl say"
             )
@@ -260,8 +231,8 @@ class FLUX(ClusteringProtocol):
         return {**super().frame_sizes(config), **sizes}
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
-    ) -> TrainingClient:
+        self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the clients, with what was agreed on about descriptors.
 
         Args:
@@ -298,17 +269,17 @@ class FLUX(ClusteringProtocol):
         """Return a run of one cluster, since who is alone in one contributes to no sum."""
         return ({"k": 1},)
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible to the server under every mask."""
         noise = "with noise, " if self.privacy.noisy else ""
         moments = "means and standard deviations" if self.moments > 1 else "means"
-        return Disclosures(
+        return fl.Disclosures(
             server=[
                 f"{noise}each client's descriptor: {moments} of its samples' latent vectors, of "
                 "all and by class, which show which classes it has",
                 "the clusters, and each client's cluster",
                 "how far the model of the clustering round has moved from the first one",
-                *visible_sample_counts(weighted=not self.privacy.per_client),
+                *fl.visible_sample_counts(weighted=not self.privacy.per_client),
             ]
         )
 
@@ -325,13 +296,13 @@ class FLUX(ClusteringProtocol):
         if self.k is not None:
             check_clusters(self.k, clients)
             if self.radius_scale != 1:
-                raise UsageError(
+                raise fl.UsageError(
                     "radius_scale is of DBSCAN, and with k clusters are those of k-means: leave "
                     "one of them out"
                 )
         whole_number = isinstance(self.pre_rounds, Integral)
         if not (whole_number and 0 <= self.pre_rounds < self.rounds):
-            raise UsageError(
+            raise fl.UsageError(
                 f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes "
                 "after pre_rounds, a whole number from 0 to rounds - 1; lower pre_rounds or ask "
                 "for more rounds"

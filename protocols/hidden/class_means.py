@@ -17,8 +17,8 @@ import numpy as np
 
 from securecluster.clustering.labels import Array
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
 from securecluster.privacy.low_frequencies import lowest_waves
+from securecluster.protocols import authoring as fl
 
 # A class of n samples counts n/(n + PRIOR) of its mean: few samples say little about a class.
 PRIOR = 2.0
@@ -122,7 +122,7 @@ class ClassMeans:
     @cached_property
     def _sketch(self) -> Array:
         """Return the public sketch, (c·f, q)."""
-        generator = Randomness(self.seed).generator("hidden", "sketch")
+        generator = fl.Randomness(self.seed).generator("hidden", "sketch")
         return generator.standard_normal((self.length, self.size))
 
 

@@ -24,27 +24,12 @@ from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
 from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.bounds import Real, Upto, Whole
-from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.octets import as_rows
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.counted_blocks import (
-    DIGEST,
-    BlockCount,
-    CountedBlocks,
-    FilledBlocks,
-    OwnModels,
-    numbers_digest,
-)
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages import counted_blocks
 from securecluster.protocols.common.averages.model_sets import selected_rows
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.messages import AVERAGES, MOST_SAMPLES, AverageDeltas
+from securecluster.protocols.common.messages import AVERAGES
 from securecluster.protocols.hidden.class_means import ClassMeans
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, SUM, answers
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 UNASSIGNED = -1
 
@@ -53,72 +38,78 @@ UNASSIGNED = -1
 class PointSum:
     """Client to server, in a sum: the client's point, of norm 1."""
 
-    point: Annotated[Rows, Real(("signature",))]  # (b, q)
+    point: Annotated[fl.Rows, fl.Real(("signature",))]  # (b, q)
 
 
 @dataclass(frozen=True, eq=False)
 class PartSum:
     """Client to server, in a sum: what each class adds to the point, and its weight in it."""
 
-    parts: Annotated[Rows, Real(("classes", "part"))]  # (b, c, 1 + q), of norm 1
+    parts: Annotated[fl.Rows, fl.Real(("classes", "part"))]  # (b, c, 1 + q), of norm 1
 
 
 @dataclass(frozen=True, eq=False)
 class PublicParts:
     """Server to client: what classes add to points on average, which clients subtract."""
 
-    parts: Annotated[Shared, Real(("classes", "signature"))]  # (c, q)
+    parts: Annotated[fl.Shared, fl.Real(("classes", "signature"))]  # (c, q)
 
 
 @dataclass(frozen=True, eq=False)
 class PublicMean:
     """Server to client: the mean of all points."""
 
-    mean: Annotated[Shared, Real(("signature",), average=True, made_of=("point",))]  # (q,)
+    mean: Annotated[fl.Shared, fl.Real(("signature",), average=True, made_of=("point",))]  # (q,)
     # (c, q) as in `PublicParts`; None where nothing is subtracted
-    parts: Annotated[Shared | None, Real(("classes", "signature"))] = None
+    parts: Annotated[fl.Shared | None, fl.Real(("classes", "signature"))] = None
 
 
 @dataclass(frozen=True, eq=False)
 class MomentSum:
     """Client to server, in a sum: v vᵀ of the direction of the point from the mean, packed."""
 
-    moments: Annotated[Rows, Real(("moments",))]  # (b, q(q + 1)/2), of norm 1
+    moments: Annotated[fl.Rows, fl.Real(("moments",))]  # (b, q(q + 1)/2), of norm 1
 
 
 @dataclass(frozen=True, eq=False)
 class PublicCentres:
     """Server to client: centres in the leading directions of all clients' points."""
 
-    mean: Annotated[Shared, Real(("signature",), average=True, made_of=("point",))]  # (q,)
-    basis: Annotated[Shared, Real(("signature", "subspace"))]  # (q, r)
-    centres: Annotated[Shared, Real((Upto("centres", "cells", minimum=1), "subspace"))]  # (c, r)
+    mean: Annotated[fl.Shared, fl.Real(("signature",), average=True, made_of=("point",))]  # (q,)
+    basis: Annotated[fl.Shared, fl.Real(("signature", "subspace"))]  # (q, r)
+    centres: Annotated[
+        fl.Shared, fl.Real((fl.Upto("centres", "cells", minimum=1), "subspace"))
+    ]  # (c, r)
     # (c, q) as in `PublicParts`; None where nothing is subtracted
-    parts: Annotated[Shared | None, Real(("classes", "signature"))] = None
+    parts: Annotated[fl.Shared | None, fl.Real(("classes", "signature"))] = None
 
     def digest(self) -> torch.Tensor:
         """Return the 32 bytes of a digest of all numbers, uint8."""
         fields = (self.mean, self.basis, self.centres, self.parts)
         numbers = [field.value.flatten() for field in fields if field is not None]
-        return numbers_digest(torch.cat(numbers))
+        return counted_blocks.numbers_digest(torch.cat(numbers))
 
 
 @dataclass(frozen=True, eq=False)
 class CellSum:
     """Client to server, in a sum: a one and a displacement in the block of the nearest cell."""
 
-    cells: Annotated[Rows, Real(("cells", "displacement"))]  # (b, c, 1 + r), of norm 1 at most
+    cells: Annotated[
+        fl.Rows, fl.Real(("cells", "displacement"))
+    ]  # (b, c, 1 + r), of norm 1 at most
 
 
 @dataclass(frozen=True, eq=False)
 class StepSum:
     """Client to server, in a sum: a one and a displacement in the block of the nearest centre."""
 
-    steps: Annotated[Rows, Real(("clusters", "displacement"))]  # (b, k, 1 + r), of norm 1 at most
+    steps: Annotated[
+        fl.Rows, fl.Real(("clusters", "displacement"))
+    ]  # (b, k, 1 + r), of norm 1 at most
 
 
 @dataclass(frozen=True, eq=False)
-class FilledCentres(PublicCentres, FilledBlocks):
+class FilledCentres(PublicCentres, counted_blocks.FilledBlocks):
     """Server to client: centres, and which of them are the nearest to enough clients."""
 
 
@@ -127,19 +118,21 @@ class BlockAverages:
     """Server to client: the averages of all k models that the client lacks, oldest first."""
 
     # (r, k, d) as the blocks were summed, hence masked where updates are
-    means: Annotated[Picks, Real((AVERAGES, "clusters", "dimension"), sent="blocks", average=True)]
+    means: Annotated[
+        fl.Picks, fl.Real((AVERAGES, "clusters", "dimension"), sent="blocks", average=True)
+    ]
     # (r,) int64, the call of the averaged updates, which identifies the mask
-    steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
+    steps: Annotated[fl.Picks, fl.Whole((AVERAGES,), maximum="steps")]
     absolute: bool  # one row, the displacements since θ_0, instead of one per missed round
     # (b,) int64, the number of averages that a client has had once it has applied these
-    count: Annotated[Rows, Whole(maximum="averages")]
+    count: Annotated[fl.Rows, fl.Whole(maximum="averages")]
 
     @classmethod
-    def of(cls, averages: AverageDeltas) -> BlockAverages:
+    def of(cls, averages: fl.AverageDeltas) -> BlockAverages:
         """Return the message of averages whose rows are (k, d)."""
         means = averages.means
         if not len(means.table):
-            means = Picks(torch.zeros(0, 0, 0), means.picks)
+            means = fl.Picks(torch.zeros(0, 0, 0), means.picks)
         return cls(means, averages.steps, averages.absolute, averages.count)
 
 
@@ -147,12 +140,12 @@ class BlockAverages:
 class ClusterBlocks:
     """Client to server, in a sum: an update in the block of the client's cluster."""
 
-    blocks: Annotated[Rows, Real(("clusters", "dimension"))]  # (b, k, d) weighted
+    blocks: Annotated[fl.Rows, fl.Real(("clusters", "dimension"))]  # (b, k, d) weighted
     # (b, k) |D_i| at the client's cluster; None where clients count the same
-    weight: Annotated[Rows | None, Real(("clusters",), low=0, maximum=MOST_SAMPLES)]
+    weight: Annotated[fl.Rows | None, fl.Real(("clusters",), low=0, maximum=fl.MOST_SAMPLES)]
 
 
-class HiddenClient(CountedBlocks, TrainingClient):
+class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
     """Clients that tell nobody which cluster they are in.
 
     Args:
@@ -167,23 +160,25 @@ class HiddenClient(CountedBlocks, TrainingClient):
 
     by_client: ClassVar[tuple[str, ...]] = ("labels",)
 
-    _labels = ClientTensor(start=UNASSIGNED, dtype="int64")
+    _labels = fl.ClientTensor(start=UNASSIGNED, dtype="int64")
     # digests of the centres to which clients have assigned themselves; zeros before
-    _assigned_to = ClientTensor(DIGEST, dtype="uint8")
-    _trained_in = ClientTensor(start=-1, dtype="int64")  # the last round of training alone
+    _assigned_to = fl.ClientTensor(counted_blocks.DIGEST, dtype="uint8")
+    _trained_in = fl.ClientTensor(start=-1, dtype="int64")  # the last round of training alone
 
     def __init__(
         self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
+        cohort: fl.LocalTrainer,
+        training: fl.LocalTraining,
+        pipeline: fl.Pipeline,
         point: ClassMeans,
         clusters: int,
         weights: bool,
         residuals: bool = False,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted=False)
-        self._own = OwnModels(1)  # of clients that trained alone since the last average
+        self._own = counted_blocks.OwnModels(
+            1
+        )  # of clients that trained alone since the last average
         self._map = point
         self._clusters = clusters
         self._weights = weights
@@ -199,13 +194,13 @@ class HiddenClient(CountedBlocks, TrainingClient):
         labels: list[int] = self._labels.values.tolist()
         return labels
 
-    @answers(SUM, through=("point",))
-    def send_point(self, context: CallContext, query: Empty) -> PointSum:
+    @fl.answers(fl.SUM, through=("point",))
+    def send_point(self, context: fl.CallContext, query: fl.Empty) -> PointSum:
         """Return each client's point, scaled to norm 1."""
         return PointSum(self._rows_of(self._unit_points(context)))
 
-    @answers(SUM, through=("parts",))
-    def send_parts(self, context: CallContext, query: Empty) -> PartSum:
+    @fl.answers(fl.SUM, through=("parts",))
+    def send_parts(self, context: fl.CallContext, query: fl.Empty) -> PartSum:
         """Return what each class adds to each client's point, and its weight, of norm 1.
 
         Raises:
@@ -216,8 +211,8 @@ class HiddenClient(CountedBlocks, TrainingClient):
         self._check_residuals()
         return PartSum(self._rows_of(self._part_rows(context)))
 
-    @answers(SUM, unmasked=("count",), fixed=True)
-    def count_parts(self, context: CallContext, query: Empty) -> BlockCount:
+    @fl.answers(fl.SUM, unmasked=("count",), fixed=True)
+    def count_parts(self, context: fl.CallContext, query: fl.Empty) -> counted_blocks.BlockCount:
         """Return a one at each class that a client has samples of.
 
         Raises:
@@ -226,10 +221,14 @@ class HiddenClient(CountedBlocks, TrainingClient):
         self._refuse_unless_counted("count_parts", True)
         self._check_residuals()
         weights = self._part_rows(context)[:, :, 0]
-        return BlockCount(self.counted(context, torch.as_tensor(weights > 0), self._of_classes))
+        return counted_blocks.BlockCount(
+            self.counted(context, torch.as_tensor(weights > 0), self._of_classes)
+        )
 
-    @answers(SUM, through=("parts",), fixed=True)
-    def send_counted_parts(self, context: CallContext, query: FilledBlocks) -> PartSum:
+    @fl.answers(fl.SUM, through=("parts",), fixed=True)
+    def send_counted_parts(
+        self, context: fl.CallContext, query: counted_blocks.FilledBlocks
+    ) -> PartSum:
         """Return what each class of enough clients adds to each point, and its weight.
 
         Raises:
@@ -242,19 +241,19 @@ class HiddenClient(CountedBlocks, TrainingClient):
         filled = self.filled(context, query, classes, self._of_classes, most=classes)
         return PartSum(self._rows_of(rows * np.array(filled)[None, :, None]))
 
-    @answers(SUM, through=("point",), fixed=True)
-    def send_residual(self, context: CallContext, query: PublicParts) -> PointSum:
+    @fl.answers(fl.SUM, through=("point",), fixed=True)
+    def send_residual(self, context: fl.CallContext, query: PublicParts) -> PointSum:
         """Return each client's point without the mean parts of its classes, of norm 1."""
         return PointSum(self._rows_of(self._unit_points(context, query.parts)))
 
-    @answers(SUM, through=("moments",), fixed=True)
-    def send_moments(self, context: CallContext, query: PublicMean) -> MomentSum:
+    @fl.answers(fl.SUM, through=("moments",), fixed=True)
+    def send_moments(self, context: fl.CallContext, query: PublicMean) -> MomentSum:
         """Return v vᵀ of the direction v of each client's point from the mean."""
         directions = self._directions(context, query)
         return MomentSum(self._rows_of(noisy_centres.second_moments(directions)))
 
-    @answers(SUM, through=("cells",), fixed=True)
-    def send_cell(self, context: CallContext, query: PublicCentres) -> CellSum:
+    @fl.answers(fl.SUM, through=("cells",), fixed=True)
+    def send_cell(self, context: fl.CallContext, query: PublicCentres) -> CellSum:
         """Return which cell of the code book each client is in, and where in the cell.
 
         Raises:
@@ -264,8 +263,8 @@ class HiddenClient(CountedBlocks, TrainingClient):
         rows = self._displacements(context, query, noisy_centres.CELL_REACH)
         return CellSum(self._rows_of(rows))
 
-    @answers(SUM, through=("steps",), fixed=True)
-    def send_step(self, context: CallContext, query: PublicCentres) -> StepSum:
+    @fl.answers(fl.SUM, through=("steps",), fixed=True)
+    def send_step(self, context: fl.CallContext, query: PublicCentres) -> StepSum:
         """Return which centre is nearest to each client, and the displacement from it.
 
         Raises:
@@ -275,8 +274,10 @@ class HiddenClient(CountedBlocks, TrainingClient):
         rows = self._displacements(context, query, noisy_centres.STEP_REACH)
         return StepSum(self._rows_of(rows))
 
-    @answers(SUM, unmasked=("count",), fixed=True)
-    def count_cell(self, context: CallContext, query: PublicCentres) -> BlockCount:
+    @fl.answers(fl.SUM, unmasked=("count",), fixed=True)
+    def count_cell(
+        self, context: fl.CallContext, query: PublicCentres
+    ) -> counted_blocks.BlockCount:
         """Return a one at the cell of the code book that each client is in.
 
         Raises:
@@ -284,8 +285,10 @@ class HiddenClient(CountedBlocks, TrainingClient):
         """
         return self._count_nearest("count_cell", context, query)
 
-    @answers(SUM, unmasked=("count",), fixed=True)
-    def count_step(self, context: CallContext, query: PublicCentres) -> BlockCount:
+    @fl.answers(fl.SUM, unmasked=("count",), fixed=True)
+    def count_step(
+        self, context: fl.CallContext, query: PublicCentres
+    ) -> counted_blocks.BlockCount:
         """Return a one at the centre that is nearest to each client, before a step.
 
         Raises:
@@ -293,8 +296,10 @@ class HiddenClient(CountedBlocks, TrainingClient):
         """
         return self._count_nearest("count_step", context, query)
 
-    @answers(SUM, unmasked=("count",), fixed=True)
-    def count_cluster(self, context: CallContext, query: PublicCentres) -> BlockCount:
+    @fl.answers(fl.SUM, unmasked=("count",), fixed=True)
+    def count_cluster(
+        self, context: fl.CallContext, query: PublicCentres
+    ) -> counted_blocks.BlockCount:
         """Return a one at the centre that is nearest to each client, after the step.
 
         Raises:
@@ -302,8 +307,8 @@ class HiddenClient(CountedBlocks, TrainingClient):
         """
         return self._count_nearest("count_cluster", context, query)
 
-    @answers(SUM, through=("steps",), fixed=True)
-    def send_counted_step(self, context: CallContext, query: FilledCentres) -> StepSum:
+    @fl.answers(fl.SUM, through=("steps",), fixed=True)
+    def send_counted_step(self, context: fl.CallContext, query: FilledCentres) -> StepSum:
         """Return the displacement of each client from its centre, if enough others are there.
 
         Raises:
@@ -314,8 +319,8 @@ class HiddenClient(CountedBlocks, TrainingClient):
         rows = self._displacements(context, query, noisy_centres.STEP_REACH)
         return StepSum(self._rows_of(rows * np.array(filled)[None, :, None]))
 
-    @answers(GATHER, private=False)
-    def assign(self, context: CallContext, query: PublicCentres) -> Ack:
+    @fl.answers(fl.GATHER, private=False)
+    def assign(self, context: fl.CallContext, query: PublicCentres) -> fl.Ack:
         """Take the nearest centre's cluster, without saying which.
 
         Security rule: a client assigns itself once. By its updates under other centres, or by
@@ -325,7 +330,7 @@ class HiddenClient(CountedBlocks, TrainingClient):
             PolicyError: more centres than clusters, or other centres than before.
         """
         if len(query.centres.value) > self._clusters:
-            raise PolicyError(
+            raise fl.PolicyError(
                 f"{len(query.centres.value)} centres are not those of {self._clusters} clusters: "
                 "the request is refused"
             )
@@ -333,7 +338,7 @@ class HiddenClient(CountedBlocks, TrainingClient):
         for i, before in zip(context.ids, self._assigned_to[context.positions], strict=True):
             # Whatever its cluster would be: a refusal must not tell of the data.
             if bool(before.any()) and not torch.equal(before, current):
-                raise PolicyError(
+                raise fl.PolicyError(
                     f"client {i} has assigned itself before, and other centres could tell to what: "
                     "the request is refused"
                 )
@@ -342,10 +347,10 @@ class HiddenClient(CountedBlocks, TrainingClient):
         )
         self._assigned_to[context.positions] = current
         self._labels[context.positions] = nearest
-        return Ack()
+        return fl.Ack()
 
-    @answers(SUM, through=("blocks",), fresh=True, trains="usual", unmasked=("weight",))
-    def contribute_block(self, context: CallContext, query: BlockAverages) -> ClusterBlocks:
+    @fl.answers(fl.SUM, through=("blocks",), fresh=True, trains="usual", unmasked=("weight",))
+    def contribute_block(self, context: fl.CallContext, query: BlockAverages) -> ClusterBlocks:
         """Train, and return the update in the block of the client's cluster.
 
         The other blocks are zeros. Clients count the same, unless the run weights them by |D_i|.
@@ -360,8 +365,10 @@ class HiddenClient(CountedBlocks, TrainingClient):
         self.catch_up(context, self.own_averages(query, context.positions))
         return self._blocks(context, range(len(context.positions)))
 
-    @answers(SUM, unmasked=("count",), fixed=False)
-    def count_block(self, context: CallContext, query: BlockAverages) -> BlockCount:
+    @fl.answers(fl.SUM, unmasked=("count",), fixed=False)
+    def count_block(
+        self, context: fl.CallContext, query: BlockAverages
+    ) -> counted_blocks.BlockCount:
         """Apply the averages of each client's cluster, and return a one in its place.
 
         Raises:
@@ -374,10 +381,12 @@ class HiddenClient(CountedBlocks, TrainingClient):
         self.catch_up(context, self.own_averages(query, context.positions))
         labels = self._labels[context.positions]
         ones = torch.nn.functional.one_hot(labels, self._clusters) > 0
-        return BlockCount(self.counted(context, ones, self._of_clusters))
+        return counted_blocks.BlockCount(self.counted(context, ones, self._of_clusters))
 
-    @answers(SUM, through=("blocks",), fresh=True, trains="usual", unmasked=("weight",))
-    def contribute_counted(self, context: CallContext, query: FilledBlocks) -> ClusterBlocks:
+    @fl.answers(fl.SUM, through=("blocks",), fresh=True, trains="usual", unmasked=("weight",))
+    def contribute_counted(
+        self, context: fl.CallContext, query: counted_blocks.FilledBlocks
+    ) -> ClusterBlocks:
         """Train, and return the update in the block of the client's cluster if it is filled.
 
         Clients of other clusters train alone, once a round, and send zeros.
@@ -404,8 +413,8 @@ class HiddenClient(CountedBlocks, TrainingClient):
         self._train_alone(context.select(alone))
         return self._blocks(context, shared)
 
-    @answers(GATHER, private=False)
-    def receive_blocks(self, context: CallContext, query: BlockAverages) -> Ack:
+    @fl.answers(fl.GATHER, private=False)
+    def receive_blocks(self, context: fl.CallContext, query: BlockAverages) -> fl.Ack:
         """Apply the averages of each client's cluster without training.
 
         Raises:
@@ -413,14 +422,14 @@ class HiddenClient(CountedBlocks, TrainingClient):
         """
         self._check_assigned(context)
         self.take(context.positions, self.own_averages(query, context.positions))
-        return Ack()
+        return fl.Ack()
 
     def sent_with(self, row: int) -> slice:
         """Return the rows of all clusters, so that no digest of them tells a client's cluster."""
         first = row - row % self._clusters
         return slice(first, first + self._clusters)
 
-    def own_averages(self, query: BlockAverages, positions: Sequence[int]) -> AverageDeltas:
+    def own_averages(self, query: BlockAverages, positions: Sequence[int]) -> fl.AverageDeltas:
         """Return the averages of each client's own cluster.
 
         Args:
@@ -443,11 +452,11 @@ class HiddenClient(CountedBlocks, TrainingClient):
             picks.append(tuple(row * k + label for row in rows))
         steps = query.steps.table.repeat_interleave(k)
         chosen = tuple(picks)
-        return AverageDeltas(
-            Picks(split, chosen), Picks(steps, chosen), query.absolute, query.count
+        return fl.AverageDeltas(
+            fl.Picks(split, chosen), fl.Picks(steps, chosen), query.absolute, query.count
         )
 
-    def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
+    def take(self, positions: Sequence[int], query: fl.AverageDeltas) -> None:
         """Apply averages, which replace what clients trained alone where they move the model."""
         before = {k: self.models.row(k) for k in positions if (k,) in self._own}
         super().take(positions, query)
@@ -455,7 +464,7 @@ class HiddenClient(CountedBlocks, TrainingClient):
             if not torch.equal(self.models.row(k), model):
                 self._own.drop(k)
 
-    def held(self, models: Rows) -> Rows:
+    def held(self, models: fl.Rows) -> fl.Rows:
         """Return the models that clients hold, (m, d), of which some trained alone.
 
         Args:
@@ -467,7 +476,7 @@ class HiddenClient(CountedBlocks, TrainingClient):
         for k in range(len(self.cohort.ids)):
             own = self._own.get(k)
             if own is not None and torch.equal(models.row(k), self.models.row(k)):
-                picks.append((Rows(own[None]), 0))
+                picks.append((fl.Rows(own[None]), 0))
             else:
                 picks.append((models, k))
         return selected_rows(picks)
@@ -490,7 +499,7 @@ class HiddenClient(CountedBlocks, TrainingClient):
         if self.least_choosers:
             self._own.recall(memory, self.cohort.start.device)
 
-    def _blocks(self, context: CallContext, frames: Sequence[int]) -> ClusterBlocks:
+    def _blocks(self, context: fl.CallContext, frames: Sequence[int]) -> ClusterBlocks:
         """Return the updates of some frames' clients in their blocks, and zeros of the others.
 
         Every client sends k blocks of one size, so that no frame tells its cluster.
@@ -515,9 +524,9 @@ class HiddenClient(CountedBlocks, TrainingClient):
             blocks[rows, labels] = updates[:, :d]
             if scale is not None:
                 weights[rows, labels] = torch.as_tensor(scale).to(weights)
-        return ClusterBlocks(Rows(blocks), Rows(weights) if self._weights else None)
+        return ClusterBlocks(fl.Rows(blocks), fl.Rows(weights) if self._weights else None)
 
-    def _train_alone(self, context: CallContext) -> None:
+    def _train_alone(self, context: fl.CallContext) -> None:
         """Move the models of clients that send no update.
 
         Raises:
@@ -529,19 +538,21 @@ class HiddenClient(CountedBlocks, TrainingClient):
         picks = []
         for k in positions:
             own = self._own.get(k)
-            picks.append((self.models, k) if own is None else (Rows(own[None]), 0))
+            picks.append((self.models, k) if own is None else (fl.Rows(own[None]), 0))
         models = selected_rows(picks)
         updates = self.cohort.train(models, positions, self.training, context.step)
         for n, (i, k) in enumerate(zip(context.ids, positions, strict=True)):
             if not bool(updates[n].isfinite().all()):
-                raise UpdateError(
+                raise fl.UpdateError(
                     f"round {context.round}: the model of client {i} is not finite: lower the "
                     "learning rate (--lr)"
                 )
             self._own.keep(models.row(n) + updates[n], k)
             self._trained_in[k] = context.round
 
-    def _count_nearest(self, name: str, context: CallContext, query: PublicCentres) -> BlockCount:
+    def _count_nearest(
+        self, name: str, context: fl.CallContext, query: PublicCentres
+    ) -> counted_blocks.BlockCount:
         """Return a one at the nearest centre of each client."""
         self._refuse_unless_counted(name, True)
         centres = query.centres.value.double().cpu().numpy()
@@ -549,17 +560,17 @@ class HiddenClient(CountedBlocks, TrainingClient):
         # as wide where clusters are dissolved
         width = max(len(centres), self._clusters)
         ones = torch.nn.functional.one_hot(torch.as_tensor(nearest), width) > 0
-        return BlockCount(self.counted(context, ones, query.digest()))
+        return counted_blocks.BlockCount(self.counted(context, ones, query.digest()))
 
     @property
     def _of_classes(self) -> torch.Tensor:
         """Return the digest of what parts of points are counted by, (32,) uint8."""
-        return numbers_digest(torch.arange(-self._map.classes, 0))
+        return counted_blocks.numbers_digest(torch.arange(-self._map.classes, 0))
 
     @property
     def _of_clusters(self) -> torch.Tensor:
         """Return the digest of what updates are counted by, (32,) uint8."""
-        return numbers_digest(torch.arange(self._clusters))
+        return counted_blocks.numbers_digest(torch.arange(self._clusters))
 
     def _refuse_unless_counted(self, name: str, counted: bool) -> None:
         """Raise PolicyError for a sum with counts in a run without, or the other way round.
@@ -569,12 +580,12 @@ class HiddenClient(CountedBlocks, TrainingClient):
             counted: True for one that belongs to counts.
         """
         if counted and not self.least_choosers:
-            raise PolicyError(
+            raise fl.PolicyError(
                 f"{name} belongs to secure sums without noise, and this run has others: the "
                 "request is refused"
             )
         if self.least_choosers and not counted:
-            raise PolicyError(
+            raise fl.PolicyError(
                 f"{name} would sum blocks of single clients, which this run counts first: the "
                 "request is refused"
             )
@@ -582,21 +593,21 @@ class HiddenClient(CountedBlocks, TrainingClient):
     def _check_residuals(self) -> None:
         """Raise PolicyError where points are summed as they are."""
         if not self._residuals:
-            raise PolicyError(
+            raise fl.PolicyError(
                 "parts of points are summed in runs with residuals only: the request is refused"
             )
 
-    def _bind_centres(self, context: CallContext) -> None:
+    def _bind_centres(self, context: fl.CallContext) -> None:
         """Bind replies to the centres of the clusters: others could leave a client alone in one."""
         context.bind(as_rows(self._assigned_to[context.positions]))
 
-    def _check_assigned(self, context: CallContext) -> None:
+    def _check_assigned(self, context: fl.CallContext) -> None:
         """Raise PolicyError for clients that have no cluster yet."""
         for i, label in zip(context.ids, self._labels[context.positions].tolist(), strict=True):
             if label == UNASSIGNED:
-                raise PolicyError(f"client {i} has not assigned itself yet: assign comes first")
+                raise fl.PolicyError(f"client {i} has not assigned itself yet: assign comes first")
 
-    def _part_rows(self, context: CallContext) -> Array:
+    def _part_rows(self, context: fl.CallContext) -> Array:
         """Return the parts of the clients' points (b, c, 1 + q), of norm 1."""
         for k in context.positions:
             if k not in self._parts:
@@ -605,7 +616,7 @@ class HiddenClient(CountedBlocks, TrainingClient):
         parts, weights = zip(*(self._parts[k] for k in context.positions), strict=True)
         return noisy_centres.part_rows(np.stack(parts), np.stack(weights))
 
-    def _unit_points(self, context: CallContext, parts: Shared | None = None) -> Array:
+    def _unit_points(self, context: fl.CallContext, parts: fl.Shared | None = None) -> Array:
         """Return the clients' points (b, q) of norm 1.
 
         They follow from their data alone, but for public mean parts that are subtracted.
@@ -621,24 +632,24 @@ class HiddenClient(CountedBlocks, TrainingClient):
         # norm 1 is the sensitivity of the sum, whatever the number of a client's samples
         return noisy_centres.unit(points)
 
-    def _directions(self, context: CallContext, query: PublicMean | PublicCentres) -> Array:
+    def _directions(self, context: fl.CallContext, query: PublicMean | PublicCentres) -> Array:
         """Return the directions (b, q) of the clients' points from a public mean."""
         centre = query.mean.value.double().cpu().numpy()
         points = self._unit_points(context, query.parts)
         return noisy_centres.directions_from(points, centre)
 
-    def _coordinates(self, context: CallContext, query: PublicCentres) -> Array:
+    def _coordinates(self, context: fl.CallContext, query: PublicCentres) -> Array:
         """Return the clients' coordinates (b, r) in the public directions."""
         basis = query.basis.value.double().cpu().numpy()
         return noisy_centres.projections(self._directions(context, query), basis)
 
-    def _displacements(self, context: CallContext, query: PublicCentres, reach: float) -> Array:
+    def _displacements(self, context: fl.CallContext, query: PublicCentres, reach: float) -> Array:
         """Return the clients' rows about public centres, (b, c, 1 + r)."""
         centres = query.centres.value.double().cpu().numpy()
         points = self._coordinates(context, query)
         return noisy_centres.displacement_rows(points, centres, reach)
 
-    def _rows_of(self, rows: Array) -> Rows:
+    def _rows_of(self, rows: Array) -> fl.Rows:
         """Return rows in the type of the models, slightly shorter than 1.
 
         The clip leaves them as they are then: by which factor it rounds longer ones depends on the
@@ -648,4 +659,4 @@ class HiddenClient(CountedBlocks, TrainingClient):
         start = self.cohort.start
         scale = 1 - 2 * margin(start.dtype)
         contiguous = np.ascontiguousarray(rows * scale)
-        return Rows(torch.as_tensor(contiguous).to(start.device, start.dtype))
+        return fl.Rows(torch.as_tensor(contiguous).to(start.device, start.dtype))

@@ -12,32 +12,16 @@ clients are the nearest to after the step are dissolved, the smallest first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UpdateError
-from securecluster.messaging.messages import Empty, Rows, Shared
-from securecluster.messaging.replies import Sums
-from securecluster.protocols.common.averages.counted_blocks import (
-    FilledBlocks,
-    counts_of,
-    filled_blocks,
-)
-from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.hidden.client import (
-    FilledCentres,
-    HiddenClient,
-    PublicCentres,
-    PublicMean,
-    PublicParts,
-)
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages import counted_blocks
+from securecluster.protocols.hidden import client
 
 
 def empty() -> torch.Tensor:
@@ -59,18 +43,18 @@ class Centres:
     parts: torch.Tensor = field(default_factory=empty)  # (c, q); empty if nothing is subtracted
 
     @property
-    def subtracted(self) -> Shared | None:
+    def subtracted(self) -> fl.Shared | None:
         """Return the mean parts of classes that clients subtract, if any."""
-        return Shared(self.parts) if self.parts.numel() else None
+        return fl.Shared(self.parts) if self.parts.numel() else None
 
-    def message(self) -> PublicCentres:
+    def message(self) -> client.PublicCentres:
         """Return the message to clients."""
-        return PublicCentres(
-            Shared(self.mean), Shared(self.basis), Shared(self.centres), self.subtracted
+        return client.PublicCentres(
+            fl.Shared(self.mean), fl.Shared(self.basis), fl.Shared(self.centres), self.subtracted
         )
 
 
-def find_centres(method: Any, net: ServerChannel) -> Centres:
+def find_centres(method: Any, net: fl.ServerChannel) -> Centres:
     """Return centres from sums over all clients.
 
     Args:
@@ -89,7 +73,7 @@ def find_centres(method: Any, net: ServerChannel) -> Centres:
             total = _counted_parts(method, net)
             deviation = 0.0
         else:
-            parts = _summed(net, HiddenClient.send_parts, Empty())
+            parts = _summed(net, client.HiddenClient.send_parts, fl.Empty())
             total = parts.rows.parts
             deviation = method.deviation(net.agreed, "parts", parts.counts[0])
         means = noisy_centres.mean_parts(_array(total), deviation)
@@ -97,14 +81,14 @@ def find_centres(method: Any, net: ServerChannel) -> Centres:
     # Sum 1: the mean of all points. It is subtracted before directions are compared, since the
     # part that all clients have in common does not separate clusters.
     if method.residuals:
-        query = PublicParts(Shared(public.parts))
-        points = _summed(net, HiddenClient.send_residual, query)
+        query = client.PublicParts(fl.Shared(public.parts))
+        points = _summed(net, client.HiddenClient.send_residual, query)
     else:
-        points = _summed(net, HiddenClient.send_point, Empty())
+        points = _summed(net, client.HiddenClient.send_point, fl.Empty())
     public.mean = points.rows.point.table[0].cpu() / points.counts[0]
     # Sum 2: second moments. k centres differ in k − 1 directions.
-    centred = PublicMean(Shared(public.mean), public.subtracted)
-    moments = _summed(net, HiddenClient.send_moments, centred)
+    centred = client.PublicMean(fl.Shared(public.mean), public.subtracted)
+    moments = _summed(net, client.HiddenClient.send_moments, centred)
     r = method.subspace
     basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
     public.basis = torch.as_tensor(basis).to(public.mean)
@@ -114,12 +98,12 @@ def find_centres(method: Any, net: ServerChannel) -> Centres:
     return _summed_centres(method, net, public, cells)
 
 
-def _summed_centres(method: Any, net: ServerChannel, public: Centres, cells: Array) -> Centres:
+def _summed_centres(method: Any, net: fl.ServerChannel, public: Centres, cells: Array) -> Centres:
     """Return centres from a sum over the cells of a code book, and one over centres."""
     # Sum 3: counts and displacements in the cells of a public code book. The server never sees
     # single points, so cells stand for them, and the noise falls on few numbers.
     public.centres = torch.as_tensor(cells).to(public.mean)
-    counted = _summed(net, HiddenClient.send_cell, public.message())
+    counted = _summed(net, client.HiddenClient.send_cell, public.message())
     started = noisy_centres.centres_from_cells(
         _array(counted.rows.cells),
         cells,
@@ -130,7 +114,7 @@ def _summed_centres(method: Any, net: ServerChannel, public: Centres, cells: Arr
 
     # Sum 4: one step of Lloyd's algorithm with the points themselves.
     public.centres = torch.as_tensor(started).to(public.mean)
-    stepped = _summed(net, HiddenClient.send_step, public.message())
+    stepped = _summed(net, client.HiddenClient.send_step, public.message())
     steps = _array(stepped.rows.steps)
     deviation = method.deviation(net.agreed, "steps", stepped.counts[0])
     started = noisy_centres.moved_centres(steps, started, deviation)
@@ -144,21 +128,23 @@ def _summed_centres(method: Any, net: ServerChannel, public: Centres, cells: Arr
     return public
 
 
-def _counted_centres(method: Any, net: ServerChannel, public: Centres, cells: Array) -> Centres:
+def _counted_centres(method: Any, net: fl.ServerChannel, public: Centres, cells: Array) -> Centres:
     """Return centres from counts in the cells of a code book, and one sum over centres."""
     least = method.sums.least_choosers
     # Count 1: clients in each cell of a public code book, which stands for their points.
     public.centres = torch.as_tensor(cells).to(public.mean)
-    _, counts = _counted(net, HiddenClient.count_cell, public.message())
+    _, counts = _counted(net, client.HiddenClient.count_cell, public.message())
     seed = net.randomness.integer("server", "clusterer")
     centres = noisy_centres.centres_from_counts(np.array(counts), cells, method.k, seed)
 
     # Count 2 and sum 3: one step of Lloyd's algorithm with the points themselves.
     public.centres = torch.as_tensor(centres).to(public.mean)
-    for _ in range(TRIES):
-        counted, counts = _counted(net, HiddenClient.count_step, public.message())
-        filled = FilledCentres(**vars(public.message()), **filled_blocks(counted, counts, least))
-        stepped = net.sum(HiddenClient.send_counted_step, filled, to=counted.ids)
+    for _ in range(fl.TRIES):
+        counted, counts = _counted(net, client.HiddenClient.count_step, public.message())
+        filled = client.FilledCentres(
+            **vars(public.message()), **counted_blocks.filled_blocks(counted, counts, least)
+        )
+        stepped = net.sum(client.HiddenClient.send_counted_step, filled, to=counted.ids)
         if stepped.ids:
             break
     else:
@@ -170,7 +156,7 @@ def _counted_centres(method: Any, net: ServerChannel, public: Centres, cells: Ar
     smallest = max(least, method.minimum_size)
     while True:
         public.centres = torch.as_tensor(centres).to(public.mean)
-        counted, counts = _counted(net, HiddenClient.count_cluster, public.message())
+        counted, counts = _counted(net, client.HiddenClient.count_cluster, public.message())
         counts = counts[: len(centres)]
         if min(counts) >= smallest or len(centres) == 1:
             break
@@ -181,49 +167,49 @@ def _counted_centres(method: Any, net: ServerChannel, public: Centres, cells: Ar
     return public
 
 
-def _counted_parts(method: Any, net: ServerChannel) -> Rows:
+def _counted_parts(method: Any, net: fl.ServerChannel) -> fl.Rows:
     """Return the sum of parts of points, of the classes that enough clients have."""
     least = method.sums.least_choosers
     classes = int(net.agreed["classes"])
-    for _ in range(TRIES):
-        counted, counts = _counted(net, HiddenClient.count_parts, Empty(), most=classes)
-        filled = FilledBlocks(**filled_blocks(counted, counts, least))
-        parts = net.sum(HiddenClient.send_counted_parts, filled, to=counted.ids)
+    for _ in range(fl.TRIES):
+        counted, counts = _counted(net, client.HiddenClient.count_parts, fl.Empty(), most=classes)
+        filled = counted_blocks.FilledBlocks(**counted_blocks.filled_blocks(counted, counts, least))
+        parts = net.sum(client.HiddenClient.send_counted_parts, filled, to=counted.ids)
         if parts.ids:
-            rows: Rows = parts.rows.parts
+            rows: fl.Rows = parts.rows.parts
             return rows
     raise _too_few()
 
 
 def _counted(
-    net: ServerChannel, method: Any, query: Any, most: int = 1
-) -> tuple[Sums[Any], list[int]]:
+    net: fl.ServerChannel, method: Any, query: Any, most: int = 1
+) -> tuple[fl.Sums[Any], list[int]]:
     """Return a sum of ones over all clients, and the counts."""
-    for _ in range(TRIES):
+    for _ in range(fl.TRIES):
         counted = net.sum(method, query, to=net.clients)
-        counts = counts_of(counted, most) if counted.ids else None
+        counts = counted_blocks.counts_of(counted, most) if counted.ids else None
         if counts is not None:
             return counted, counts
     raise _too_few()
 
 
-def _summed(net: ServerChannel, method: Any, query: Any) -> Sums[Any]:
+def _summed(net: fl.ServerChannel, method: Any, query: Any) -> fl.Sums[Any]:
     """Return a sum over all clients."""
-    for _ in range(TRIES):
+    for _ in range(fl.TRIES):
         sums = net.sum(method, query, to=net.clients)
         if sums.ids:
             return sums
     raise _too_few()
 
 
-def _too_few() -> UpdateError:
+def _too_few() -> fl.UpdateError:
     """Return the error of a sum that did not succeed in several tries."""
-    return UpdateError(
+    return fl.UpdateError(
         "too few clients reply for a sum, and clusters are found by sums: run it anew, with "
         "another seed"
     )
 
 
-def _array(rows: Rows) -> Array:
+def _array(rows: fl.Rows) -> Array:
     """Return the one row of a sum, in float64."""
     return np.asarray(rows.table[0].double().cpu().numpy())

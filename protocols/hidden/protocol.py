@@ -24,50 +24,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
-from securecluster.core.validation import AtLeast, Number, check_whole
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Rows
-from securecluster.messaging.replies import Sums
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
-from securecluster.privacy.pipeline import Kind, Pipeline, Stage
+from securecluster.privacy.pipeline import Kind, Stage
 from securecluster.protections.registry import ADVISED
-from securecluster.protocols.common.averages.averaging import visible_sample_counts
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages import counted_blocks
 from securecluster.protocols.common.averages.blocks import BlockStage
-from securecluster.protocols.common.averages.counted_blocks import (
-    FilledBlocks,
-    counts_of,
-    filled_blocks,
-)
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates
-from securecluster.protocols.common.averages.sampling import TRIES, sample_clients
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures, OfHiddenSums, OfPlainSums
-from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.observer import Observer
-from securecluster.protocols.common.options.privacy_options import LOCAL, PrivacyOptions, RowNoise
+from securecluster.protocols.common.disclosures import OfHiddenSums
+from securecluster.protocols.common.options.privacy_options import LOCAL, RowNoise
 from securecluster.protocols.common.options.sum_options import DEVIATIONS, ROUNDING, CountedSums
-from securecluster.protocols.common.options.training_options import TrainingOptions
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import BlockAverages, ClusterBlocks, HiddenClient
 from securecluster.protocols.hidden.clustering import Centres, find_centres
 from securecluster.protocols.hidden.separation import separation_warning
-from securecluster.runtime.run import Run
-from securecluster.training.local_trainer import LocalTrainer
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
 
 # fields of the sums of clustering, in their order, with their shares of its budget
 CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))
@@ -90,7 +67,7 @@ class HiddenState:
     """The state of the server's loop, as checkpoints store it."""
 
     labels: list[int]  # (m,) zeros: the server knows one cluster of all clients
-    outbox: PendingUpdates
+    outbox: fl.PendingUpdates
     centres: Centres
     assigned: Assigned
 
@@ -104,7 +81,7 @@ class HiddenState:
 
 
 @dataclass(kw_only=True)
-class ClusteringNoise(PrivacyOptions):
+class ClusteringNoise(fl.PrivacyOptions):
     """Options of differential privacy, with the noise of the sums of clustering."""
 
     def row_noises(self, method: Any, config: Mapping[str, Any]) -> dict[str, RowNoise]:
@@ -116,7 +93,7 @@ class ClusteringNoise(PrivacyOptions):
 
 
 @dataclass(kw_only=True)
-class TrainingOfBlocks(TrainingOptions):
+class TrainingOfBlocks(fl.TrainingOptions):
     """Options of local training, whose default network depends on the noise."""
 
     def network(self, method: Any) -> Any:
@@ -171,18 +148,18 @@ class SumsOfBlocks(CountedSums):
         needed = self.least_cohort(method)
         if clients < needed:
             most = clients // self.least_choosers
-            raise UsageError(
+            raise fl.UsageError(
                 f"{clients} clients do not fill {method.k} clusters of {self.least_choosers} "
                 f"(least_choosers), and sums over fewer show single clients: take k = "
                 f"{max(most, 2)}{'' if most > 1 else ' and more clients'}, or IFCA (ifca)"
             )
         if self.cohort_size and self.cohort_size < needed:
-            raise UsageError(
+            raise fl.UsageError(
                 f"cohort_size = {self.cohort_size} does not fill {method.k} clusters of "
                 f"{self.least_choosers} clients: give {needed} or more, or leave it out"
             )
 
-    def check_noise(self, method: Any, config: Mapping[str, Any], pipeline: Pipeline) -> None:
+    def check_noise(self, method: Any, config: Mapping[str, Any], pipeline: fl.Pipeline) -> None:
         """Check that every sum has room for its noise."""
         noise = method.privacy.sum_noise(config)
         if noise is not None:
@@ -204,7 +181,7 @@ class SumsOfBlocks(CountedSums):
         return fields
 
 
-class HiddenObserver(Observer):
+class HiddenObserver(fl.Observer):
     """The experimenter knows the clusters that clients keep to themselves."""
 
     @property
@@ -233,7 +210,7 @@ class HiddenObserver(Observer):
         """
         return list(client.labels)
 
-    def models_after_round(self, client: Any, state: HiddenState) -> Rows:
+    def models_after_round(self, client: Any, state: HiddenState) -> fl.Rows:
         """Return the model each client would use after this round, (m, d).
 
         Args:
@@ -244,31 +221,31 @@ class HiddenObserver(Observer):
         to = [client.cohort.ids[k] for k in positions]
         query = BlockAverages.of(state.outbox.message_for(to))
         averaged = client.advanced(positions, client.own_averages(query, positions))
-        models: Rows = client.held(averaged)
+        models: fl.Rows = client.held(averaged)
         return models
 
-    def final_models(self, client: Any, state: HiddenState) -> Rows:
+    def final_models(self, client: Any, state: HiddenState) -> fl.Rows:
         """Return the model that each client has at the end of the run, (m, d).
 
         Args:
             client: a `HiddenClient`.
             state: the server's state.
         """
-        models: Rows = client.held(client.models)
+        models: fl.Rows = client.held(client.models)
         return models
 
 
-@protocol
-class Hidden(ClusteringProtocol):
+@fl.protocol
+class Hidden(fl.ClusteringProtocol):
     """Clients find clusters by noisy sums, and assign themselves without telling anybody."""
 
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    training: TrainingOptions = group(TrainingOfBlocks)
-    privacy: PrivacyOptions = group(ClusteringNoise)
-    sums: SumsOfBlocks = group(SumsOfBlocks)
+    training: fl.TrainingOptions = fl.group(TrainingOfBlocks)
+    privacy: fl.PrivacyOptions = fl.group(ClusteringNoise)
+    sums: SumsOfBlocks = fl.group(SumsOfBlocks)
     aggregation: str = ADVISED
     """how sums are formed: secagg (the server reads sums over two or more clients only) or plain
     (the server reads every reply and adds them, which hides no assignment from it: for trusted
@@ -278,7 +255,7 @@ class Hidden(ClusteringProtocol):
     """number of clusters"""
     signature_size: int | None = None
     """numbers of a client's point; None is five times the number of clusters"""
-    cluster_share: Annotated[float, Number(0, 1, low_in=False)] = 0.2
+    cluster_share: Annotated[float, fl.Number(0, 1, low_in=False)] = 0.2
     """share of the run's privacy budget, as the sum of 1/z² over its releases, for the sums that
     find the clusters
     """
@@ -290,15 +267,15 @@ class Hidden(ClusteringProtocol):
     """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
     the server then reads; by default every client counts the same
     """
-    minimum_size: Annotated[int, AtLeast(1)] = 2
+    minimum_size: Annotated[int, fl.AtLeast(1)] = 2
     """clusters that are surely smaller are dissolved; in secure sums without noise, so are those of
     fewer than least_choosers
     """
 
     name: ClassVar[str] = "hidden"
-    client: ClassVar[type[TrainingClient]] = HiddenClient
+    client: ClassVar[type[fl.TrainingClient]] = HiddenClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> HiddenState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> HiddenState:
         """Find the centres, let clients assign themselves, and average k models.
 
         Args:
@@ -308,11 +285,11 @@ class Hidden(ClusteringProtocol):
         m = len(net.clients)
         centres = run.once("cluster", partial(find_centres, self, net), Centres)
         assigned = run.once("assign", partial(self._assign, net, centres, Assigned()), Assigned)
-        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = HiddenState([0] * m, outbox, centres, assigned)
         for t in run.rounds("train", state, self.rounds):
             self._average(net, state, t)
-        state.outbox = run.once("deliver", partial(self._deliver, net, state), PendingUpdates)
+        state.outbox = run.once("deliver", partial(self._deliver, net, state), fl.PendingUpdates)
         return state
 
     def cells(self, config: Mapping[str, Any]) -> int:
@@ -343,7 +320,7 @@ class Hidden(ClusteringProtocol):
         return deviation
 
     def _assign(
-        self, net: ServerChannel, centres: Centres, before: Assigned, tries: int = TRIES
+        self, net: fl.ServerChannel, centres: Centres, before: Assigned, tries: int = fl.TRIES
     ) -> Assigned:
         """Tell clients the centres, and return those that have assigned themselves.
 
@@ -360,7 +337,7 @@ class Hidden(ClusteringProtocol):
         unassigned = set(silent)
         return Assigned([i for i in net.clients if i not in unassigned])
 
-    def _average(self, net: ServerChannel, state: HiddenState, t: int) -> None:
+    def _average(self, net: fl.ServerChannel, state: HiddenState, t: int) -> None:
         """Make a round of averaging in all clusters by one sum of blocks.
 
         Args:
@@ -374,7 +351,7 @@ class Hidden(ClusteringProtocol):
             state.assigned = self._assign(net, state.centres, state.assigned, tries=1)
             members = net.clients
         least = net.least_members
-        sampled = sample_clients(net, members, self.participation, t, minimum=least)
+        sampled = fl.sample_clients(net, members, self.participation, t, minimum=least)
         assigned = set(state.assigned.ids)
         to = [i for i in sampled if i in assigned]
         query = BlockAverages.of(state.outbox.message_for(to))
@@ -394,8 +371,8 @@ class Hidden(ClusteringProtocol):
         state.outbox.post(sums.step, means[None], state.labels)
 
     def _counted_blocks(
-        self, net: ServerChannel, state: HiddenState, query: BlockAverages, to: Sequence[int]
-    ) -> tuple[Sums[Any], list[int]]:
+        self, net: fl.ServerChannel, state: HiddenState, query: BlockAverages, to: Sequence[int]
+    ) -> tuple[fl.Sums[Any], list[int]]:
         """Return a sum of blocks, after a count of the clients in each, and the count.
 
         The count tells no client's cluster, since clients are counted by whole cohorts. A sum that
@@ -409,14 +386,16 @@ class Hidden(ClusteringProtocol):
         """
         counted = net.sum(HiddenClient.count_block, query, to=to)
         state.outbox.acknowledge(counted.ids)
-        counts = counts_of(counted) if counted.ids else None
+        counts = counted_blocks.counts_of(counted) if counted.ids else None
         if counts is None:
-            return Sums((), None, (0,), (), counted.step), []
-        filled = FilledBlocks(**filled_blocks(counted, counts, self.sums.least_choosers))
+            return fl.Sums((), None, (0,), (), counted.step), []
+        filled = counted_blocks.FilledBlocks(
+            **counted_blocks.filled_blocks(counted, counts, self.sums.least_choosers)
+        )
         return net.sum(HiddenClient.contribute_counted, filled, to=counted.ids), counts
 
     def _weights(
-        self, state: HiddenState, sums: Sums[ClusterBlocks], counts: Sequence[int]
+        self, state: HiddenState, sums: fl.Sums[ClusterBlocks], counts: Sequence[int]
     ) -> torch.Tensor:
         """Return what each block of a sum is divided by, (k,).
 
@@ -436,7 +415,9 @@ class Hidden(ClusteringProtocol):
         weights[: len(sizes)] = torch.as_tensor(np.maximum(expected, 1.0))
         return weights
 
-    def _deliver(self, net: ServerChannel, state: HiddenState, tries: int = 5) -> PendingUpdates:
+    def _deliver(
+        self, net: fl.ServerChannel, state: HiddenState, tries: int = 5
+    ) -> fl.PendingUpdates:
         """Send the last averages to all clients that have a cluster."""
         outbox = state.outbox
         for _ in range(tries):
@@ -450,7 +431,7 @@ class Hidden(ClusteringProtocol):
         return outbox
 
     def assign_newcomers(
-        self, net: ServerChannel, state: HiddenState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: HiddenState, to: Sequence[int]
     ) -> list[int]:
         """Tell newcomers the centres, to one of which each assigns itself.
 
@@ -463,7 +444,7 @@ class Hidden(ClusteringProtocol):
             UpdateError: a newcomer does not reply.
         """
         replies = net.gather(HiddenClient.assign, state.centres.message(), to=to)
-        check_newcomers(to, replies.ids)
+        fl.check_newcomers(to, replies.ids)
         return [0] * len(to)
 
     @property
@@ -522,8 +503,8 @@ class Hidden(ClusteringProtocol):
         return max(int(self.k), self.cells(config), 2, int(config["classes"]))
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
-    ) -> TrainingClient:
+        self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the client object, which has the public map of samples to points.
 
         Args:
@@ -547,7 +528,7 @@ class Hidden(ClusteringProtocol):
             client.least_choosers = self.sums.least_choosers
         return client
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Refuse data without labels, and points that are longer than the class means.
 
         Args:
@@ -557,14 +538,14 @@ class Hidden(ClusteringProtocol):
             UsageError: clients cannot have such a point.
         """
         if facts.objective.kind != Classification.kind:
-            raise UsageError(
+            raise fl.UsageError(
                 "hidden clusters clients by the means of their classes, and these data have none: "
                 "take ifca, with aggregation secagg"
             )
         if self.signature_size is not None:
             point = ClassMeans(facts.shape, facts.classes, self.size, facts.seed)
             if self.size > point.length:
-                raise UsageError(
+                raise fl.UsageError(
                     f"signature_size = {self.size} is more than the {point.length} numbers that it "
                     "is a sketch of: give a smaller one, or leave it out"
                 )
@@ -581,12 +562,12 @@ class Hidden(ClusteringProtocol):
         """
         super().check(clients)
         check_number(self.k, clients)
-        check_whole(self, k=2)
+        fl.check_whole(self, k=2)
         self.sums.check_sizes(self, clients)
         if self.signature_size is not None:
-            check_whole(self, signature_size=max(1, self.subspace))
+            fl.check_whole(self, signature_size=max(1, self.subspace))
         if self.privacy.per_example and self.privacy.noisy:
-            raise UsageError(
+            raise fl.UsageError(
                 "the sums of hidden protect whole clients, and not their single samples: take "
                 "dp_unit client"
             )
@@ -602,7 +583,7 @@ class Hidden(ClusteringProtocol):
         others = (1 - self.cluster_share) / (self.cluster_share * self.rounds)
         return math.sqrt(others / self.shares[name])
 
-    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+    def pipeline(self, config: Mapping[str, Any]) -> fl.Pipeline:
         """Return the stages of updates, of their blocks, and of the rows of clustering.
 
         No mask covers the latter, since the server computes with their sums.
@@ -618,15 +599,15 @@ class Hidden(ClusteringProtocol):
                 stages = self.privacy.row_stages(noises[name], config)
             elif self.privacy.per_client:
                 stages = (Clip(1.0),)
-            pipeline.fields[name] = Pipeline(stages)
+            pipeline.fields[name] = fl.Pipeline(stages)
         by_block: list[Stage] = []
         for stage in pipeline.stages:
             # Noise is on all blocks; clips and masks are of one block each.
             by_block.append(stage if stage.kind is Kind.NOISE else BlockStage(stage))
-        pipeline.fields["blocks"] = Pipeline(by_block)
+        pipeline.fields["blocks"] = fl.Pipeline(by_block)
         return pipeline
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what the server sees of all clients together, under every mask."""
         noisy = ", with noise" if self.privacy.noisy else ""
         parts = []
@@ -642,11 +623,11 @@ class Hidden(ClusteringProtocol):
             f"the sum of updates of each of the {self.k} clusters{noisy}, over the clients of each "
             "sum: no reply and no single sum tells who is in a cluster, and what all sums together "
             "tell is said under sums over rounds; the labels of the results are the clients' own",
-            OfPlainSums(
+            fl.OfPlainSums(
                 "each client's point, nearest centre and block (the plain sum reads every reply), "
                 "and thereby its cluster"
             ),
-            *visible_sample_counts(weighted=self.sums.weights_updates(self)),
+            *fl.visible_sample_counts(weighted=self.sums.weights_updates(self)),
         ]
         if self.sums.weights_updates(self):
             server.append(
@@ -671,11 +652,11 @@ class Hidden(ClusteringProtocol):
             )
             clients += f" of {least} clients or more, and whether a round moved each"
         elif not self.privacy.noisy:
-            server.append(OfPlainSums("a block over one client, which is its update"))
+            server.append(fl.OfPlainSums("a block over one client, which is its update"))
             clients += ", of a cluster with one client its update"
         else:
             clients += ", and about how many clients are in each"
-        return Disclosures(server=server, clients=[clients])
+        return fl.Disclosures(server=server, clients=[clients])
 
     @property
     def observer(self) -> HiddenObserver:

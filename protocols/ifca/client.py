@@ -13,32 +13,20 @@ from functools import partial
 from typing import Annotated
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError
-from securecluster.messaging.bounds import Between, Whole
-from securecluster.messaging.messages import Empty, Rows
-from securecluster.protocols.common.averages.model_sets import (
-    LowestLoss,
-    ModelAverages,
-    ModelSetClient,
-    first_of_least,
-)
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages.model_sets import LowestLoss, first_of_least
 from securecluster.protocols.common.client import late_request_error
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.options.sum_options import LARGEST_LOSS
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, SUM, answers
 
 
 @dataclass(frozen=True, eq=False)
 class ModelAssignment:
     """Server to client: the model to train, which need not be the client's own choice."""
 
-    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
-    start: Annotated[int, Between(below="starts")]
+    model: Annotated[fl.Rows, fl.Whole(below="models")]  # (b,) int64
+    start: Annotated[int, fl.Between(below="starts")]
 
 
-class IFCAClient(ModelSetClient):
+class IFCAClient(fl.ModelSetClient):
     """Clients that choose the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5 to 8).
 
     Args:
@@ -54,10 +42,10 @@ class IFCAClient(ModelSetClient):
     hidden = False
 
     # start and model of the last choice, and its call; zeros before
-    _chosen = ClientTensor(3, dtype="int64")
+    _chosen = fl.ClientTensor(3, dtype="int64")
 
-    @answers(GATHER)
-    def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+    @fl.answers(fl.GATHER)
+    def choose(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.ModelChoice:
         """Return the model with the lowest loss on all training samples.
 
         It is the lowest noisy loss where the run adds noise, and the first of equal ones.
@@ -71,8 +59,8 @@ class IFCAClient(ModelSetClient):
         losses = self.release_losses(context, exact)
         return self._take(context, query.start, losses)
 
-    @answers(GATHER)
-    def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+    @fl.answers(fl.GATHER)
+    def join(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.ModelChoice:
         """Return a newcomer's choice among the models of the query (not in the paper).
 
         Raises:
@@ -81,21 +69,21 @@ class IFCAClient(ModelSetClient):
         self._refuse_if_hidden("join")
         return self._choose_offered(context, query)
 
-    def _choose_offered(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+    def _choose_offered(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.ModelChoice:
         """Store and return a newcomer's choice among the models of the query."""
         losses = self.offered_losses(context, query)
         return self._take(context, query.start, losses)
 
-    @answers(
-        GATHER,
-        SUM,
+    @fl.answers(
+        fl.GATHER,
+        fl.SUM,
         through=("delta",),
         fresh=True,
         trains="usual",
         unmasked=("size",),
         fixed=False,  # an update of the model just chosen
     )
-    def contribute(self, context: CallContext, query: Empty) -> Update:
+    def contribute(self, context: fl.CallContext, query: fl.Empty) -> fl.Update:
         """Return n_i·Δ_i and n_i, from the model just chosen.
 
         Clipped updates are not weighted. A cluster of one is allowed, as in the paper.
@@ -111,8 +99,10 @@ class IFCAClient(ModelSetClient):
             chosen.append((start, model))
         return self.train_chosen(context, chosen)
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute_to(self, context: CallContext, query: ModelAssignment) -> Update:
+    @fl.answers(
+        fl.GATHER, fl.SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",)
+    )
+    def contribute_to(self, context: fl.CallContext, query: ModelAssignment) -> fl.Update:
         """Return n_i·Δ_i and n_i, from the model that the server assigned (RR-Cluster).
 
         Raises:
@@ -123,12 +113,12 @@ class IFCAClient(ModelSetClient):
         self._check_chosen(context)
         for start, _, _ in self._chosen[context.positions].tolist():
             if start != query.start:
-                raise PolicyError("a client trains models of the start that it has chosen from")
+                raise fl.PolicyError("a client trains models of the start that it has chosen from")
         assigned = [(query.start, model) for model in query.model.values.tolist()]
         return self.train_chosen(context, assigned)
 
-    @answers(SUM, unmasked=("loss", "size"))
-    def lowest_loss(self, context: CallContext, query: ModelAverages) -> LowestLoss:
+    @fl.answers(fl.SUM, unmasked=("loss", "size"))
+    def lowest_loss(self, context: fl.CallContext, query: fl.ModelAverages) -> LowestLoss:
         """Return n_i times the lowest loss, and n_i, by which starts are compared.
 
         Where updates are clipped, losses are not weighted either.
@@ -139,10 +129,10 @@ class IFCAClient(ModelSetClient):
         released = self.release_losses(context, lowest)
         means = context.postprocess(self._told_means, released)
         if self._pipeline.clips:
-            return LowestLoss(Rows(means), None)
+            return LowestLoss(fl.Rows(means), None)
         sizes = torch.as_tensor([self.cohort.sizes[k] for k in context.positions])
         sums = context.postprocess(lambda told: told * sizes, means)
-        return LowestLoss(Rows(sums), self._sizes(context))
+        return LowestLoss(fl.Rows(sums), self._sizes(context))
 
     def _told_means(self, losses: torch.Tensor) -> torch.Tensor:
         """Return the one mean loss of each client, (b,), as a sum can hold it.
@@ -152,10 +142,10 @@ class IFCAClient(ModelSetClient):
         """
         means = losses[:, 0].clone()
         if self.hidden:  # no sum of fixed-point numbers holds an infinite one
-            means = means.clamp(max=LARGEST_LOSS)
+            means = means.clamp(max=fl.LARGEST_LOSS)
         return means
 
-    def _take(self, context: CallContext, start: int, losses: torch.Tensor) -> ModelChoice:
+    def _take(self, context: fl.CallContext, start: int, losses: torch.Tensor) -> fl.ModelChoice:
         """Store and return the models of lowest loss.
 
         Args:
@@ -171,9 +161,11 @@ class IFCAClient(ModelSetClient):
             if context.step >= last_choice:
                 chosen[n] = [start, model, context.step]
         self._chosen[context.positions] = chosen
-        return ModelChoice(Rows(best))
+        return fl.ModelChoice(fl.Rows(best))
 
-    def _best_models(self, context: CallContext, start: int, losses: torch.Tensor) -> torch.Tensor:
+    def _best_models(
+        self, context: fl.CallContext, start: int, losses: torch.Tensor
+    ) -> torch.Tensor:
         """Return the model of lowest loss of each client, (b,).
 
         Args:
@@ -190,12 +182,12 @@ class IFCAClient(ModelSetClient):
             name: the client method that was called.
         """
         if self.hidden:
-            raise PolicyError(
+            raise fl.PolicyError(
                 f"{name} would tell a client's choice, and this run hides choices: the request is "
                 "refused"
             )
 
-    def _check_chosen(self, context: CallContext) -> None:
+    def _check_chosen(self, context: fl.CallContext) -> None:
         """Raise PolicyError for clients that have not chosen, or have gone on since.
 
         The server asks for the model that they chose in this round.
@@ -203,7 +195,7 @@ class IFCAClient(ModelSetClient):
         chosen = self._chosen[context.positions].tolist()
         for start, _, last_choice in chosen:
             if not last_choice or start not in self.model_sets:
-                raise PolicyError(
+                raise fl.PolicyError(
                     "choose comes first: a client contributes to the model that it has chosen"
                 )
         last = self._last_call[context.positions].tolist()

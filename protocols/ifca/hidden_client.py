@@ -21,42 +21,21 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Ack, Rows
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.counted_blocks import (
-    BlockCount,
-    CountedBlocks,
-    FilledBlocks,
-    OwnModels,
-    numbers_digest,
-    table,
-)
-from securecluster.protocols.common.averages.model_sets import (
-    ModelAverages,
-    ModelSet,
-    averages_by_model,
-    selected_rows,
-)
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages import counted_blocks, model_sets
 from securecluster.protocols.ifca.client import IFCAClient
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @dataclass(frozen=True, eq=False)
 class ModelBlocks:
     """Client to server, in a secure sum: an update in the block of one model."""
 
-    blocks: Annotated[Rows, Real(("models", "dimension"))]  # (b, k, d) weighted
+    blocks: Annotated[fl.Rows, fl.Real(("models", "dimension"))]  # (b, k, d) weighted
     # (b, k) |D_i| at the model that the update is of; None where clients count the same
-    weight: Annotated[Rows | None, Real(("models",), low=0, maximum=MOST_SAMPLES)]
+    weight: Annotated[fl.Rows | None, fl.Real(("models",), low=0, maximum=fl.MOST_SAMPLES)]
 
 
-class HiddenChoiceClient(CountedBlocks, IFCAClient):
+class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
     """Clients of IFCA, which hide their choice where sums are secure.
 
     Args:
@@ -71,28 +50,30 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
 
     by_client: ClassVar[tuple[str, ...]] = ("choices", "trained_alone")
 
-    _trained_in = ClientTensor(start=-1, dtype="int64")  # the last round of training alone
+    _trained_in = fl.ClientTensor(start=-1, dtype="int64")  # the last round of training alone
 
     def __init__(
         self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
+        cohort: fl.LocalTrainer,
+        training: fl.LocalTraining,
+        pipeline: fl.Pipeline,
         weighted: bool,
         hidden: bool = False,
         exact: bool = False,
-        least_choosers: int = MINIMUM,
+        least_choosers: int = fl.MINIMUM,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.hidden = hidden
         self.least_choosers = least_choosers
         self._exact = exact and not pipeline.clips
         # models that clients trained alone, and that nobody has averaged since
-        self._own = OwnModels(3)  # by position of a client, start, model
+        self._own = counted_blocks.OwnModels(3)  # by position of a client, start, model
         self._choices: dict[tuple[int, int], int] = {}  # by position and start
 
-    @answers(SUM, unmasked=("count",))
-    def count_choice(self, context: CallContext, query: ModelAverages) -> BlockCount:
+    @fl.answers(fl.SUM, unmasked=("count",))
+    def count_choice(
+        self, context: fl.CallContext, query: fl.ModelAverages
+    ) -> counted_blocks.BlockCount:
         """Choose the model with the lowest loss, and return a one in its place.
 
         Raises:
@@ -101,10 +82,14 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
         self._refuse_unless_hidden("count_choice")
         chosen = self._choose(context, query).model.values
         ones = torch.nn.functional.one_hot(chosen, query.k) > 0
-        return BlockCount(self.counted(context, ones, numbers_digest(torch.arange(query.k))))
+        return counted_blocks.BlockCount(
+            self.counted(context, ones, counted_blocks.numbers_digest(torch.arange(query.k)))
+        )
 
-    @answers(SUM, through=("blocks",), trains="usual", unmasked=("weight",))
-    def contribute_blocks(self, context: CallContext, query: FilledBlocks) -> ModelBlocks:
+    @fl.answers(fl.SUM, through=("blocks",), trains="usual", unmasked=("weight",))
+    def contribute_blocks(
+        self, context: fl.CallContext, query: counted_blocks.FilledBlocks
+    ) -> ModelBlocks:
         """Return n_i·Δ_i in the block of the model just chosen, and zeros in the others.
 
         A client whose model too few clients chose trains it without sending an update, once a
@@ -119,7 +104,7 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
         self._check_chosen(context)
         start, _, _ = self._chosen[context.positions[0]].tolist()
         k = len(self.model_sets[start])
-        filled = self.filled(context, query, k, numbers_digest(torch.arange(k)))
+        filled = self.filled(context, query, k, counted_blocks.numbers_digest(torch.arange(k)))
         shared: list[int] = []
         alone: list[int] = []
         chosen = self._chosen[context.positions].tolist()
@@ -137,20 +122,20 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
             blocks[n, j] = updates[n]
             weights[n, j] = self._weight(context.positions[n])
         self._keep_own(context, alone, updates)
-        return ModelBlocks(Rows(blocks), Rows(weights) if self._exact else None)
+        return ModelBlocks(fl.Rows(blocks), fl.Rows(weights) if self._exact else None)
 
-    @answers(GATHER, private=False)
-    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
+    @fl.answers(fl.GATHER, private=False)
+    def receive_models(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.Ack:
         """Apply averages, and choose a model, without saying which.
 
         The last averages of a run reach all clients like this.
         """
         self._refuse_unless_hidden("receive_models")
         self._choose(context, query)
-        return Ack()
+        return fl.Ack()
 
-    @answers(GATHER, private=False)
-    def join_unseen(self, context: CallContext, query: ModelAverages) -> Ack:
+    @fl.answers(fl.GATHER, private=False)
+    def join_unseen(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.Ack:
         """Choose among the models of the query as a newcomer, without saying which.
 
         Raises:
@@ -158,7 +143,7 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
         """
         self._refuse_unless_hidden("join_unseen")
         self._choose_offered(context, query)
-        return Ack()
+        return fl.Ack()
 
     def choices(self, start: int) -> list[int]:
         """Return the model that each client chose last, (m,), which only the clients know.
@@ -176,7 +161,7 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
         """
         return [(k, start, j) in self._own for k, j in enumerate(self.choices(start))]
 
-    def held(self, query: ModelAverages, positions: Sequence[int]) -> Rows:
+    def held(self, query: fl.ModelAverages, positions: Sequence[int]) -> fl.Rows:
         """Return every client's chosen model after the query's averages; nothing is stored.
 
         Args:
@@ -188,7 +173,7 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
             models = self.first_models(query.start, query.k)
         advanced = []
         loaded: set[tuple[int, int]] = set()  # position and model
-        for j, averages in enumerate(averages_by_model(query)):
+        for j, averages in enumerate(model_sets.averages_by_model(query)):
             advanced.append(models[j].advanced(positions, averages))
             for k, rows in zip(positions, averages.means.picks, strict=True):
                 if rows:
@@ -199,8 +184,8 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
             if row is None or (k, j) in loaded:
                 picks.append((advanced[j], k))
             else:
-                picks.append((Rows(row[None]), 0))
-        return selected_rows(picks)
+                picks.append((fl.Rows(row[None]), 0))
+        return model_sets.selected_rows(picks)
 
     @property
     def unshared(self) -> frozenset[int]:
@@ -214,13 +199,13 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
     def _refuse_unless_hidden(self, name: str) -> None:
         """Raise PolicyError in a run of plain sums, which do not hide a reply."""
         if not self.hidden:
-            raise PolicyError(
+            raise fl.PolicyError(
                 f"{name} belongs to secure sums, and this run's sums are plain: the request is "
                 "refused"
             )
 
     def _updates(
-        self, context: CallContext, shared: Sequence[int], alone: Sequence[int]
+        self, context: fl.CallContext, shared: Sequence[int], alone: Sequence[int]
     ) -> dict[int, torch.Tensor]:
         """Return the weighted updates of some frames' clients, and plain ones of others.
 
@@ -245,21 +230,21 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
             if n in contributes or row is None:
                 picks.append((self.model_sets[start][j].models, k))
             else:
-                picks.append((Rows(row[None]), 0))
+                picks.append((fl.Rows(row[None]), 0))
             scale.append(self._weight(k) if n in contributes else 1.0)
         updates = self.cohort.train(
-            selected_rows(picks), positions, self.training, context.step, scale=scale
+            model_sets.selected_rows(picks), positions, self.training, context.step, scale=scale
         )
         return dict(zip(frames, updates, strict=True))
 
     def _keep_own(
-        self, context: CallContext, alone: Sequence[int], updates: Mapping[int, torch.Tensor]
+        self, context: fl.CallContext, alone: Sequence[int], updates: Mapping[int, torch.Tensor]
     ) -> None:
         """Move the models of clients that trained alone."""
         for n in alone:
             k = context.positions[n]
             if not bool(updates[n].isfinite().all()):
-                raise UpdateError(
+                raise fl.UpdateError(
                     f"round {context.round}: the model of client {context.ids[n]} is not finite: "
                     "lower the learning rate (--lr)"
                 )
@@ -276,19 +261,21 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
             return 1.0
         return float(self.cohort.sizes[position])
 
-    def _choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+    def _choose(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.ModelChoice:
         """Store and return the models of lowest loss, by exact losses that leave nobody."""
         losses = torch.as_tensor(self.mean_losses(context, query))
         return self._take(context, query.start, losses)
 
-    def _take(self, context: CallContext, start: int, losses: torch.Tensor) -> ModelChoice:
+    def _take(self, context: fl.CallContext, start: int, losses: torch.Tensor) -> fl.ModelChoice:
         """Store and return the models of lowest loss."""
         choice = super()._take(context, start, losses)
         for k, j in zip(context.positions, choice.model.values.tolist(), strict=True):
             self._choices[k, start] = j
         return choice
 
-    def _best_models(self, context: CallContext, start: int, losses: torch.Tensor) -> torch.Tensor:
+    def _best_models(
+        self, context: fl.CallContext, start: int, losses: torch.Tensor
+    ) -> torch.Tensor:
         """Return the models of lowest loss, the same for a call that is repeated.
 
         A repeated call must add the same row to a sum, also where a client has trained since.
@@ -300,7 +287,9 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
                 losses[n, j] = 0.0
         return super()._best_models(context, start, losses)
 
-    def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
+    def _catch_up(
+        self, context: fl.CallContext, start: int, j: int, averages: fl.AverageDeltas
+    ) -> None:
         """Apply the averages of one model, which replace what clients trained alone."""
         model = self.model_sets[start][j]
         before = model.had(context.positions, averages)
@@ -310,18 +299,18 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
             if count > earlier:
                 self._own.drop(k, start, j)
 
-    def evaluated_rows(self, start: int, j: int, positions: Sequence[int]) -> Rows:
+    def evaluated_rows(self, start: int, j: int, positions: Sequence[int]) -> fl.Rows:
         """Return a model as clients evaluate it: as they trained it alone, where they did."""
         shared = self.model_sets[start][j].models
         picks = []
         for k in positions:
             row = self._own.get(k, start, j)
-            picks.append((shared, k) if row is None else (Rows(row[None]), 0))
+            picks.append((shared, k) if row is None else (fl.Rows(row[None]), 0))
         if all(models is shared for models, _ in picks):
             return super().evaluated_rows(start, j, positions)
-        return selected_rows(picks)
+        return model_sets.selected_rows(picks)
 
-    def _open_start(self, query: ModelAverages) -> ModelSet:
+    def _open_start(self, query: fl.ModelAverages) -> model_sets.ModelSet:
         """Return the models of the query's start, and drop what belongs to starts not in use."""
         opened = (query.start, query.best)
         for key in self._own.keys:
@@ -337,7 +326,7 @@ class HiddenChoiceClient(CountedBlocks, IFCAClient):
         if not self.hidden:
             return memory
         choices = [(*key, j) for key, j in self._choices.items()]
-        return {**memory, **self._own.memory(), "choices": table(choices, 3)}
+        return {**memory, **self._own.memory(), "choices": counted_blocks.table(choices, 3)}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""

@@ -8,23 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.replies import Sums
-from securecluster.protocols.common.averages.counted_blocks import (
-    BlockCount,
-    FilledBlocks,
-    counts_of,
-    filled_blocks,
-)
-from securecluster.protocols.common.averages.restarts import Restart
-from securecluster.protocols.common.averages.sampling import TRIES
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages import counted_blocks
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
-from securecluster.runtime.endpoint import MINIMUM
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
@@ -32,7 +20,7 @@ class FinalCounts:
     """How many clients chose each model at the end of a run."""
 
     counts: list[int] = field(default_factory=list)  # (k,); empty where no sum succeeded
-    least: int = MINIMUM  # clients whose updates are averaged
+    least: int = fl.MINIMUM  # clients whose updates are averaged
 
     @property
     def shared(self) -> list[int]:
@@ -41,7 +29,11 @@ class FinalCounts:
 
 
 def average_unseen(
-    net: ServerChannel, running: Restart, best: Restart | None, to: Sequence[int], least: int
+    net: fl.ServerChannel,
+    running: fl.Restart,
+    best: fl.Restart | None,
+    to: Sequence[int],
+    least: int,
 ) -> None:
     """Make a round of averaging by two secure sums: of choices, and of blocks.
 
@@ -57,10 +49,10 @@ def average_unseen(
         least: number of clients whose updates are averaged.
     """
     counted = _count(net, running, best, to)
-    counts = counts_of(counted) if counted.ids else None
+    counts = counted_blocks.counts_of(counted) if counted.ids else None
     if counts is None:
         return
-    query = FilledBlocks(**filled_blocks(counted, counts, least))
+    query = counted_blocks.FilledBlocks(**counted_blocks.filled_blocks(counted, counts, least))
     # Where no block is averaged, this is how clients learn that they train alone.
     sums = net.sum(HiddenChoiceClient.contribute_blocks, query, to=counted.ids)
     if not sums.ids:
@@ -74,8 +66,8 @@ def average_unseen(
 
 
 def deliver_unseen(
-    net: ServerChannel, running: Restart, best: Restart | None, tries: int = 5
-) -> Restart:
+    net: fl.ServerChannel, running: fl.Restart, best: fl.Restart | None, tries: int = 5
+) -> fl.Restart:
     """Send the last averages to all clients, which choose once more without saying what.
 
     Args:
@@ -96,7 +88,7 @@ def deliver_unseen(
 
 
 def count_at_end(
-    net: ServerChannel, running: Restart, best: Restart | None, least: int
+    net: fl.ServerChannel, running: fl.Restart, best: fl.Restart | None, least: int
 ) -> FinalCounts:
     """Return how many clients chose each model last.
 
@@ -107,18 +99,18 @@ def count_at_end(
         least: number of clients whose updates are averaged.
     """
     counted = _count(net, running, best, net.clients)
-    counts = counts_of(counted) if counted.ids else None
+    counts = counted_blocks.counts_of(counted) if counted.ids else None
     return FinalCounts(counts or [], least)
 
 
 def _count(
-    net: ServerChannel, running: Restart, best: Restart | None, to: Sequence[int]
-) -> Sums[BlockCount]:
+    net: fl.ServerChannel, running: fl.Restart, best: fl.Restart | None, to: Sequence[int]
+) -> fl.Sums[counted_blocks.BlockCount]:
     """Send clients the averages that they lack, and return the sum of their choices.
 
     A sum that too few clients survive releases nothing, and is asked for again.
     """
-    for _ in range(TRIES):
+    for _ in range(fl.TRIES):
         query = running.message_for(to, best)
         counted = net.sum(HiddenChoiceClient.count_choice, query, to=to)
         running.acknowledge(counted.ids)

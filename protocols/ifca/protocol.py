@@ -28,34 +28,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
-from securecluster.core.validation import AtLeast
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Empty, Rows
-from securecluster.messaging.replies import Replies, Sums
-from securecluster.parties.derived import check_start_models
-from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.registry import AGGREGATIONS, PLAIN
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.averages.averaging import total_weights
 from securecluster.protocols.common.averages.blocks import BlockStage
-from securecluster.protocols.common.averages.model_set_protocol import (
-    ModelSetObserver,
-    ModelSetProtocol,
-    ModelSetState,
-    offer_to,
-)
-from securecluster.protocols.common.averages.restarts import OfferedModels, Restart, collect_models
-from securecluster.protocols.common.averages.sampling import sample_clients
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.options.sum_options import LARGEST_LOSS, CountedSums
+from securecluster.protocols.common.averages.model_set_protocol import ModelSetObserver, offer_to
+from securecluster.protocols.common.averages.restarts import collect_models
+from securecluster.protocols.common.options.sum_options import CountedSums
+from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.client import (
     IFCAClient,
     ModelAssignment,
@@ -63,28 +47,16 @@ from securecluster.protocols.ifca.client import (
     server_view,
 )
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
-from securecluster.protocols.ifca.hidden_server import (
-    FinalCounts,
-    average_unseen,
-    count_at_end,
-    deliver_unseen,
-)
 from securecluster.protocols.ifca.rebalancing import rebalanced
-from securecluster.runtime.run import Run
-from securecluster.training.local_trainer import LocalTrainer
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
-class IFCAState(ModelSetState):
+class IFCAState(fl.ModelSetState):
     """The state of the server's loop, as checkpoints store it."""
 
-    best: Restart | None = None  # of the starts that are over, while others are tried
+    best: fl.Restart | None = None  # of the starts that are over, while others are tried
     # what the server knows of choices in the end, where they are hidden
-    final: FinalCounts = field(default_factory=FinalCounts)
+    final: hidden_server.FinalCounts = field(default_factory=hidden_server.FinalCounts)
 
     @property
     def used(self) -> list[int]:
@@ -137,7 +109,7 @@ class SumsOfChoices(CountedSums):
     def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
         """Add losses."""
         fields = super().fields(method, config)
-        return {**fields, "loss": LARGEST_LOSS * fields["size"]}
+        return {**fields, "loss": fl.LARGEST_LOSS * fields["size"]}
 
 
 class IFCAObserver(ModelSetObserver):
@@ -181,7 +153,7 @@ class IFCAObserver(ModelSetObserver):
             return labels
         return [state.used.index(model) for model in client.choices(state.running.number)]
 
-    def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> Rows:
+    def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> fl.Rows:
         """Return each client's last choice, after pending averages of those at some positions.
 
         Args:
@@ -192,22 +164,22 @@ class IFCAObserver(ModelSetObserver):
         recipients = [client.cohort.ids[k] for k in positions]
         query = state.running.message_for(recipients, state.best)
         if self.method.sums.hide_replies:
-            held: Rows = client.held(query, positions)
+            held: fl.Rows = client.held(query, positions)
             return held
         choice = [state.running.choice[i] for i in client.cohort.ids]
-        models: Rows = client.taken(query, positions, choice)
+        models: fl.Rows = client.taken(query, positions, choice)
         return models
 
 
-@protocol
-class IFCA(ModelSetProtocol):
+@fl.protocol
+class IFCA(fl.ModelSetProtocol):
     """k models; each client trains the one that fits its own samples best."""
 
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    sums: CountedSums = group(SumsOfChoices)
+    sums: CountedSums = fl.group(SumsOfChoices)
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every choice and every reply) or
     secagg (the server reads neither, but how many clients chose each model; a client then sends k
@@ -215,25 +187,25 @@ class IFCA(ModelSetProtocol):
     """
     k: int = 4
     """number of models"""
-    starts: Annotated[int, AtLeast(1)] = 10
+    starts: Annotated[int, fl.AtLeast(1)] = 10
     """short starts from different initial models, of which the best is continued (not in the
     paper); 1 is a single start
     """
-    start_rounds: Annotated[int, AtLeast(1)] = 5
+    start_rounds: Annotated[int, fl.AtLeast(1)] = 5
     """rounds of a short start, at most all; those of the best start count towards rounds"""
     exact_weights: bool = False
     """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
     the server then reads; by default every client counts the same
     """
-    rebalance: Annotated[int, AtLeast(0)] = 0
+    rebalance: Annotated[int, fl.AtLeast(0)] = 0
     """least number B of clients that train each model in a round: the server moves random clients
     of other models there (RR-Cluster); 0 leaves all clients with their choices
     """
 
     name: ClassVar[str] = "ifca"
-    client: ClassVar[type[TrainingClient]] = HiddenChoiceClient
+    client: ClassVar[type[fl.TrainingClient]] = HiddenChoiceClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> IFCAState:
         """Run the server's side of Algorithm 1.
 
         Args:
@@ -256,17 +228,17 @@ class IFCA(ModelSetProtocol):
             self._average(net, state, t)
             run.note(start=state.running.number, loss=None)
 
-        state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
+        state.running = run.once("deliver", lambda: self._settle(net, state), fl.Restart)
         if self.sums.hide_replies:
             state.final = run.once(
                 "count",
-                lambda: count_at_end(net, state.running, state.best, self._least),
-                FinalCounts,
+                lambda: hidden_server.count_at_end(net, state.running, state.best, self._least),
+                hidden_server.FinalCounts,
             )
-        state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
+        state.offers = run.once("offer", lambda: self.offered_models(net, state), fl.OfferedModels)
         return state
 
-    def offered_models(self, net: ServerChannel, state: Any) -> OfferedModels:
+    def offered_models(self, net: fl.ServerChannel, state: Any) -> fl.OfferedModels:
         """Return the models in use, which newcomers are to choose from.
 
         Args:
@@ -279,7 +251,7 @@ class IFCA(ModelSetProtocol):
         return collect_models(net, state.running, self.mask != "none", shared, hidden=True)
 
     def assign_newcomers(
-        self, net: ServerChannel, state: ModelSetState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: fl.ModelSetState, to: Sequence[int]
     ) -> list[int]:
         """Send newcomers the models in use, of which each chooses the best (not in the paper).
 
@@ -295,7 +267,7 @@ class IFCA(ModelSetProtocol):
         if not self.sums.hide_replies:
             return super().assign_newcomers(net, state, to)
         replies = net.gather(HiddenChoiceClient.join_unseen, offer_to(state, len(to)), to=to)
-        check_newcomers(to, replies.ids)
+        fl.check_newcomers(to, replies.ids)
         return [0] * len(to)
 
     @property
@@ -344,23 +316,23 @@ class IFCA(ModelSetProtocol):
         sizes = super().frame_sizes(config)
         return {**sizes, "starts": int(self.starts), "blocks": self.model_count}
 
-    def _best(self, state: IFCAState) -> Restart:
+    def _best(self, state: IFCAState) -> fl.Restart:
         """Return the start of lowest loss: the running one, which is over, or the best before."""
         best = state.best
         if best is None or state.running.loss < best.loss:
             best = state.running
         return best
 
-    def _average(self, net: ServerChannel, state: IFCAState, t: int) -> None:
+    def _average(self, net: fl.ServerChannel, state: IFCAState, t: int) -> None:
         """Make round t of averaging (lines 4 to 11)."""
         # line 4: the server sends the models to a share of the clients
         if self.sums.hide_replies:
-            recipients = sample_clients(
+            recipients = fl.sample_clients(
                 net, net.clients, self.participation, t, minimum=net.least_members
             )
-            average_unseen(net, state.running, state.best, recipients, self._least)
+            hidden_server.average_unseen(net, state.running, state.best, recipients, self._least)
             return
-        recipients = sample_clients(net, net.clients, self.participation, t)
+        recipients = fl.sample_clients(net, net.clients, self.participation, t)
         # lines 5–7: each client estimates its cluster, argmin_j F_i(θ_j)
         chosen = self._choose(net, state, recipients)
         if not chosen.ids:
@@ -370,7 +342,9 @@ class IFCA(ModelSetProtocol):
         if self.rebalance:
             sums = self._rebalanced_sums(net, state, chosen.ids, choices, t)
         else:
-            sums = net.sum(IFCAClient.contribute, Empty(), to=chosen.ids, by=choices, groups=self.k)
+            sums = net.sum(
+                IFCAClient.contribute, fl.Empty(), to=chosen.ids, by=choices, groups=self.k
+            )
         # line 11: model averaging
         if sums.ids:
             weights = total_weights(sums)
@@ -378,12 +352,12 @@ class IFCA(ModelSetProtocol):
 
     def _rebalanced_sums(
         self,
-        net: ServerChannel,
+        net: fl.ServerChannel,
         state: IFCAState,
         ids: Sequence[int],
         choices: Sequence[int],
         t: int,
-    ) -> Sums[Update]:
+    ) -> fl.Sums[fl.Update]:
         """Return the sum of each model's updates, where each has at least B clients.
 
         Args:
@@ -395,36 +369,38 @@ class IFCA(ModelSetProtocol):
         """
         draw = net.randomness.generator("server", "rebalance", t)
         models = rebalanced(choices, self.k, self.rebalance, draw)
-        assignment = ModelAssignment(Rows(torch.as_tensor(models)), state.running.number)
+        assignment = ModelAssignment(fl.Rows(torch.as_tensor(models)), state.running.number)
         return net.sum(IFCAClient.contribute_to, assignment, to=ids, by=models, groups=self.k)
 
     def _choose(
-        self, net: ServerChannel, state: IFCAState, to: Sequence[int]
-    ) -> Replies[ModelChoice]:
+        self, net: fl.ServerChannel, state: IFCAState, to: Sequence[int]
+    ) -> fl.Replies[fl.ModelChoice]:
         """Send clients the averages that they lack, and receive their choices."""
         query = state.running.message_for(to, state.best)
         replies = net.gather(IFCAClient.choose, query, to=to)
         state.running.taken(replies)
         return replies
 
-    def _judge(self, net: ServerChannel, state: IFCAState) -> float | None:
+    def _judge(self, net: fl.ServerChannel, state: IFCAState) -> float | None:
         """Return the training loss of a start, where each client uses its best model.
 
         None where no client replied.
         """
         # round number 0 in the draw: the same clients evaluate every start
-        clients = sample_clients(net, net.clients, self.participation, 0, minimum=net.least_members)
+        clients = fl.sample_clients(
+            net, net.clients, self.participation, 0, minimum=net.least_members
+        )
         query = state.running.message_for(clients, state.best)
         sums = net.sum(IFCAClient.lowest_loss, query, to=clients)
         return state.running.judged(sums)
 
-    def _settle(self, net: ServerChannel, state: IFCAState, tries: int = 5) -> Restart:
+    def _settle(self, net: fl.ServerChannel, state: IFCAState, tries: int = 5) -> fl.Restart:
         """Send the last averages to all clients, which choose once more (not in the paper).
 
         Clients that do not reply keep their last choice.
         """
         if self.sums.hide_replies:
-            return deliver_unseen(net, state.running, state.best, tries)
+            return hidden_server.deliver_unseen(net, state.running, state.best, tries)
         silent = tuple(net.clients)
         for _ in range(tries):
             if silent:
@@ -436,7 +412,7 @@ class IFCA(ModelSetProtocol):
         """Return True: each model is the mean over samples (the paper's is over clients)."""
         return True
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Check that clients can draw the models that are never sent.
 
         Args:
@@ -447,7 +423,7 @@ class IFCA(ModelSetProtocol):
         """
         # all but the first model of the first start are drawn by clients, and never sent
         if max(self.k, self.starts) > 1:
-            check_start_models(self, facts)
+            fl.check_start_models(self, facts)
         return super().shared_facts(facts)
 
     def check(self, clients: int) -> None:
@@ -468,18 +444,18 @@ class IFCA(ModelSetProtocol):
         if not self.rebalance:
             return
         if self.sums.hide_replies:
-            raise UsageError(
+            raise fl.UsageError(
                 "rebalance moves clients by their choices, which secure sums hide: take "
                 "aggregation plain, or leave rebalance out"
             )
         sampled = max(1, round(self.participation * clients))
         if self.k * self.rebalance > sampled:
-            raise UsageError(
+            raise fl.UsageError(
                 f"{sampled} clients a round do not suffice for {self.rebalance} of each of "
                 f"{self.k} models: lower rebalance to {sampled // self.k} or less"
             )
 
-    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+    def pipeline(self, config: Mapping[str, Any]) -> fl.Pipeline:
         """Return the stages between a client's update and the wire, for each block where there are.
 
         Args:
@@ -488,12 +464,12 @@ class IFCA(ModelSetProtocol):
         pipeline = super().pipeline(config)
         if self.sums.hide_replies:
             stages = [BlockStage(stage) for stage in pipeline.stages]
-            pipeline.fields["blocks"] = Pipeline(stages)
+            pipeline.fields["blocks"] = fl.Pipeline(stages)
         return pipeline
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
-    ) -> TrainingClient:
+        self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the client object, which hides its choices where sums are secure.
 
         Args:
@@ -512,14 +488,14 @@ class IFCA(ModelSetProtocol):
             least_choosers=self._least,
         )
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible to the server under every mask."""
         if self.sums.hide_replies:
             server = hidden_view(self.k, self.sums.weights_updates(self), self._least)
             clients = f"the averages of all models of {self._least} clients or more"
-            return Disclosures(server=server, clients=[clients])
+            return fl.Disclosures(server=server, clients=[clients])
         # Which clients the server moves follows from their choices, and shows nothing new.
-        return Disclosures(
+        return fl.Disclosures(
             server=server_view(self.privacy.noisy, self.privacy.per_client, self.starts)
         )
 

@@ -18,16 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError, unknown
-from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Empty, Rows
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.averaging import LocalFirstClient
-from securecluster.protocols.common.disclosures import OfPlainSums
-from securecluster.protocols.common.messages import Update
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, SUM, answers
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.protocols import authoring as fl
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
@@ -101,7 +92,7 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
         UsageError: another word, or a model with too few dense layers.
     """
     if which not in LAYERS:
-        raise unknown("layer", which, LAYERS)
+        raise fl.unknown("layer", which, LAYERS)
     first_index = {}
     index = 0
     for name, shape in flat.shapes.items():
@@ -114,7 +105,7 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
             dense.append(name)
     from_end = 1 if which == "last" else 2
     if len(dense) < from_end:
-        raise UsageError(
+        raise fl.UsageError(
             f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs "
             f"{from_end}: use another model"
         )
@@ -131,7 +122,7 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
 
 
 def initial_models(
-    cohort: LocalTrainer, start: str, positions: Sequence[int] | None = None
+    cohort: fl.LocalTrainer, start: str, positions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return the weights that clients begin with.
 
@@ -152,7 +143,7 @@ def initial_models(
 def check_layer_mask(mask: str) -> None:
     """Raise UsageError for any mask of the layers."""
     if mask != "none":
-        raise UsageError(
+        raise fl.UsageError(
             f"layer_mask = {mask!r}: the network that predicts similarity reads the weights "
             "themselves, so under a mask it"
             " would be fed noise; leave it at none (mask hides the averages)"
@@ -195,7 +186,7 @@ def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
     ]
     if sizes:
         views.append(
-            OfPlainSums("each client's number of samples (the plain sum reads every reply)")
+            fl.OfPlainSums("each client's number of samples (the plain sum reads every reply)")
         )
     return views
 
@@ -206,10 +197,10 @@ class ClientLayer:
 
     # (b, q) weights and bias of the layer; with noise, its initial values plus their clipped and
     # noised change
-    layer: Annotated[Rows, Real(("layer",), squared=True)]
+    layer: Annotated[fl.Rows, fl.Real(("layer",), squared=True)]
 
 
-class NSIMClient(LocalFirstClient):
+class NSIMClient(fl.LocalFirstClient):
     """Clients that train alone, send one layer, and then contribute to averages since θ_0.
 
     Args:
@@ -225,9 +216,9 @@ class NSIMClient(LocalFirstClient):
 
     def __init__(
         self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
+        cohort: fl.LocalTrainer,
+        training: fl.LocalTraining,
+        pipeline: fl.Pipeline,
         weighted: bool,
         layer: LayerSlice,
         start: str,
@@ -238,10 +229,10 @@ class NSIMClient(LocalFirstClient):
         if start != "common":
             # each client has a row of its own
             positions = tuple(range(len(cohort.ids)))
-            self.models = Rows(initial_models(cohort, start), positions)
+            self.models = fl.Rows(initial_models(cohort, start), positions)
 
-    @answers(GATHER, unmasked=("layer",))
-    def send_model(self, context: CallContext, query: Empty) -> ClientLayer:
+    @fl.answers(fl.GATHER, unmasked=("layer",))
+    def send_model(self, context: fl.CallContext, query: fl.Empty) -> ClientLayer:
         """Return the layer of θ_i; no mask can hide it, since a trained network reads it.
 
         The reply is the same whenever the client is asked. Where the unit of privacy is the client,
@@ -258,14 +249,14 @@ class NSIMClient(LocalFirstClient):
         noise = context.noise
         if noise is None or not noise.noise or noise.unit == "example":
             # a copy, since training alone changes the models in place
-            return ClientLayer(Rows(rows.clone()))
+            return ClientLayer(fl.Rows(rows.clone()))
         first_models = initial_models(self.cohort, self._began, context.positions)
         initial = self._layer.rows(first_models)
         moved = self.release_training(context, rows - initial)
-        return ClientLayer(Rows(context.postprocess(lambda told: initial + told, moved)))
+        return ClientLayer(fl.Rows(context.postprocess(lambda told: initial + told, moved)))
 
-    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
-    def pool(self, context: CallContext, query: Empty) -> Update:
+    @fl.answers(fl.SUM, through=("delta",), fresh=True, unmasked=("size",))
+    def pool(self, context: fl.CallContext, query: fl.Empty) -> fl.Update:
         """Return n_i·P(θ_i − θ_0) and n_i, for the first average of the client's cluster.
 
         Clipped updates are not weighted.
@@ -281,4 +272,4 @@ class NSIMClient(LocalFirstClient):
         table = update.delta.table
         # in place: there is one (m, d) matrix at most
         table.mul_(sizes.table.to(table)[:, None])
-        return Update(update.delta, sizes)
+        return fl.Update(update.delta, sizes)

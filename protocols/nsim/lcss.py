@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
 BLOCK = 1 << 16  # distances that are compared at once: they stay in cache
@@ -163,16 +163,16 @@ def _checked(
     """
     is_distance = isinstance(radius, Real) and not isinstance(radius, bool)
     if not (is_distance and 0 <= float(radius) < math.inf):
-        raise UsageError(f"radius = {radius!r} is no distance: give a finite number from 0")
+        raise fl.UsageError(f"radius = {radius!r} is no distance: give a finite number from 0")
     if window is not None and not (isinstance(window, Integral) and window >= 0):
-        raise UsageError(
+        raise fl.UsageError(
             f"window = {window!r} is no number of places: give a whole number from 0, or None for "
             "no window"
         )
     points = [np.asarray(sequence, dtype=np.float64) for sequence in sequences]
     for number, sequence in enumerate(points):
         if not _is_comparable(sequence, points[0]):
-            raise UsageError(
+            raise fl.UsageError(
                 f"sequence {number} of shape {sequence.shape} cannot be compared: give points (n, "
                 "k), at least one, finite, and of as many coordinates in all sequences"
             )

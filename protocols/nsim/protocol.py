@@ -20,35 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.density import check_dbscan, dbscan, most_similar, neighbourhood
-from securecluster.clustering.labels import members, relabel
 from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Empty
 from securecluster.parties.deployment import Deployment
-from securecluster.parties.derived import initial_model
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.averaging import (
-    AveragingState,
-    SumClient,
-    average_clusters,
-)
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import empty_tensor
-from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.observer import Observer
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.client import (
     NSIMClient,
     check_layer_mask,
@@ -58,43 +40,27 @@ from securecluster.protocols.nsim.client import (
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk
 from securecluster.protocols.nsim.server import average_layers
 from securecluster.protocols.nsim.similarity_model import GRID, predict
-from securecluster.protocols.nsim.synthetic_users import (
-    SyntheticUsersConfig,
-    TrainedSimilarityModel,
-    check_walks,
-    correlations,
-    some_pairs,
-    true_similarity,
-    unlearned,
-)
-from securecluster.runtime.run import Line, Run
-from securecluster.training.local_trainer import LocalTrainer
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.data.federation import Federation
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
-class NSIMState(AveragingState):
+class NSIMState(fl.AveragingState):
     """The state of the server's loop, as checkpoints store it."""
 
     round: int = 0
     clustered: int = 0  # the round of the clustering; 0 before
     ids: list[int] = field(default_factory=list)  # the r clients that sent a layer
-    layers: torch.Tensor = field(default_factory=empty_tensor)  # (r, q)
-    similarity: torch.Tensor = field(default_factory=empty_tensor)  # (r, r), predicted
+    layers: torch.Tensor = field(default_factory=fl.empty_tensor)  # (r, q)
+    similarity: torch.Tensor = field(default_factory=fl.empty_tensor)  # (r, r), predicted
     eps: float = 0.0
-    known: TrainedSimilarityModel | None = None
+    known: synthetic_users.TrainedSimilarityModel | None = None
 
 
-class NSIMObserver(Observer):
+class NSIMObserver(fl.Observer):
     """The experimenter's measurements of NSIM."""
 
     def observe(
-        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
-    ) -> Line:
+        self, federation: fl.Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> fl.Line:
         """Return a history line; after the clustering, add the accuracy of NSIM on clients' data.
 
         The true similarity is the LCSS of clients' training data; kernels of the same layers are
@@ -111,19 +77,19 @@ class NSIMObserver(Observer):
             return line
         # the observer's view: the server has no client's data
         targets = [federation.shards[i].y for i in state.ids]
-        true = true_similarity(targets, self.method.radius)
+        true = synthetic_users.true_similarity(targets, self.method.radius)
         predicted = state.similarity.numpy()
         layer = find_layer(client.cohort.model, self.method.layer)
         layers = layer.weights(state.layers)
         return {
             **line,
-            **correlations(predicted, layers, true, "_real"),
-            "pairs_real": some_pairs(predicted, true),
+            **synthetic_users.correlations(predicted, layers, true, "_real"),
+            "pairs_real": synthetic_users.some_pairs(predicted, true),
         }
 
 
-@protocol
-class NSIM(ClusteringProtocol):
+@fl.protocol
+class NSIM(fl.ClusteringProtocol):
     """Clusters of users by similarities that a network predicts from a layer of their models.
 
     The network is trained on synthetic users.
@@ -182,9 +148,9 @@ class NSIM(ClusteringProtocol):
     """
 
     name: ClassVar[str] = "nsim"
-    client: ClassVar[type[TrainingClient]] = NSIMClient
+    client: ClassVar[type[fl.TrainingClient]] = NSIMClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> NSIMState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> NSIMState:
         """Run the server's side of Sections 3.1 and 3.2.
 
         Args:
@@ -193,10 +159,14 @@ class NSIM(ClusteringProtocol):
         """
         check_pairs(len(net.clients))
         # Section 3.1: the similarity model, without any client
-        model = run.once("estimator", lambda: self._estimator(net, run.dry), TrainedSimilarityModel)
+        model = run.once(
+            "estimator",
+            lambda: self._estimator(net, run.dry),
+            synthetic_users.TrainedSimilarityModel,
+        )
         state = NSIMState(
             labels=list(net.clients),  # each client a cluster of its own
-            outbox=PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
+            outbox=fl.PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
             known=model,
         )
         # Section 3.2: users train alone, then clusters, then FedAvg in each cluster
@@ -204,13 +174,13 @@ class NSIM(ClusteringProtocol):
             state.round = t
             if t > self._local:
                 # repeated rounds are not in the paper
-                average_clusters(net, state, self.participation, t)
+                fl.average_clusters(net, state, self.participation, t)
                 continue
             self._train_alone(net, state.outbox, net.clients)
             if t == self._local:
                 self._cluster(net, state, model)
-                run.note(clustered=members(state.labels), eps=state.eps, **model.scores)
-        flush(net, run, state)
+                run.note(clustered=fl.members(state.labels), eps=state.eps, **model.scores)
+        fl.flush(net, run, state)
         return state
 
     @property
@@ -219,13 +189,15 @@ class NSIM(ClusteringProtocol):
         return min(self.local_rounds, self.rounds)
 
     def _train_alone(
-        self, net: ServerChannel, outbox: PendingUpdates, clients: Sequence[int]
+        self, net: fl.ServerChannel, outbox: fl.PendingUpdates, clients: Sequence[int]
     ) -> None:
         """Let clients train their own models for a round."""
         query = outbox.message_for(clients)
-        net.gather(SumClient.train_locally, query, to=clients, tries=TRIES)
+        net.gather(fl.SumClient.train_locally, query, to=clients, tries=fl.TRIES)
 
-    def _estimator(self, net: ServerChannel, dry: bool) -> TrainedSimilarityModel:
+    def _estimator(
+        self, net: fl.ServerChannel, dry: bool
+    ) -> synthetic_users.TrainedSimilarityModel:
         """Train the similarity model from the public configuration (Section 3.1).
 
         Args:
@@ -234,14 +206,16 @@ class NSIM(ClusteringProtocol):
         """
         # only the server's own draws and the public configuration, so that it can be replayed
         config = net.agreed
-        draws = Randomness(net.randomness.integer("server", "synthetic"))
+        draws = fl.Randomness(net.randomness.integer("server", "synthetic"))
         if dry:  # where all users are one cluster, whatever it says
-            return unlearned(int(config["layer_size"]), draws)
+            return synthetic_users.unlearned(int(config["layer_size"]), draws)
         users = self._synthesis(config["shape"], config["noise"])
         architecture = Deployment(self, config).initial_model()
         return users.learned(architecture, self.training.usual(self, config), config, draws)
 
-    def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> SyntheticUsersConfig:
+    def _synthesis(
+        self, shape: Sequence[int], noise: float = 0.0
+    ) -> synthetic_users.SyntheticUsersConfig:
         """Return the configuration of synthetic users.
 
         Args:
@@ -255,7 +229,7 @@ class NSIM(ClusteringProtocol):
             window, coordinates = shape
         # The training and layers of synthetic users have the noise of real users' (not in the
         # paper), so that the network learns from the kind of layers that it will read.
-        return SyntheticUsersConfig(
+        return synthetic_users.SyntheticUsersConfig(
             users=self.synthetic,
             walks=RandomWalk() if self.walks == "random" else self.walks,
             form=Format(coordinates, window, self.positions, step=self.step),
@@ -271,7 +245,9 @@ class NSIM(ClusteringProtocol):
             noise=float(noise) if self.privacy.per_client else 0.0,
         )
 
-    def _cluster(self, net: ServerChannel, state: NSIMState, model: TrainedSimilarityModel) -> None:
+    def _cluster(
+        self, net: fl.ServerChannel, state: NSIMState, model: synthetic_users.TrainedSimilarityModel
+    ) -> None:
         """Cluster the users by their layers, and average their models (Section 3.2).
 
         Args:
@@ -279,7 +255,7 @@ class NSIM(ClusteringProtocol):
             state: its labels, layers and averages are updated.
             model: the similarity model.
         """
-        replies = net.gather(NSIMClient.send_model, Empty(), to=net.clients, tries=TRIES)
+        replies = net.gather(NSIMClient.send_model, fl.Empty(), to=net.clients, tries=fl.TRIES)
         if len(replies) < 2:
             return  # all clients go on alone
         state.ids = list(replies.ids)
@@ -296,11 +272,11 @@ class NSIM(ClusteringProtocol):
         clusters = dbscan(1 - matrix, state.eps, minimum)
         # noise points, and clients without a layer, are clusters of one
         label_of = dict(zip(state.ids, clusters, strict=True))
-        state.labels = relabel([label_of.get(i, -1) for i in net.clients])
+        state.labels = fl.relabel([label_of.get(i, -1) for i in net.clients])
         average_layers(net, state)
 
     def assign_newcomers(
-        self, net: ServerChannel, state: NSIMState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: NSIMState, to: Sequence[int]
     ) -> list[int]:
         """Return the clusters to whose members newcomers are most similar (not in the paper).
 
@@ -317,14 +293,14 @@ class NSIM(ClusteringProtocol):
             UpdateError: a newcomer does not reply.
         """
         if not state.ids or state.known is None:
-            raise UsageError(
+            raise fl.UsageError(
                 "no two clients sent a layer, so there is nothing to compare newcomers with: "
                 "run it anew"
             )
         for _ in range(self._local):
-            self._train_alone(net, PendingUpdates.start(0, fresh=False), to)
-        replies = net.gather(NSIMClient.send_model, Empty(), to=to, tries=TRIES)
-        check_newcomers(to, replies.ids)
+            self._train_alone(net, fl.PendingUpdates.start(0, fresh=False), to)
+        replies = net.gather(NSIMClient.send_model, fl.Empty(), to=to, tries=fl.TRIES)
+        fl.check_newcomers(to, replies.ids)
         layers = replies.rows.layer.values.cpu()
         similarity = predict(state.known.fitted.estimator, layers, state.layers)
         labels = [state.labels[i] for i in state.ids]
@@ -338,7 +314,7 @@ class NSIM(ClusteringProtocol):
         return True
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+        self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
     ) -> NSIMClient:
         """Return the clients, with the layer that they send and their initial weights.
 
@@ -352,7 +328,7 @@ class NSIM(ClusteringProtocol):
             cohort, self.training.usual(self, config), pipeline, self.weighted, layer, self.init
         )
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Return the declared format, and the numbers of the layer that clients send.
 
         Args:
@@ -361,8 +337,8 @@ class NSIM(ClusteringProtocol):
         Raises:
             UsageError: random walks for data that are no positions, or a model without the layer.
         """
-        check_walks(self.walks, facts.objective)
-        size = find_layer(initial_model(self, facts), self.layer).size
+        synthetic_users.check_walks(self.walks, facts.objective)
+        size = find_layer(fl.initial_model(self, facts), self.layer).size
         form = self._synthesis(facts.shape).form
         return {"format": form.as_json(), "layer_size": size}
 
@@ -393,11 +369,11 @@ class NSIM(ClusteringProtocol):
         """Return a run in which all users are one cluster."""
         return ({"eps": 1.0},)
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what the server sees of the layers, and computes from them."""
         unit = self.privacy.dp_unit if self.privacy.noisy else ""
         views = server_view(self.layer, self.init, unit, not self.privacy.per_client)
-        return Disclosures(server=views)
+        return fl.Disclosures(server=views)
 
     @property
     def observer(self) -> NSIMObserver:

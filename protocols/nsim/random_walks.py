@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
 NEARLY = 1e-12  # in place of a length of zero in a division
@@ -47,16 +47,16 @@ class Format:
         whole_numbers = all(isinstance(n, Integral) for n in numbers)
         in_order = self.coordinates >= 1 and 1 <= self.window < minimum <= maximum
         if not (whole_numbers and in_order):
-            raise UsageError(
+            raise fl.UsageError(
                 f"positions = {self.samples!r} of a user: the fewest are more than the "
                 f"{self.window} of a window, the most no less"
             )
         if not (isinstance(self.seconds, Real) and 0 < self.seconds < np.inf):
-            raise UsageError(
+            raise fl.UsageError(
                 f"seconds = {self.seconds!r} between two positions: it is a positive number"
             )
         if not (isinstance(self.step, Real) and SHORTEST <= self.step <= 1):
-            raise UsageError(
+            raise fl.UsageError(
                 f"step = {self.step!r} is no way between two positions: give {SHORTEST:g} to 1, in "
                 "units of the area"
             )
@@ -302,7 +302,7 @@ def generated(
     """
     drawn = generator(form, users, draw)
     if not isinstance(drawn, list | tuple) or len(drawn) != users:
-        raise UsageError(
+        raise fl.UsageError(
             f"the generator of synthetic users must give a list of {users}: a sequence of "
             "positions for each"
         )
@@ -329,14 +329,14 @@ def _samples(path: Any, form: Format) -> Samples:
     try:
         positions = np.asarray(path, dtype=np.float64)
     except (ValueError, TypeError):
-        raise UsageError(
+        raise fl.UsageError(
             f"the generator gives a {type(path).__name__} that is no array of positions (n, "
             f"{form.coordinates}); samples are a tuple (x, y)"
         ) from None
     has_format = positions.ndim == 2 and positions.shape[1] == form.coordinates
     long_enough = has_format and len(positions) > form.window
     if not long_enough or not np.isfinite(positions).all():
-        raise UsageError(
+        raise fl.UsageError(
             f"the generator gives a sequence of shape {positions.shape}: it must be finite "
             f"positions (n, {form.coordinates}), more than the {form.window} of a window"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
 KEPT = 0.99  # of the variance, in SVCCA
@@ -78,7 +78,9 @@ def svcca(layers: Any, variance: float = KEPT) -> Array:
         UsageError: as `cka`, or a share out of range.
     """
     if not 0 < variance <= 1:
-        raise UsageError(f"variance = {variance!r} is no share of the variance: it lies in (0, 1]")
+        raise fl.UsageError(
+            f"variance = {variance!r} is no share of the variance: it lies in (0, 1]"
+        )
     return _mean_correlation(_centred(layers), variance)
 
 
@@ -126,7 +128,7 @@ def _centred(layers: Any) -> Array:
     """
     x = np.asarray(layers, dtype=np.float64)
     if x.ndim != 3 or not x.size or not np.isfinite(x).all():
-        raise UsageError(
+        raise fl.UsageError(
             f"layers of shape {x.shape} cannot be compared: give finite matrices of one shape, (m, "
             "r, c)"
         )

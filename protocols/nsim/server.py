@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from securecluster.clustering.labels import members, relabel
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Empty
-from securecluster.protocols.common.averages.averaging import AveragingState, weighted_means
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.nsim.client import NSIMClient
 
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
-
-def average_layers(net: ServerChannel, state: AveragingState) -> None:
+def average_layers(net: fl.ServerChannel, state: fl.AveragingState) -> None:
     """Average in each cluster what its members learned alone (the one average of the paper).
 
     A cluster without replies is divided into single clients (not in the paper).
@@ -23,7 +16,7 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
         net: the server's channel.
         state: its labels and queue of averages are updated.
     """
-    clusters = members(state.labels)
+    clusters = fl.members(state.labels)
     averages: dict[int, torch.Tensor] = {}
     step = 0
     # a sum over one client would reveal its model
@@ -35,7 +28,7 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
     if recipients:
         sums = net.sum(
             NSIMClient.pool,
-            Empty(),
+            fl.Empty(),
             to=recipients,
             by=[state.labels[i] for i in recipients],
             groups=len(clusters),
@@ -43,12 +36,12 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
         )
         if sums.ids:
             step = sums.step
-            means = weighted_means(sums)
+            means = fl.weighted_means(sums)
             averages = {c: means[c] for c, count in enumerate(sums.counts) if count}
 
     # clusters without an average become single clients, which go on alone
     old = [c if c in averages else -1 for c in state.labels]
-    state.labels = relabel(old)
+    state.labels = fl.relabel(old)
     single = [i for i in net.clients if old[i] < 0]
     state.outbox.unsubscribe(single)
     if not averages:

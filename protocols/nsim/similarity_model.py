@@ -16,16 +16,9 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import pearson
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
-from securecluster.errors import UpdateError, UsageError
-from securecluster.protocols.nsim.pair_network import (
-    PairNetwork,
-    PairNetworkConfig,
-    TrainingPairs,
-    pairwise,
-    start,
-    trained,
-)
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.nsim import pair_network
+from securecluster.protocols.nsim.pair_network import PairNetwork, PairNetworkConfig
 
 LEAST_USERS = 8
 UNSEEN = 0.2  # share of the users that take no part in the fit
@@ -121,7 +114,7 @@ class _Users:
 def fit(
     rows: torch.Tensor,
     similarity: torch.Tensor,
-    randomness: Randomness,
+    randomness: fl.Randomness,
     search: bool = True,
     grid: Sequence[PairNetworkConfig] = GRID,
     networks: int = 3,
@@ -194,19 +187,19 @@ def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> tor
     """
     for rows in (a, b):
         if rows.ndim != 2 or rows.shape[1] != len(estimator.mean):
-            raise UsageError(
+            raise fl.UsageError(
                 f"the estimator was fitted to layers of {len(estimator.mean)} numbers, not "
                 f"{tuple(rows.shape)}: hand in those"
             )
         _check_finite(rows)
     rows_a = _standard(a.detach().float().cpu(), estimator.mean, estimator.scale)
     rows_b = _standard(b.detach().float().cpu(), estimator.mean, estimator.scale)
-    predictions = [pairwise(network, rows_a, rows_b) for network in estimator.networks]
+    predictions = [pair_network.pairwise(network, rows_a, rows_b) for network in estimator.networks]
     return torch.stack(predictions).mean(0)
 
 
 def _member(
-    users: _Users, fold: int, plan: PairNetworkConfig, randomness: Randomness, number: int
+    users: _Users, fold: int, plan: PairNetworkConfig, randomness: fl.Randomness, number: int
 ) -> tuple[PairNetwork, float]:
     """Train one network.
 
@@ -226,18 +219,18 @@ def _member(
     validation_similarity = _upper(_among(users.similarity, validation))
 
     def score(network: PairNetwork) -> float:
-        predicted = pairwise(network, validation_rows, validation_rows)
+        predicted = pair_network.pairwise(network, validation_rows, validation_rows)
         return pearson(_upper(predicted), validation_similarity)
 
-    pairs = TrainingPairs(
+    pairs = pair_network.TrainingPairs(
         rows=users.rows[train],
         similarity=_among(users.similarity, train),
         weight=(~_among(users.held_pairs, train)).float(),
     )
     initial_draws = randomness.generator("pair network", number, fold)
-    initial = start(users.rows.shape[1], plan, initial_draws)
+    initial = pair_network.start(users.rows.shape[1], plan, initial_draws)
     seed = randomness.integer("pair network", number, fold, "batches")
-    return trained(initial, pairs, plan, seed, score)
+    return pair_network.trained(initial, pairs, plan, seed, score)
 
 
 def _evaluated(estimator: SimilarityModel, grid: list[Trial], users: _Users) -> Fitted:
@@ -273,7 +266,7 @@ def _evaluated(estimator: SimilarityModel, grid: list[Trial], users: _Users) -> 
     )
 
 
-def _split(users: int, networks: int, randomness: Randomness) -> _Split:
+def _split(users: int, networks: int, randomness: fl.Randomness) -> _Split:
     """Draw the unseen users, and each network's validation users.
 
     Args:
@@ -294,7 +287,7 @@ def _split(users: int, networks: int, randomness: Randomness) -> _Split:
     return _Split(order[:unseen], folds)
 
 
-def _held_pairs(users: int, randomness: Randomness) -> torch.Tensor:
+def _held_pairs(users: int, randomness: fl.Randomness) -> torch.Tensor:
     """Draw the pairs that are not trained on, (u, u) bool, symmetric."""
     draws = randomness.generator("pair network", "pairs").random((users, users))
     held = np.triu(draws < HELD_PAIRS, 1)
@@ -328,22 +321,22 @@ def _check(
         UpdateError: a row that is not finite.
     """
     if rows.ndim != 2 or len(rows) < LEAST_USERS:
-        raise UsageError(
+        raise fl.UsageError(
             f"the pair network learns from the layers (u, q) of at least {LEAST_USERS} synthetic "
             f"users, not {tuple(rows.shape)}"
         )
     if similarity.shape != (len(rows), len(rows)):
-        raise UsageError(
+        raise fl.UsageError(
             f"similarities of {len(rows)} users are a square of that size, not "
             f"{tuple(similarity.shape)}"
         )
     in_range = ((similarity >= 0) & (similarity <= 1)).all()
     if not in_range or not torch.equal(similarity, similarity.T):
-        raise UsageError(
+        raise fl.UsageError(
             "similarities are symmetric numbers in [0, 1]: divide the LCSS by the shorter length"
         )
     if not grid or networks < 1:
-        raise UsageError(
+        raise fl.UsageError(
             "a fit needs at least one architecture in its grid and at least one network"
         )
     _check_finite(rows)
@@ -354,7 +347,7 @@ def _check_finite(rows: torch.Tensor) -> None:
     finite = torch.isfinite(rows).all(1)
     bad = (~finite).nonzero().flatten().tolist()
     if bad:
-        raise UpdateError(
+        raise fl.UpdateError(
             f"the layers of user(s) {', '.join(map(str, bad[:5]))} are not finite: lower the "
             "learning rate (lr)"
         )

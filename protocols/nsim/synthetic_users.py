@@ -20,20 +20,16 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import pearson
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
-from securecluster.data.federation import Federation
-from securecluster.errors import UpdateError, UsageError, unknown
-from securecluster.messaging.messages import Rows
 from securecluster.models.objectives import Objective, Trajectory
 from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS, find_layer, initial_models
 from securecluster.protocols.nsim.lcss import similarities
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format, Generator, generated
 from securecluster.protocols.nsim.representation_similarity import cca, cka, svcca
 from securecluster.protocols.nsim.similarity_model import GRID, LEAST_USERS, Fitted, fit
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
@@ -95,7 +91,7 @@ class SyntheticUsersConfig:
         _check_word("layer", self.layer, LAYERS)
         _check_word("init", self.start, INITIALIZATIONS)
         if not callable(self.walks):
-            raise UsageError(
+            raise fl.UsageError(
                 f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a "
                 "callable"
             )
@@ -105,18 +101,22 @@ class SyntheticUsersConfig:
         _check_count("networks", self.networks, 1)
         is_count = isinstance(self.grid, Integral) and not isinstance(self.grid, bool)
         if not (is_count and 1 <= int(self.grid) <= len(GRID)):
-            raise UsageError(
+            raise fl.UsageError(
                 f"grid = {self.grid!r} architectures cannot be compared: it is a whole number from "
                 f"1 to {len(GRID)}"
             )
         if not (isinstance(self.radius, Real) and 0 <= float(self.radius) < np.inf):
-            raise UsageError(
+            raise fl.UsageError(
                 f"radius = {self.radius!r} is no distance: give a finite number from 0, in units "
                 "of the area"
             )
 
     def learned(
-        self, flat: FlatModel, plan: LocalTraining, agreed: Mapping[str, Any], draws: Randomness
+        self,
+        flat: FlatModel,
+        plan: fl.LocalTraining,
+        agreed: Mapping[str, Any],
+        draws: fl.Randomness,
     ) -> TrainedSimilarityModel:
         """Generate synthetic users, train their models M_synth, and train the similarity model.
 
@@ -141,7 +141,7 @@ class SyntheticUsersConfig:
         fitted = fit(
             rows,
             torch.from_numpy(true),
-            Randomness(draws.integer("estimator")),
+            fl.Randomness(draws.integer("estimator")),
             grid=GRID[: self.grid],
             networks=self.networks,
         )
@@ -158,7 +158,7 @@ class SyntheticUsersConfig:
         self,
         users: Sequence[tuple[Any, Any]],
         flat: FlatModel,
-        plan: LocalTraining,
+        plan: fl.LocalTraining,
         classes: int,
         dtype: str,
         seed: int,
@@ -186,16 +186,16 @@ class SyntheticUsersConfig:
             name = str(number)
             training_data[name] = (x, y)
             no_test_data[name] = (x[:0], y[:0])
-        federation = Federation.from_arrays(
+        federation = fl.Federation.from_arrays(
             training_data, test=no_test_data, objective=flat.objective, classes=classes, seed=seed
         )
         if self.shape and federation.shape != self.shape:
-            raise UsageError(
+            raise fl.UsageError(
                 f"the generator of synthetic users gives samples of shape {federation.shape}, and "
                 f"clients' have {self.shape}"
             )
-        randomness = Randomness(seed)
-        cohort = LocalTrainer(
+        randomness = fl.Randomness(seed)
+        cohort = fl.LocalTrainer(
             federation,
             flat,
             randomness,
@@ -207,10 +207,10 @@ class SyntheticUsersConfig:
         # the same code, plan and number of calls as those of clients
         models = initial_models(cohort, self.start)
         for step in range(1, self.rounds + 1):
-            updates = cohort.train(Rows(models), range(len(users)), plan, step)
+            updates = cohort.train(fl.Rows(models), range(len(users)), plan, step)
             models = models + updates
         if not bool(models.isfinite().all()):
-            raise UpdateError(
+            raise fl.UpdateError(
                 "the models of synthetic users are not finite: lower the learning rate (--lr)"
             )
         return models
@@ -221,11 +221,11 @@ class SyntheticUsersConfig:
             return flat.initial()[None]
         models = []
         for user in range(self.users):
-            models.append(flat.redrawn(Randomness(seed), "client", user, "start"))
+            models.append(flat.redrawn(fl.Randomness(seed), "client", user, "start"))
         return torch.stack(models)
 
     def _released(
-        self, rows: torch.Tensor, initial: torch.Tensor, draws: Randomness
+        self, rows: torch.Tensor, initial: torch.Tensor, draws: fl.Randomness
     ) -> torch.Tensor:
         """Return layers as real users send them: their change clipped, and with noise.
 
@@ -250,13 +250,15 @@ class SyntheticUsersConfig:
 def _check_word(name: str, word: str, words: Sequence[str]) -> None:
     """Raise UsageError for an option that is not one of some words."""
     if word not in words:
-        raise unknown(name, word, words)
+        raise fl.unknown(name, word, words)
 
 
 def _check_count(name: str, value: object, minimum: int) -> None:
     """Raise UsageError for an option that is no whole number from a minimum."""
     if not (isinstance(value, Integral) and int(value) >= minimum):
-        raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {minimum}")
+        raise fl.UsageError(
+            f"{name} = {value!r} is not possible: it is a whole number from {minimum}"
+        )
 
 
 def check_walks(walks: Any, objective: Objective) -> None:
@@ -267,7 +269,7 @@ def check_walks(walks: Any, objective: Objective) -> None:
         objective: of the clients' data.
     """
     if isinstance(walks, str) and not isinstance(objective, Trajectory):
-        raise UsageError(
+        raise fl.UsageError(
             "nsim makes synthetic users by random walks, for data that are positions, not for "
             f"{objective.kind}: take such data (--data mobility), or give it a generator of your "
             "own (walks=…), which makes samples of these data"
@@ -361,7 +363,7 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
-def unlearned(width: int, draws: Randomness) -> TrainedSimilarityModel:
+def unlearned(width: int, draws: fl.Randomness) -> TrainedSimilarityModel:
     """Return a similarity model that has learned next to nothing, for runs without data.
 
     Args:

@@ -12,20 +12,11 @@ from typing import Annotated
 
 from securecluster.clustering.eigenvectors import projected, relevance, span_relevance
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError
-from securecluster.messaging.bounds import Between, Real, Upto, Whole
-from securecluster.messaging.messages import Picks, Rows
-from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.pair_rows import PairRange
-from securecluster.protocols.common.comparison.eigenvectors import (
-    EigenvectorClient,
-    EigenvectorOptions,
-)
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.comparison.eigenvectors import EigenvectorOptions
 from securecluster.protocols.common.comparison.gram_mechanism import told_by_all
-from securecluster.protocols.common.disclosures import OfPaddedPairs, OfPlainPairs, OfPlainSums
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, PAIRS, answers
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.protocols.common.disclosures import OfPaddedPairs, OfPlainPairs
 
 VIEWS = {
     "gps": (
@@ -46,15 +37,15 @@ VIEWS = {
         "newcomers: these, and each client's cluster",
     ),
     "lps": (
-        OfPlainSums("each of its clients' number of samples (the plain sum reads every reply)"),
+        fl.OfPlainSums("each of its clients' number of samples (the plain sum reads every reply)"),
         "how the common layers of all clusters have moved on average: of two clusters, the other's "
         "up to their samples",
     ),
 }
 
 
-OTHERS = Upto("others", "clients", minimum=1)
-COMPARED = Upto("compared", "clients")
+OTHERS = fl.Upto("others", "clients", minimum=1)
+COMPARED = fl.Upto("compared", "clients")
 # r is in [0, 1], up to rounding
 RELEVANCE = PairRange(low=-0.01, high=1.01, bits=32, itself=1.0)
 
@@ -64,12 +55,14 @@ class OtherEigenvectors:
     """Server to client: other clients' eigenvectors as received, never the client's own."""
 
     # (r, p, D), or (r, n) uint8
-    vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
+    vectors: Annotated[
+        fl.Picks, fl.Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)
+    ]
     # (r,) int64, the clients they belong to, ascending
-    ids: Annotated[Picks, Whole((OTHERS,), below="clients")]
+    ids: Annotated[fl.Picks, fl.Whole((OTHERS,), below="clients")]
     # (r,) int64, these clients' clusters: for newcomers
-    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]
-    step: Annotated[int, Between(maximum="steps")]  # the call in which they were received
+    labels: Annotated[fl.Picks | None, fl.Whole((OTHERS,), below="clients")]
+    step: Annotated[int, fl.Between(maximum="steps")]  # the call in which they were received
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +70,14 @@ class RelevanceRow:
     """Client to server: the relevance of all clients' data to the client's own."""
 
     # (b, m) r(i, j) for all clients j in ascending order, 1 for the client itself
-    row: Annotated[Rows, Real((COMPARED,), low=RELEVANCE.low, maximum=RELEVANCE.high)]
+    row: Annotated[fl.Rows, fl.Real((COMPARED,), low=RELEVANCE.low, maximum=RELEVANCE.high)]
 
 
 @dataclass(frozen=True, eq=False)
 class TaskChoice:
     """Newcomer to server: the cluster to join."""
 
-    cluster: Annotated[Rows, Whole(below="clients")]  # (b,) int64
+    cluster: Annotated[fl.Rows, fl.Whole(below="clients")]  # (b,) int64
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class RelevanceOptions(EigenvectorOptions):
     floor: float = 0.0
 
 
-class OneShotClient(EigenvectorClient):
+class OneShotClient(fl.EigenvectorClient):
     """Clients that share eigenvectors, compute relevance, and then contribute to averages.
 
     Args:
@@ -111,17 +104,17 @@ class OneShotClient(EigenvectorClient):
 
     def __init__(
         self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
+        cohort: fl.LocalTrainer,
+        training: fl.LocalTraining,
+        pipeline: fl.Pipeline,
         weighted: bool,
         options: RelevanceOptions,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, options)
         self._floor = options.floor
 
-    @answers(PAIRS, unmasked=("row",), columns="ids", relays=("vectors",))
-    def relevance(self, context: CallContext, query: OtherEigenvectors) -> RelevanceRow:
+    @fl.answers(fl.PAIRS, unmasked=("row",), columns="ids", relays=("vectors",))
+    def relevance(self, context: fl.CallContext, query: OtherEigenvectors) -> RelevanceRow:
         """Return the relevance r(i, ·) of all clients' data (lines 6 to 13).
 
         Raises:
@@ -135,10 +128,10 @@ class OneShotClient(EigenvectorClient):
             position = bisect(others, i)
             rows.append(context.postprocess(partial(_with_itself, position), relevances))
         table = context.postprocess(lambda *rows: torch.stack(rows).to(start), *rows)
-        return RelevanceRow(Rows(table))
+        return RelevanceRow(fl.Rows(table))
 
-    @answers(GATHER, relays=("vectors",))
-    def choose(self, context: CallContext, query: OtherEigenvectors) -> TaskChoice:
+    @fl.answers(fl.GATHER, relays=("vectors",))
+    def choose(self, context: fl.CallContext, query: OtherEigenvectors) -> TaskChoice:
         """Return a newcomer's cluster, and nothing else (not in the paper).
 
         It is the cluster whose members' data are, on average, most relevant to the newcomer's.
@@ -148,7 +141,7 @@ class OneShotClient(EigenvectorClient):
             FrameError: the others' numbers do not ascend, or include the client's own.
         """
         if query.labels is None:
-            raise PolicyError(
+            raise fl.PolicyError(
                 "choose needs the clusters of the run's clients, and this request has none"
             )
         chosen = []
@@ -158,20 +151,20 @@ class OneShotClient(EigenvectorClient):
             labels = query.labels.table[list(picks)]
             chosen.append(context.postprocess(partial(_most_relevant, labels), relevances))
         choices = context.postprocess(lambda *numbers: torch.stack(numbers).cpu(), *chosen)
-        return TaskChoice(Rows(choices))
+        return TaskChoice(fl.Rows(choices))
 
-    def _check_others(self, context: CallContext, query: OtherEigenvectors) -> None:
+    def _check_others(self, context: fl.CallContext, query: OtherEigenvectors) -> None:
         """Raise FrameError unless each client receives vectors of others, in ascending order."""
         for i, picks in zip(context.ids, query.ids.picks, strict=True):
             ids = query.ids.table[list(picks)].tolist()
             if ids != sorted(set(ids)) or i in ids:
-                raise FrameError(
+                raise fl.FrameError(
                     f"OtherEigenvectors.ids for client {i} are not others' numbers in ascending "
                     "order: the frame is refused"
                 )
 
     def _compared(
-        self, context: CallContext, query: OtherEigenvectors
+        self, context: fl.CallContext, query: OtherEigenvectors
     ) -> list[tuple[list[int], torch.Tensor]]:
         """Compare each client's data with the eigenvectors that it received.
 
@@ -188,7 +181,7 @@ class OneShotClient(EigenvectorClient):
             compared.append((others, relevances))
         return compared
 
-    def _relevant(self, context: CallContext, vectors: torch.Tensor) -> torch.Tensor:
+    def _relevant(self, context: fl.CallContext, vectors: torch.Tensor) -> torch.Tensor:
         """Return r(i, ·), from G_i or from the noisy matrix of the client's eigenvectors.
 
         Args:

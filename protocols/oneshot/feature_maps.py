@@ -20,9 +20,9 @@ import numpy as np
 
 from securecluster.clustering.eigenvectors import top
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import SOURCES, source
-from securecluster.errors import UsageError, text_of, unknown
+from securecluster.errors import text_of
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.oneshot.resnet18 import resnet18
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Features:
                 D numbers for each sample.
         """
         if tuple(x.shape[1:]) != self.shape:
-            raise UsageError(
+            raise fl.UsageError(
                 f"the features {self.name} are made for samples of shape {_text(self.shape)}, not "
                 f"{_text(x.shape[1:])}"
             )
@@ -101,7 +101,7 @@ class Features:
             UsageError: the configuration describes another map.
         """
         if self.description != description:
-            raise UsageError(
+            raise fl.UsageError(
                 "these features are not those by which the run compared its clients: give the same "
                 "map, data or weights"
             )
@@ -121,12 +121,12 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
             invalid dimension.
     """
     if not isinstance(features, str) and not callable(features):
-        raise UsageError(
+        raise fl.UsageError(
             f"features are one of {', '.join(NAMES)}, a callable or an nn.Module, not "
             f"{type(features).__name__}"
         )
     if isinstance(features, str) and features not in NAMES:
-        raise unknown("features", features, NAMES)
+        raise fl.unknown("features", features, NAMES)
     _check_public(features, public)
     _check_dimension(features, dimension)
 
@@ -134,17 +134,19 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
 def _check_public(features: Any, public: str | None) -> None:
     """Raise UsageError unless a public data set is given for pca, and for pca alone."""
     if features == "pca" and public is None:
-        raise UsageError(
+        raise fl.UsageError(
             "the features pca need public data of the same shape: name a data set as public, "
             "cifar100 for cifar10, say"
         )
     if public is None:
         return
     if features != "pca":
-        raise UsageError("public data serve the features pca alone: leave public out, or use pca")
+        raise fl.UsageError(
+            "public data serve the features pca alone: leave public out, or use pca"
+        )
     # a tuple, since a user may give something that cannot be hashed
     if public not in tuple(SOURCES):
-        raise unknown("public data", public, SOURCES)
+        raise fl.unknown("public data", public, SOURCES)
 
 
 def _check_dimension(features: Any, dimension: int | None) -> None:
@@ -152,11 +154,13 @@ def _check_dimension(features: Any, dimension: int | None) -> None:
     if dimension is None:
         return
     if not isinstance(features, str) or features not in DIMENSION:
-        raise UsageError(
+        raise fl.UsageError(
             f"components are chosen for the features {', '.join(DIMENSION)} alone: leave them out"
         )
     if not (isinstance(dimension, Integral) and dimension >= 1):
-        raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
+        raise fl.UsageError(
+            f"components = {dimension!r} is not possible: it is a whole number from 1"
+        )
 
 
 def assumptions(features: object, public: str | None) -> list[str]:
@@ -184,7 +188,7 @@ def assumptions(features: object, public: str | None) -> list[str]:
 def build(
     features: str | Map | nn.Module,
     shape: tuple[int, ...],
-    randomness: Randomness,
+    randomness: fl.Randomness,
     public: str | None = None,
     dimension: int | None = None,
 ) -> Features:
@@ -256,15 +260,15 @@ def _pca(
     """
     data = source(public)
     if data.shape != shape:
-        raise UsageError(
+        raise fl.UsageError(
             f"the public data {public} have samples of shape {_text(data.shape)}, the clients' "
             f"have {_text(shape)}: name data of one shape"
         )
-    generator = Randomness(seed).generator("features", "public")
+    generator = fl.Randomness(seed).generator("features", "public")
     drawn = generator.permutation(len(data.train.y))[:count]
     samples = torch.from_numpy(data.train.read(np.sort(drawn))).flatten(1)
     if dimension > min(samples.shape):
-        raise UsageError(
+        raise fl.UsageError(
             f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal "
             f"components, not {dimension}"
         )
@@ -305,14 +309,14 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
     from scipy.fft import idctn
 
     if len(shape) != 3:
-        raise UsageError(
+        raise fl.UsageError(
             f"the features dct take images, not samples of shape {_text(shape)}: use identity or "
             "pca"
         )
     channels, height, width = shape
     frequencies = channels * height * width
     if dimension > frequencies:
-        raise UsageError(
+        raise fl.UsageError(
             f"samples of shape {_text(shape)} have {frequencies} frequencies, not "
             f"{dimension}: ask for fewer"
         )
@@ -334,7 +338,7 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
     return function, {"dct": dimension}
 
 
-def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tuple[Map, Any]:
+def _conv(shape: tuple[int, ...], randomness: fl.Randomness, dimension: int) -> tuple[Map, Any]:
     """Return an untrained network of two convolutions (not in the paper).
 
     They are 3×3 convolutions with random weights, ReLU and pooling, averaged over the four quarters
@@ -353,7 +357,7 @@ def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tup
         UsageError: samples that are no images, or too small ones.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
-        raise UsageError(
+        raise fl.UsageError(
             "the features conv take images of at least 4×4 pixels, not samples of shape "
             f"{_text(shape)}: use identity"
         )
@@ -376,7 +380,9 @@ def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tup
     return function, {"conv": list(widths), "dimension": dimension}
 
 
-def _layer(randomness: Randomness, number: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+def _layer(
+    randomness: fl.Randomness, number: int, inputs: int, outputs: int
+) -> tuple[Tensor, Tensor]:
     """Return the weights of a convolution, uniform in ± 1/√fan-in.
 
     Args:
@@ -412,7 +418,7 @@ def _own(features: Map | nn.Module) -> tuple[Map, Any]:
     try:
         module = copy.deepcopy(features).cpu().eval()
     except Exception as error:  # copying a user's object may raise anything
-        raise UsageError(
+        raise fl.UsageError(
             f"the features {type(features).__name__} cannot be copied: {_reason(error)}"
         ) from error
     return (lambda x: module.to(x.device)(x.clone())), describe(module)
@@ -441,12 +447,12 @@ def _tried(name: str, function: Map, shape: tuple[int, ...]) -> Tensor:
     # products of other sizes may be rounded differently
     tolerance = 1e-3 * float(features.abs().max())
     if not torch.allclose(features, again, rtol=0, atol=tolerance):
-        raise UsageError(
+        raise fl.UsageError(
             f"the features {name} differ from call to call: let them draw no random numbers and "
             "keep no state"
         )
     if not torch.allclose(features[:1], single, rtol=0, atol=tolerance):
-        raise UsageError(
+        raise fl.UsageError(
             f"the features {name} of a sample depend on the others of its batch: map each sample "
             "on its own"
         )
@@ -471,10 +477,10 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
     try:
         with torch.no_grad():
             features: Any = function(x)
-    except UsageError:
+    except fl.UsageError:
         raise
     except Exception as error:  # a user's own map may raise anything
-        raise UsageError(
+        raise fl.UsageError(
             f"the features {name} do not take samples of shape {_text(x.shape[1:])}: "
             f"{_reason(error)}"
         ) from error
@@ -482,17 +488,17 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
         description = type(features).__name__
         if isinstance(features, torch.Tensor):
             description = _text(features.shape)
-        raise UsageError(
+        raise fl.UsageError(
             f"the features {name} give {description} for {len(x)} samples: they must give one row "
             "of numbers for each"
         )
     if dimension and features.shape[1] != dimension:
-        raise UsageError(
+        raise fl.UsageError(
             f"the features {name} give {dimension} numbers for a sample, then {features.shape[1]}: "
             "give equally many"
         )
     if features.is_complex():
-        raise UsageError(f"the features {name} are complex: give real numbers")
+        raise fl.UsageError(f"the features {name} are complex: give real numbers")
     rows: Tensor = features.detach().float()
     return rows
 
@@ -507,7 +513,7 @@ def _is_matrix(features: Any, rows: int) -> bool:
 def _check_finite(name: str, rows: Tensor) -> None:
     """Raise UsageError if a number is not finite."""
     if not bool(rows.isfinite().all()):
-        raise UsageError(
+        raise fl.UsageError(
             f"the features {name} of some sample are not finite: mend the map, or the sample"
         )
 
@@ -524,7 +530,7 @@ def _print(features: Tensor) -> list[str]:
     It has a few digits of random projections, which differ between maps but not between machines
     that round differently.
     """
-    generator = Randomness(0).generator("features", "probe")
+    generator = fl.Randomness(0).generator("features", "probe")
     directions = torch.from_numpy(generator.standard_normal((features.shape[1], 4)))
     projections = features.double().cpu() @ directions
     return [f"{value:.2e}" for value in projections.flatten().tolist()]

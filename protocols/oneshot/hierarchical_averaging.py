@@ -11,21 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import RELAY, Rows
-from securecluster.protocols.common.averages.averaging import (
-    AveragingState,
-    cluster_sums,
-    total_weights,
-    weighted_means,
-)
-from securecluster.runtime.endpoint import answers
+from securecluster.messaging.messages import RELAY
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages.averaging import cluster_sums, total_weights
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,14 +30,14 @@ class CommonDeltas:
 
     # (K, L, n) of L rounds, masked where updates are; the masks of rounds differ, so that deltas of
     # different rounds are not added up
-    deltas: Rows
-    size: Rows | None  # (K, L) samples behind each delta; not in the reply
+    deltas: fl.Rows
+    size: fl.Rows | None  # (K, L) samples behind each delta; not in the reply
 
 
 class GPS:
     """The global parameter server's part in the training."""
 
-    @answers(RELAY, private=False)
+    @fl.answers(RELAY, private=False)
     def mix(self, query: CommonDeltas) -> CommonDeltas:
         """Return Σ_c n_c·w_c / Σ_c n_c to all LPSs.
 
@@ -64,7 +56,7 @@ class GPS:
         weighted = share[..., None].to(deltas) * deltas
         mean = weighted.sum(0)
         same_for_all = (0,) * len(deltas)
-        return CommonDeltas(Rows(mean[None], same_for_all), None)
+        return CommonDeltas(fl.Rows(mean[None], same_for_all), None)
 
 
 @dataclass
@@ -80,7 +72,7 @@ class ClusterDelta:
 
 
 @dataclass
-class HierarchicalState(AveragingState):
+class HierarchicalState(fl.AveragingState):
     """The state of the servers' loop, as checkpoints store it."""
 
     # since the LPSs last sent their common layers
@@ -88,7 +80,7 @@ class HierarchicalState(AveragingState):
 
 
 def average_in_layers(
-    net: ServerChannel, state: HierarchicalState, gps: GPS, share: float, t: int, mix: bool
+    net: fl.ServerChannel, state: HierarchicalState, gps: GPS, share: float, t: int, mix: bool
 ) -> None:
     """Make round t of FedAvg at each LPS, and average the common layers at the GPS if asked to.
 
@@ -108,7 +100,7 @@ def average_in_layers(
         if mix:
             _mix(net, state, gps)
         return
-    means = weighted_means(sums)
+    means = fl.weighted_means(sums)
     large_enough = torch.as_tensor(sums.counts) >= net.least_members
     size = total_weights(sums).cpu() * large_enough
     common = means[:, : net.common].cpu()
@@ -119,7 +111,7 @@ def average_in_layers(
 
 
 def _mix(
-    net: ServerChannel,
+    net: fl.ServerChannel,
     state: HierarchicalState,
     gps: GPS,
     step: int | None = None,
@@ -138,7 +130,7 @@ def _mix(
         means: (K, d) averages of this round, whose common layers are replaced in place.
     """
     clusters = []
-    for c, members in enumerate(clusters_of(state.labels)):
+    for c, members in enumerate(fl.members(state.labels)):
         if len(members) >= net.least_members:
             clusters.append(c)
     pending = state.pending
@@ -148,7 +140,7 @@ def _mix(
     size = torch.stack([cluster_delta.size for cluster_delta in pending], 1)[clusters]
     deltas = torch.stack([cluster_delta.deltas for cluster_delta in pending], 1)[clusters]
     deltas = deltas * (size > 0)[..., None]
-    query = CommonDeltas(Rows(deltas), Rows(size))
+    query = CommonDeltas(fl.Rows(deltas), fl.Rows(size))
     mixed = net.relay(gps.mix, query, to=clusters).deltas.values
     for n, cluster_delta in enumerate(pending):
         if cluster_delta.step == step and means is not None:
@@ -175,7 +167,7 @@ def common_layers(model: FlatModel, names: str) -> int:
         UsageError: an unknown layer, or layers that are not the first ones.
     """
     if not isinstance(names, str):
-        raise UsageError(
+        raise fl.UsageError(
             f"common = {names!r} is no text: give auto, none, or names of layers joined by commas"
         )
     if names == "none":
@@ -221,7 +213,7 @@ def _first_layers(layers: Sequence[str], shared: Sequence[str], names: str) -> s
     hint = "some have none, so give auto or none"
     if all(layers):
         hint = f"they are {', '.join(layers)}"
-    raise UsageError(
+    raise fl.UsageError(
         f"common = {names!r} must name the first layers of the model, in its own words: {hint}"
     )
 

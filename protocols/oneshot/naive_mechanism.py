@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
 
 
 def check(options: Any) -> None:
@@ -23,12 +23,12 @@ def check(options: Any) -> None:
     """
     naive = options.gram_mechanism == "naive"
     if naive and options.target_epsilon is not None:
-        raise UsageError(
+        raise fl.UsageError(
             "naive noise leaves relevance exact, so no noise reaches a target_epsilon: use the "
             "gram mechanism"
         )
     if naive and not options.gram_noise:
-        raise UsageError(
+        raise fl.UsageError(
             "the naive mechanism is noise on eigenvectors: say how much (gram_noise), or leave it "
             "out"
         )

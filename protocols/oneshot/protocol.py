@@ -22,39 +22,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from securecluster.clustering.labels import largest
-from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noise_robust import CLUSTERERS
-from securecluster.core.option_groups import group
-from securecluster.core.randomness import Randomness
-from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.errors import UpdateError
-from securecluster.messaging.messages import Empty
-from securecluster.parties.derived import initial_model
 from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
-from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.pair_rows import PairRange
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.averages.sampling import (
-    TRIES,
-    check_compared,
-    check_landmarks,
-    sample_landmarks,
-)
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.comparison.eigenvectors import (
-    EigenvectorProtocol,
-    check_objective,
-)
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages.sampling import sample_landmarks
+from securecluster.protocols.common.comparison.eigenvectors import check_objective
+from securecluster.protocols.common.newcomers import check_offered
 from securecluster.protocols.common.options.pair_options import PairOptions
-from securecluster.protocols.oneshot import feature_maps, naive_mechanism
+from securecluster.protocols.oneshot import (
+    feature_maps,
+    hierarchical_averaging,
+    naive_mechanism,
+    server,
+)
 from securecluster.protocols.oneshot.client import (
     RELEVANCE,
     VIEWS,
@@ -62,38 +47,19 @@ from securecluster.protocols.oneshot.client import (
     OtherEigenvectors,
     RelevanceOptions,
 )
-from securecluster.protocols.oneshot.hierarchical_averaging import (
-    GPS,
-    average_in_layers,
-    common_layers,
-)
-from securecluster.protocols.oneshot.server import (
-    ClusteringResult,
-    LinkageRecord,
-    OneShotState,
-    check_options,
-    cluster_tasks,
-    eigenvectors_of_others,
-    tasks_of_labels,
-)
 from securecluster.results.fitted import FittedRun
 from securecluster.results.fitted_state import FittedState
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
-from securecluster.runtime.run import Run
-
-if TYPE_CHECKING:
-    from securecluster.data.facts import Facts
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(kw_only=True)
 class RelevanceOfPairs(PairOptions):
     """Options of the relevance of pairs of clients, which the server clusters."""
 
-    functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
+    functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": server.cluster_tasks}
     fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
-    labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
+    labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": server.tasks_of_labels}
 
 
 class FittedOneShot(FittedRun):
@@ -108,8 +74,8 @@ class FittedOneShot(FittedRun):
         super().__init__(method, fitted, *others)
 
 
-@protocol
-class OneShot(EigenvectorProtocol):
+@fl.protocol
+class OneShot(fl.EigenvectorProtocol):
     """Clusters from eigenvectors of clients' data, trained hierarchically with common layers."""
 
     mask: str = "permutation"
@@ -118,7 +84,7 @@ class OneShot(EigenvectorProtocol):
     """
     tasks: int | None = None
     """T, the number of clusters; None determines it from the data, or from the height"""
-    height: Annotated[float | None, Number(0, 1, high_in=True)] = None
+    height: Annotated[float | None, fl.Number(0, 1, high_in=True)] = None
     """merges are made up to this value of 1 - R; None makes them until `tasks` are left, or to the
     largest gap
     """
@@ -130,19 +96,19 @@ class OneShot(EigenvectorProtocol):
     """data set whose samples are public, for pca"""
     components: int | None = None
     """numbers a sample has after pca (64), dct (16) or conv (512)"""
-    floor: Annotated[float, Number(0, 1)] = 0.0
+    floor: Annotated[float, fl.Number(0, 1)] = 0.0
     """a client leaves out its own eigenvalues below this share of its largest, in [0, 1)"""
     common: str = "auto"
     """first layers that all clusters share: their names, joined by commas; none; or auto, all up to
     the last convolution, else the first
     """
-    gps_every: Annotated[int, AtLeast(1)] = 1
+    gps_every: Annotated[int, fl.AtLeast(1)] = 1
     """rounds of the LPSs between two averages of the common layers at the GPS"""
     sealed: bool = True
     """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the
     mask
     """
-    clusterer: Annotated[str, OneOf(*CLUSTERERS)] = "paper"
+    clusterer: Annotated[str, fl.OneOf(*CLUSTERERS)] = "paper"
     """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
     without T into as many clusters as the paper's has
     """
@@ -154,47 +120,49 @@ class OneShot(EigenvectorProtocol):
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
     dp_unit; relevance then compares spans
     """
-    gram_mechanism: Annotated[str, OneOf("gram", "naive")] = "gram"
+    gram_mechanism: Annotated[str, fl.OneOf("gram", "naive")] = "gram"
     """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;
     relevance is exact, and ε infinite
     """
 
     name: ClassVar[str] = "oneshot"
-    client: ClassVar[type[TrainingClient]] = OneShotClient
-    pairs: PairOptions = group(RelevanceOfPairs)
+    client: ClassVar[type[fl.TrainingClient]] = OneShotClient
+    pairs: PairOptions = fl.group(RelevanceOfPairs)
     fitted_class: ClassVar[type[FittedRun]] = FittedOneShot
-    gps: ClassVar[type] = GPS
+    gps: ClassVar[type] = hierarchical_averaging.GPS
     scenario: ClassVar[str | None] = "tasks"
 
-    def run_server(self, net: ServerChannel, run: Run) -> OneShotState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> server.OneShotState:
         """Run the servers' side of Algorithm 1.
 
         Args:
             net: the servers' channel.
             run: rounds, checkpoints and history.
         """
-        check_compared(net, self.landmarks)
+        fl.check_compared(net, self.landmarks)
         # line 2: Algorithm 2
-        result = run.once("cluster", lambda: self._cluster(net), ClusteringResult)
+        result = run.once("cluster", lambda: self._cluster(net), server.ClusteringResult)
         net.divide(result.labels)  # from here on, the LPS of its cluster asks each client
-        state = OneShotState(
+        state = server.OneShotState(
             labels=result.labels,
-            outbox=PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
+            outbox=fl.PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
             found=result,
         )
         # lines 3–9: FedAvg at each LPS, and averages of the common layers at the GPS
         for t in run.rounds("train", state, self.rounds):
             # also after the last round: all clusters end with the same common layers
             mix = t % self.gps_every == 0 or t == self.rounds
-            average_in_layers(net, state, GPS(), self.participation, t, mix)
+            hierarchical_averaging.average_in_layers(
+                net, state, hierarchical_averaging.GPS(), self.participation, t, mix
+            )
             if t == 1:
-                run.note(clustered=clusters_of(result.labels))
+                run.note(clustered=fl.members(result.labels))
                 if state.linkage is not None:
                     run.note(height=result.linkage.threshold, merges=result.linkage.merges.tolist())
-        flush(net, run, state)
+        fl.flush(net, run, state)
         return state
 
-    def _cluster(self, net: ServerChannel) -> ClusteringResult:
+    def _cluster(self, net: fl.ServerChannel) -> server.ClusteringResult:
         """Run Algorithm 2.
 
         Clients that never reply are assigned to the largest cluster (not in the paper).
@@ -206,42 +174,48 @@ class OneShot(EigenvectorProtocol):
         # lines 2–5: clients share eigenvectors
         # only pairs need keys of all: a client may turn out to be alone in its cluster
         keys = net.pair_aggregator.keys is not None
-        shared = net.gather(OneShotClient.eigen, Empty(), to=landmarks, tries=TRIES, keys=keys)
+        shared = net.gather(
+            OneShotClient.eigen, fl.Empty(), to=landmarks, tries=fl.TRIES, keys=keys
+        )
         if len(shared) < 2:
-            raise UpdateError(
+            raise fl.UpdateError(
                 f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run "
                 "it anew, with another seed"
             )
         vectors = shared.rows.vectors.values.cpu()
-        query = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
+        query = server.eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
 
         # lines 6–19: clients compute relevance, and R is clustered
         pairs = net.pairs(
-            OneShotClient.relevance, query, to=shared.ids, then="cluster_tasks", tries=TRIES
+            OneShotClient.relevance, query, to=shared.ids, then="cluster_tasks", tries=fl.TRIES
         )
         clusters = pairs.value
         label_of = dict(zip(pairs.ids, clusters.labels, strict=True))
-        default = largest(clusters.labels)
+        default = fl.largest(clusters.labels)
         # newcomers are compared with the clients that have a row in R
         related = set(pairs.ids)
         compared = [k for k, i in enumerate(shared.ids) if i in related]
         compared_vectors = vectors[compared]
         others = sorted(set(net.clients) - set(landmarks))
         if others:
-            query = eigenvectors_of_others(
+            query = server.eigenvectors_of_others(
                 pairs.ids, compared_vectors, shared.step, to=others, labels=clusters.labels
             )
             label_of |= self._choices(net, query, others, clusters.labels)
-        return ClusteringResult(
+        return server.ClusteringResult(
             labels=[label_of.get(i, default) for i in net.clients],
             vectors=compared_vectors,
             step=shared.step,
             relevance=clusters.relevance,
-            linkage=LinkageRecord(list(pairs.ids), clusters.merges, clusters.height),
+            linkage=server.LinkageRecord(list(pairs.ids), clusters.merges, clusters.height),
         )
 
     def _choices(
-        self, net: ServerChannel, query: OtherEigenvectors, to: Sequence[int], labels: Sequence[int]
+        self,
+        net: fl.ServerChannel,
+        query: OtherEigenvectors,
+        to: Sequence[int],
+        labels: Sequence[int],
     ) -> dict[int, int]:
         """Return the clusters that clients choose by the landmarks' eigenvectors.
 
@@ -254,14 +228,14 @@ class OneShot(EigenvectorProtocol):
         Returns:
             The cluster of each client that replied.
         """
-        replies = net.gather(OneShotClient.choose, query, to=to, tries=TRIES)
+        replies = net.gather(OneShotClient.choose, query, to=to, tries=fl.TRIES)
         if not replies.ids:
             return {}
         choices = replies.rows.cluster.values.tolist()
         return dict(check_offered(replies.ids, choices, labels))
 
     def assign_newcomers(
-        self, net: ServerChannel, state: OneShotState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: server.OneShotState, to: Sequence[int]
     ) -> list[int]:
         """Send newcomers all eigenvectors, and return the clusters they choose (not in the paper).
 
@@ -280,9 +254,9 @@ class OneShot(EigenvectorProtocol):
         assert result is not None
         ids = result.linkage.ids
         labels = [result.labels[i] for i in ids]
-        query = eigenvectors_of_others(ids, result.vectors, result.step, to, labels)
-        replies = net.gather(OneShotClient.choose, query, to=to, tries=TRIES)
-        check_newcomers(to, replies.ids)
+        query = server.eigenvectors_of_others(ids, result.vectors, result.step, to, labels)
+        replies = net.gather(OneShotClient.choose, query, to=to, tries=fl.TRIES)
+        fl.check_newcomers(to, replies.ids)
         choices = replies.rows.cluster.values.tolist()
         cluster_of = check_offered(replies.ids, choices, result.labels)
         return [cluster_of[i] for i in to]
@@ -292,7 +266,7 @@ class OneShot(EigenvectorProtocol):
         """Return True: averages are over samples."""
         return True
 
-    def shared_facts(self, facts: Facts) -> dict[str, Any]:
+    def shared_facts(self, facts: fl.Facts) -> dict[str, Any]:
         """Return the number of common parameters, and the description of Φ.
 
         Args:
@@ -304,12 +278,14 @@ class OneShot(EigenvectorProtocol):
         check_objective(facts)
         phi = self.feature_map_of(facts.shape, facts.seed)
         return {
-            "shared": common_layers(initial_model(self, facts), self.common),
+            "shared": hierarchical_averaging.common_layers(
+                fl.initial_model(self, facts), self.common
+            ),
             "phi": phi.describe(),
             "width": phi.dimension,
         }
 
-    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+    def pipeline(self, config: Mapping[str, Any]) -> fl.Pipeline:
         """Return the masks of updates and eigenvectors, and the seal of eigenvectors.
 
         Args:
@@ -323,10 +299,10 @@ class OneShot(EigenvectorProtocol):
             masks = (Blocks(self.mask, shared, d - shared),)
         # eigenvectors are sealed, or masked as features would be
         vector_stages = () if self.sealed else build(self.mask, config["width"])
-        return Pipeline(
+        return fl.Pipeline(
             [*self.privacy.stages(config), *masks],
             Seal(config_hash(config)) if self.sealed else None,
-            {"vectors": Pipeline(vector_stages)},
+            {"vectors": fl.Pipeline(vector_stages)},
             width(self.mask, shared) if shared else 0,
         )
 
@@ -355,7 +331,7 @@ class OneShot(EigenvectorProtocol):
     def feature_map_of(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         """Return the feature map of samples of a shape, in a run of a seed."""
         return feature_maps.build(
-            self.features, tuple(shape), Randomness(seed), self.public, self.components
+            self.features, tuple(shape), fl.Randomness(seed), self.public, self.components
         )
 
     def check(self, clients: int) -> None:
@@ -369,10 +345,10 @@ class OneShot(EigenvectorProtocol):
         """
         super().check(clients)
         feature_maps.check(self.features, self.public, self.components)
-        check_options(self, clients)
-        check_landmarks(self.landmarks)
+        server.check_options(self, clients)
+        fl.check_landmarks(self.landmarks)
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what the servers and clients see, and what ε assumes of features."""
         lps = list(VIEWS["lps"])
         if self.privacy.per_client:
@@ -388,4 +364,6 @@ class OneShot(EigenvectorProtocol):
         clients = list(VIEWS["client"])
         if self.landmarks is not None:
             clients.append("clients that are no landmarks: the landmarks' clusters, too")
-        return Disclosures(server=VIEWS["gps"], lps=lps, clients=clients, not_covered=not_covered)
+        return fl.Disclosures(
+            server=VIEWS["gps"], lps=lps, clients=clients, not_covered=not_covered
+        )

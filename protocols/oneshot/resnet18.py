@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,7 +44,7 @@ def resnet18(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], Any, i
             fit.
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise UsageError(
+        raise fl.UsageError(
             "the features resnet18 take images of one or three channels, not samples of shape "
             f"{'×'.join(map(str, shape))}"
         )
@@ -55,7 +55,7 @@ def resnet18(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], Any, i
         module.load_state_dict(state, strict=True)
     except (RuntimeError, TypeError, AttributeError) as error:
         source = os.environ.get(WEIGHTS) or "torchvision's cache"
-        raise UsageError(
+        raise fl.UsageError(
             f"the weights in {source} are not those of torchvision's resnet18: name the file of "
             f"these in {WEIGHTS}"
         ) from error
@@ -87,7 +87,7 @@ def weights(models: Any) -> Mapping[str, Tensor]:
         )
     except Exception as error:
         # errors of a server, a file system and an unpickler have no common base class
-        raise UsageError(
+        raise fl.UsageError(
             "ResNet-18's ImageNet weights are not in torchvision's cache and could not be loaded "
             f"from {url} ({type(error).__name__}): "
             f"check the connection, or download the file and name it in {WEIGHTS}"
@@ -114,12 +114,12 @@ def _torchvision() -> Any:
     try:
         return importlib.import_module("torchvision.models")
     except ImportError:
-        raise UsageError(
+        raise fl.UsageError(
             "the features resnet18 need torchvision: pip install 'securecluster[vision]'"
         ) from None
     except Exception as error:
         # a build for another torch fails with a RuntimeError of torch
-        raise UsageError(
+        raise fl.UsageError(
             f"torchvision cannot be imported ({type(error).__name__}), so the features resnet18 "
             "cannot be used: install the build of torchvision that belongs to the installed torch"
         ) from error
@@ -139,12 +139,12 @@ def _read(path: Path) -> Mapping[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # errors of safetensors, an unpickler and a file system have no common base class
-        raise UsageError(
+        raise fl.UsageError(
             f"{WEIGHTS} is {path}, which cannot be read as weights ({type(error).__name__}): name "
             "a whole file"
         ) from error
     if not _is_state_dict(content):
-        raise UsageError(
+        raise fl.UsageError(
             f"{WEIGHTS} is {path}, which holds no state dict: name a file of weights by name"
         )
     state: Mapping[str, Tensor] = content

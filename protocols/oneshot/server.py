@@ -10,9 +10,7 @@ from securecluster.clustering.agglomerative import between, cut, into, merges, t
 from securecluster.clustering.labels import check_number as check_count
 from securecluster.clustering.noise_robust import contrasted, partition
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Picks
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.oneshot import naive_mechanism
 from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import HierarchicalState
@@ -42,10 +40,10 @@ def eigenvectors_of_others(
     # other clients of the run do not need the clusters: they send all their relevance values
     clusters = None
     if labels:
-        clusters = Picks(torch.as_tensor(labels), rows)
+        clusters = fl.Picks(torch.as_tensor(labels), rows)
     return OtherEigenvectors(
-        vectors=Picks(vectors, rows),
-        ids=Picks(torch.as_tensor(ids), rows),
+        vectors=fl.Picks(vectors, rows),
+        ids=fl.Picks(torch.as_tensor(ids), rows),
         labels=clusters,
         step=step,
     )
@@ -113,7 +111,7 @@ def cluster_tasks(relevance: torch.Tensor, config: Mapping[str, Any]) -> TaskClu
         relevance: (r, r) R.
         config: what clients and server agreed on.
     """
-    seed = Randomness(config["seed"]).integer("server", "clusterer")
+    seed = fl.Randomness(config["seed"]).integer("server", "clusterer")
     return agglomerate(
         relevance,
         config["tasks"],
@@ -200,11 +198,11 @@ def check_options(options: Any, clients: int) -> None:
         UsageError: an option is out of range, or two of them contradict each other.
     """
     if options.tasks is not None and options.height is not None:
-        raise UsageError("tasks and height both say where merging stops: give one of them")
+        raise fl.UsageError("tasks and height both say where merging stops: give one of them")
     if options.tasks is not None:
         check_count(options.tasks, clients, "tasks")
     if options.height is not None and options.clusterer != "paper":
-        raise UsageError(
+        raise fl.UsageError(
             f"a height cuts merges, and the clusterer {options.clusterer} makes none of its own: "
             "give tasks, or neither"
         )

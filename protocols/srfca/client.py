@@ -20,34 +20,23 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.distances import to_others
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError, StaleError
-from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
-from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
+from securecluster.errors import StaleError
+from securecluster.messaging.bounds import Exactly
 from securecluster.messaging.octets import as_rows
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.averaging import SumClient
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.client import LINEAGE
-from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.disclosures import (
-    OfHiddenSums,
-    OfPaddedPairs,
-    OfPlainPairs,
-    OfPlainSums,
-)
-from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
-from securecluster.runtime.call_context import CallContext
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, answers
+from securecluster.protocols.common.disclosures import OfHiddenSums, OfPaddedPairs, OfPlainPairs
+from securecluster.protocols.common.messages import NO_END
 from securecluster.runtime.origins import chained, digest
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 Array = NDArray[np.float64]
 
-OWNERS = Upto("owners", "clients")
-EVALUATED = Upto("evaluated", "clients")
-ORDER = Upto("evaluated", "clients", minimum=1)
-OFFERED = Upto("offered", "clients")
-CLUSTERS = Upto("models", "clients", minimum=1)
+OWNERS = fl.Upto("owners", "clients")
+EVALUATED = fl.Upto("evaluated", "clients")
+ORDER = fl.Upto("evaluated", "clients", minimum=1)
+OFFERED = fl.Upto("offered", "clients")
+CLUSTERS = fl.Upto("models", "clients", minimum=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +45,12 @@ class RelayedModels:
 
     # (n − 1, d) deltas since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n rows if
     # the client's own model is among them
-    models: Annotated[Picks, Real((OWNERS, "dimension"), sent="delta", sealed=True)]
-    owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, clients
+    models: Annotated[fl.Picks, fl.Real((OWNERS, "dimension"), sent="delta", sealed=True)]
+    owner: Annotated[fl.Picks, fl.Whole((OWNERS,), below="clients")]  # (n − 1,) int64, clients
     # (n,) int64, the clients in the order of the reply
-    order: Annotated[Shared, Whole((ORDER,), below="clients")]
+    order: Annotated[fl.Shared, fl.Whole((ORDER,), below="clients")]
     clients: Annotated[int, Exactly("clients")]  # of the run
-    step: Annotated[int, Between(maximum="steps")]  # the call whose mask the rows carry
+    step: Annotated[int, fl.Between(maximum="steps")]  # the call whose mask the rows carry
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +58,7 @@ class LossSums:
     """Client to server: mean training losses of several models."""
 
     # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
-    loss: Annotated[Rows, Real((EVALUATED,), low=-LARGEST, maximum=LARGEST)]
+    loss: Annotated[fl.Rows, fl.Real((EVALUATED,), low=-LARGEST, maximum=LARGEST)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +66,11 @@ class OfferedClusters:
     """Server to client: the clusters' models, of which the client names the nearest to its own."""
 
     # (K, d) deltas since θ_0; none for a client that has evaluated them already
-    models: Annotated[Picks, Real((OFFERED, "dimension"), sent="delta")]
-    step: Annotated[int, Between(maximum="steps")]  # the call whose mask the rows carry
+    models: Annotated[fl.Picks, fl.Real((OFFERED, "dimension"), sent="delta")]
+    step: Annotated[int, fl.Between(maximum="steps")]  # the call whose mask the rows carry
     # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN:
     # unknown; inf: not to be chosen
-    others: Annotated[Rows, Real((CLUSTERS,), finite=False)]
+    others: Annotated[fl.Rows, fl.Real((CLUSTERS,), finite=False)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +78,7 @@ class NearestCluster:
     """Newcomer to server: the cluster to join."""
 
     # (b,) int64, the cluster whose model is nearest to the client's own
-    nearest: Annotated[Rows, Whole(below="models")]
+    nearest: Annotated[fl.Rows, fl.Whole(below="models")]
 
 
 @dataclass(frozen=True)
@@ -102,12 +91,12 @@ class OneShotTraining:
         radius: of the ball W around θ_0; 0 means no bound.
     """
 
-    plan: LocalTraining
+    plan: fl.LocalTraining
     trims: bool
     radius: float
 
 
-class SRFCAClient(SumClient):
+class SRFCAClient(fl.SumClient):
     """Clients of Algorithms 1 to 4.
 
     Args:
@@ -121,17 +110,17 @@ class SRFCAClient(SumClient):
     one_model: ClassVar[bool] = False  # models restart from w_0
 
     # the latest restart received; 0: the client holds its one-shot model
-    _restart = ClientTensor(dtype="int64")
+    _restart = fl.ClientTensor(dtype="int64")
     # the call in which the clusters' models were evaluated last
-    _judged_in = ClientTensor(dtype="int64")
+    _judged_in = fl.ClientTensor(dtype="int64")
     # and a digest of these models, as they were sent
-    _judged = ClientTensor(LINEAGE, dtype="uint8")
+    _judged = fl.ClientTensor(LINEAGE, dtype="uint8")
 
     def __init__(
         self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
+        cohort: fl.LocalTrainer,
+        training: fl.LocalTraining,
+        pipeline: fl.Pipeline,
         weighted: bool,
         refining: OneShotTraining,
     ) -> None:
@@ -142,8 +131,8 @@ class SRFCAClient(SumClient):
         # by position: f_i(ω_c) of the models that were evaluated last, (K,)
         self._cluster_losses: dict[int, Array] = {}
 
-    @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
-    def send_model(self, context: CallContext, query: Empty) -> Update:
+    @fl.answers(fl.GATHER, through=("delta",), sealed=("delta",), fresh=True)
+    def send_model(self, context: fl.CallContext, query: fl.Empty) -> fl.Update:
         """Return w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out.
 
         The reply is the same whenever the client is asked.
@@ -154,8 +143,8 @@ class SRFCAClient(SumClient):
         self._check_one_shot(context, "send_model")
         return self.displaced(context.positions)
 
-    @answers(GATHER, private=False, trains="usual")
-    def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
+    @fl.answers(fl.GATHER, private=False, trains="usual")
+    def train_locally(self, context: fl.CallContext, query: fl.AverageDeltas) -> fl.Ack:
         """Train alone, which is possible before the first restart only.
 
         Otherwise a model that one client trained alone could be posted as that of its cluster.
@@ -166,15 +155,15 @@ class SRFCAClient(SumClient):
         self._check_one_shot(context, "train_locally")
         return super().train_locally(context, query)
 
-    def _check_one_shot(self, context: CallContext, name: str) -> None:
+    def _check_one_shot(self, context: fl.CallContext, name: str) -> None:
         """Raise StaleError for clients that no longer hold their one-shot model."""
         if self._restart[context.positions].any():
             raise StaleError(
                 f"{name} comes before the first average: after it a client trains with its cluster"
             )
 
-    @answers(PAIRS, unmasked=("loss",), columns="order", relays=("models",))
-    def losses(self, context: CallContext, query: RelayedModels) -> LossSums:
+    @fl.answers(fl.PAIRS, unmasked=("loss",), columns="order", relays=("models",))
+    def losses(self, context: fl.CallContext, query: RelayedModels) -> LossSums:
         """Return f_i of all one-shot models, the client's own included.
 
         Each of the m values in a row is released, with noise where the run adds some.
@@ -196,9 +185,9 @@ class SRFCAClient(SumClient):
         rows = torch.as_tensor(context.positions)[:, None]
         columns = torch.as_tensor(query.order.value.tolist())
         self._model_losses[rows, columns] = released
-        return LossSums(Rows(released))
+        return LossSums(fl.Rows(released))
 
-    def _exact_losses(self, context: CallContext, query: RelayedModels) -> Array:
+    def _exact_losses(self, context: fl.CallContext, query: RelayedModels) -> Array:
         """Return f_i of the models in the query's order, (b, n), without noise."""
         order = query.order.value.tolist()
         column_of = {client: column for column, client in enumerate(order)}
@@ -222,7 +211,7 @@ class SRFCAClient(SumClient):
             losses[clients, column] = of_model[:, 0]
         return losses
 
-    def _check_relay(self, context: CallContext, query: RelayedModels) -> None:
+    def _check_relay(self, context: fl.CallContext, query: RelayedModels) -> None:
         """Raise FrameError unless the order contains each client once.
 
         Both the recipients and the owners of the models must be in the order.
@@ -231,7 +220,7 @@ class SRFCAClient(SumClient):
         clients = set(order)
         has_duplicates = len(clients) < len(order)
         if has_duplicates or not clients.issuperset(context.ids):
-            raise FrameError(
+            raise fl.FrameError(
                 "RelayedModels.order has a client twice, or lacks the one that is asked: the "
                 "frame is refused"
             )
@@ -239,7 +228,7 @@ class SRFCAClient(SumClient):
             owners = query.owner.table[list(picks)].tolist()
             has_duplicates = len(set(owners)) < len(owners)
             if has_duplicates or not clients.issuperset(owners):
-                raise FrameError(
+                raise fl.FrameError(
                     "RelayedModels.owner has a client twice, or one that is not in the order: the "
                     "frame is refused"
                 )
@@ -257,14 +246,14 @@ class SRFCAClient(SumClient):
         return self._start + opened[0, :d]
 
     # not fixed: losses of models that others have sent, summed anew over each round's clusters
-    @answers(SUM, derived=True, unmasked=("loss",), fixed=False)
-    def known_losses(self, context: CallContext, query: Empty) -> LossSums:
+    @fl.answers(fl.SUM, derived=True, unmasked=("loss",), fixed=False)
+    def known_losses(self, context: fl.CallContext, query: fl.Empty) -> LossSums:
         """Return f_i(w_j) of every client j as `losses` released them; 0 if not evaluated."""
         positions = torch.as_tensor(context.positions)
-        return LossSums(Rows(self._model_losses[positions]))
+        return LossSums(fl.Rows(self._model_losses[positions]))
 
-    @answers(GATHER)
-    def choose(self, context: CallContext, query: OfferedClusters) -> ModelChoice:
+    @fl.answers(fl.GATHER)
+    def choose(self, context: fl.CallContext, query: OfferedClusters) -> fl.ModelChoice:
         """Return the nearest cluster by losses (Algorithm 2, RECLUSTER).
 
         It is argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)), or argmin_c f_i(ω_c) where the first term
@@ -276,32 +265,34 @@ class SRFCAClient(SumClient):
             FrameError: the query lacks the model of some cluster.
         """
         if not all(query.models.picks):
-            raise PolicyError(
+            raise fl.PolicyError(
                 "choose brings models to judge: by those it has judged a client answers in "
                 "choose_again"
             )
         self._check_all_offered(query)
         released = self._evaluate(context, query)
         nearest = context.postprocess(lambda told: self._nearest(told.numpy(), query), released)
-        return ModelChoice(Rows(nearest))
+        return fl.ModelChoice(fl.Rows(nearest))
 
-    @answers(GATHER, derived=True)
-    def choose_again(self, context: CallContext, query: OfferedClusters) -> ModelChoice:
+    @fl.answers(fl.GATHER, derived=True)
+    def choose_again(self, context: fl.CallContext, query: OfferedClusters) -> fl.ModelChoice:
         """Return the nearest among fewer clusters, by the losses that `choose` stored.
 
         Raises:
             PolicyError: the query contains models, or the client has evaluated none.
         """
         if any(query.models.picks):
-            raise PolicyError("choose_again brings no models: a client judges new ones in choose")
+            raise fl.PolicyError(
+                "choose_again brings no models: a client judges new ones in choose"
+            )
         nearest = self._nearest(self._stored_losses(context), query)
-        return ModelChoice(Rows(nearest))
+        return fl.ModelChoice(fl.Rows(nearest))
 
     def _check_all_offered(self, query: OfferedClusters) -> None:
         """Raise FrameError unless each client receives the models of all clusters."""
         clusters = query.others.table.shape[1]
         if any(len(picks) != clusters for picks in query.models.picks):
-            raise FrameError(
+            raise fl.FrameError(
                 f"OfferedClusters.models has other than {clusters} models, as many as "
                 "OfferedClusters.others has: the frame is refused"
             )
@@ -315,7 +306,7 @@ class SRFCAClient(SumClient):
         """
         others = query.others.values.numpy()
         if others.shape != losses.shape:
-            raise FrameError(
+            raise fl.FrameError(
                 f"OfferedClusters.others is about {others.shape[1]} clusters, and "
                 f"{losses.shape[1]} were evaluated: the frame is refused"
             )
@@ -323,8 +314,8 @@ class SRFCAClient(SumClient):
         cross = np.where(np.isnan(others), losses, mean)
         return torch.as_tensor(cross.argmin(1))
 
-    @answers(GATHER)
-    def join(self, context: CallContext, query: OfferedClusters) -> NearestCluster:
+    @fl.answers(fl.GATHER)
+    def join(self, context: fl.CallContext, query: OfferedClusters) -> NearestCluster:
         """Return argmin_c ‖w_i − ω_c‖ of a newcomer's one-shot model (not in the paper).
 
         Where models leave with noise, the one-shot model gets such noise, too.
@@ -340,17 +331,17 @@ class SRFCAClient(SumClient):
         nearest = context.postprocess(
             lambda told: to_others(self._start + told, models).argmin(1), moved
         )
-        return NearestCluster(Rows(nearest))
+        return NearestCluster(fl.Rows(nearest))
 
-    @answers(SUM, derived=True, unmasked=("loss",), fixed=False)  # of each round's models
-    def cluster_losses(self, context: CallContext, query: Empty) -> LossSums:
+    @fl.answers(fl.SUM, derived=True, unmasked=("loss",), fixed=False)  # of each round's models
+    def cluster_losses(self, context: fl.CallContext, query: fl.Empty) -> LossSums:
         """Return f_i of the clusters' models as evaluated last, which MERGE compares."""
         losses = torch.as_tensor(self._stored_losses(context))
         context.bind(as_rows(self._judged[context.positions]))
-        return LossSums(Rows(losses))
+        return LossSums(fl.Rows(losses))
 
-    @answers(SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
-    def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
+    @fl.answers(fl.SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
+    def contribute(self, context: fl.CallContext, query: fl.AverageDeltas) -> fl.Update:
         """Apply the averages, train, and contribute the update to the cluster's sum.
 
         θ_i ← θ_i + P⁻¹Δ_c(i); the reply is Δ_i, or n_i·Δ_i and n_i if averages are weighted.
@@ -361,41 +352,41 @@ class SRFCAClient(SumClient):
             scale = [self.cohort.sizes[k] for k in context.positions]
         return self.trained(context, query, scale, self.refining.plan)
 
-    @answers(GATHER, through=("delta",), fresh=True, trains="refine")
-    def train(self, context: CallContext, query: AverageDeltas) -> Update:
+    @fl.answers(fl.GATHER, through=("delta",), fresh=True, trains="refine")
+    def train(self, context: fl.CallContext, query: fl.AverageDeltas) -> fl.Update:
         """Apply the averages, train, and send an update that is read individually.
 
         Raises:
             PolicyError: updates are not trimmed, so that a sum is sufficient.
         """
         if not self.refining.trims:
-            raise PolicyError(
+            raise fl.PolicyError(
                 "train may leave its client only where β > 0: without trimming a sum is all the "
                 "server needs"
             )
         return self.trained(context, query, plan=self.refining.plan)
 
-    @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, context: CallContext, query: AverageDeltas) -> Update:
+    @fl.answers(fl.GATHER, through=("delta",), fresh=True, derived=True)
+    def post(self, context: fl.CallContext, query: fl.AverageDeltas) -> fl.Update:
         """Return ω_c − w_0 of the client's cluster, after the averages of the query.
 
         Raises:
             PolicyError: the query is of no restart: the model would be the client's own.
         """
         if query.restart is None or query.restart < 1:
-            raise PolicyError(
+            raise fl.PolicyError(
                 "post shows a cluster's model: before the first average a client holds one of its "
                 "own"
             )
         self.catch_up(context, query)
         return self.displaced(context.positions)
 
-    def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
+    def take(self, positions: Sequence[int], query: fl.AverageDeltas) -> None:
         """Apply averages, and store the restart that they belong to."""
         super().take(positions, query)
         self._restart[positions] = self._restart[positions].clamp(min=query.restart or 0)
 
-    def had(self, positions: Sequence[int], query: AverageDeltas) -> list[int]:
+    def had(self, positions: Sequence[int], query: fl.AverageDeltas) -> list[int]:
         """Return how many averages of the query's restart each client has applied.
 
         The count is 0 for a restart that is new to the client, and unlimited for an earlier one, so
@@ -410,7 +401,7 @@ class SRFCAClient(SumClient):
                 applied[n] = NO_END
         return applied
 
-    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
+    def starting_over(self, positions: Sequence[int], query: fl.AverageDeltas) -> set[int]:
         """Return the positions of clients to which the query's restart is new.
 
         They start from w_0 ("ω_c,0 ← w_0" of Algorithm 3).
@@ -434,7 +425,7 @@ class SRFCAClient(SumClient):
             return theta
         return self._start + displacement * (radius / norm)
 
-    def _evaluate(self, context: CallContext, query: OfferedClusters) -> torch.Tensor:
+    def _evaluate(self, context: fl.CallContext, query: OfferedClusters) -> torch.Tensor:
         """Return f_i of the query's models, (b, K), with noise where the run adds some."""
         clip = context.loss_bound
         table = query.models.table
@@ -463,27 +454,27 @@ class SRFCAClient(SumClient):
                 self._judged[k] = list(judged)
         return released
 
-    def _stored_losses(self, context: CallContext) -> Array:
+    def _stored_losses(self, context: fl.CallContext) -> Array:
         """Return f_i of the models that were evaluated last, (b, K).
 
         Raises:
             PolicyError: a client has evaluated no models, or others than its peers.
         """
         if not all(k in self._cluster_losses for k in context.positions):
-            raise PolicyError(
+            raise fl.PolicyError(
                 "choose comes first: a client sends losses of clusters' models only once it has "
                 "evaluated them"
             )
         rows = [self._cluster_losses[k] for k in context.positions]
         widths = {len(row) for row in rows}
         if len(widths) > 1:
-            raise PolicyError(
+            raise fl.PolicyError(
                 "these clients have evaluated different models: ask only those together that have "
                 "evaluated the same"
             )
         return np.stack(rows)
 
-    def _released_losses(self, context: CallContext, losses: Array) -> torch.Tensor:
+    def _released_losses(self, context: fl.CallContext, losses: Array) -> torch.Tensor:
         """Return losses as they may leave their clients, (b, k).
 
         Args:
@@ -542,7 +533,7 @@ def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted:
         if not sealed:
             views.append(f"{one_shot}, each of which goes to every client")
         views.append(
-            OfPlainSums(
+            fl.OfPlainSums(
                 f"{noise}each client's losses under the clusters' models (the plain sum reads all "
                 "replies), and its choices"
             )
@@ -567,9 +558,11 @@ def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted:
     if trims:
         views.append(f"{noise}each client's update, one by one")
     else:
-        views.append(OfPlainSums(f"{noise}each client's update (the plain sum reads all replies)"))
+        views.append(
+            fl.OfPlainSums(f"{noise}each client's update (the plain sum reads all replies)")
+        )
     if weighted:
-        views.append(OfPlainSums("each client's number of samples"))
+        views.append(fl.OfPlainSums("each client's number of samples"))
     views.append("λ, the clusters, and how far their models have moved")
     return views
 

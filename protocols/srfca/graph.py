@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.similarity import BLOCK
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
+from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
 UNASSIGNED = -1  # the label of clients without a cluster
@@ -156,22 +156,22 @@ def check_clustering(size: object, clients: int, threshold: object, quantile: ob
         UsageError: t or λ is out of range, or λ is given twice.
     """
     if not isinstance(size, Integral) or not 2 <= int(size) <= clients:
-        raise UsageError(
+        raise fl.UsageError(
             f"size = {size!r} of {clients} clients: it is a whole number from 2 to that of clients"
         )
     if threshold is not None and quantile is not None:
-        raise UsageError("threshold and quantile both say what λ is: give one of them")
+        raise fl.UsageError("threshold and quantile both say what λ is: give one of them")
     if threshold is not None:
         is_distance = isinstance(threshold, Real) and 0 <= float(threshold) < math.inf
         if not is_distance:
-            raise UsageError(
+            raise fl.UsageError(
                 f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave "
                 "it out"
             )
     if quantile is not None:
         is_share = isinstance(quantile, Real) and 0 <= float(quantile) <= 1
         if not is_share:
-            raise UsageError(
+            raise fl.UsageError(
                 f"quantile = {quantile!r} is no share of the pairwise distances: give a number in "
                 "[0, 1]"
             )

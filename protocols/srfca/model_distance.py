@@ -16,24 +16,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.distances import euclidean, to_others
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError
-from securecluster.messaging.messages import Empty, Picks, Rows
-from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.common.messages import empty_tensor
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.newcomers import check_offered
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.graph import pairwise
-from securecluster.runtime.endpoint import MINIMUM
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 
@@ -42,7 +35,7 @@ Array = NDArray[np.float64]
 class ClusterModels:
     """The clusters' models as the server stores them: deltas since w_0 under one mask."""
 
-    table: torch.Tensor = field(default_factory=empty_tensor)  # (K, d)
+    table: torch.Tensor = field(default_factory=fl.empty_tensor)  # (K, d)
     step: int = 0  # the call whose mask the rows carry
     kept: list[int] = field(default_factory=list)  # the cluster of each row, ascending
     # expected squared norm of the noise in each row
@@ -190,7 +183,7 @@ class CrossClusterLoss:
 
     def __init__(
         self,
-        net: ServerChannel,
+        net: fl.ServerChannel,
         ids: Sequence[int],
         evaluators: Sequence[int],
         models: ClusterModels,
@@ -240,7 +233,7 @@ class CrossClusterLoss:
             if not recipients:
                 continue
             query = self._query(recipients, candidates)
-            replies = self._net.gather(method, query, to=recipients, step=step, tries=TRIES)
+            replies = self._net.gather(method, query, to=recipients, step=step, tries=fl.TRIES)
             step = replies.step
             if replies.ids:
                 choices = replies.rows.model.values.tolist()
@@ -265,9 +258,9 @@ class CrossClusterLoss:
         for i in recipients:
             picks.append(() if i in self._evaluated else all_models)
         return OfferedClusters(
-            models=Picks(self._models.table, tuple(picks)),
+            models=fl.Picks(self._models.table, tuple(picks)),
             step=self._models.step,
-            others=Rows(torch.as_tensor(others)),
+            others=fl.Rows(torch.as_tensor(others)),
         )
 
     def between(self, labels: Sequence[int]) -> Array:
@@ -310,7 +303,7 @@ class CrossClusterLoss:
         label_of_evaluator = np.array([labels[i] for i in self._evaluators])
         for c in np.flatnonzero(~np.isnan(within)):
             members = np.flatnonzero(label_of_evaluator == c)
-            if len(members) >= MINIMUM:
+            if len(members) >= fl.MINIMUM:
                 distances = pairwise(self._one_shot[np.ix_(members, members)])
                 one_shot = float(distances.mean())
                 spread[c] = max(0.0, one_shot - float(within[c]))
@@ -318,7 +311,7 @@ class CrossClusterLoss:
 
 
 def _sums(
-    net: ServerChannel, method: Any, cluster_of: Mapping[int, int], clusters: int, width: int
+    net: fl.ServerChannel, method: Any, cluster_of: Mapping[int, int], clusters: int, width: int
 ) -> tuple[Array, tuple[int, ...]]:
     """Return sums of clients' losses over clusters.
 
@@ -341,19 +334,23 @@ def _sums(
     large_enough = {i: c for i, c in cluster_of.items() if sizes[c] >= net.least_members}
     totals = np.zeros((clusters, width))
     counts = [0] * clusters
-    for _ in range(TRIES):
+    for _ in range(fl.TRIES):
         open_clients = {i: c for i, c in large_enough.items() if not counts[c]}
         if not open_clients:
             break
         sums = net.sum(
-            method, Empty(), to=list(open_clients), by=list(open_clients.values()), groups=clusters
+            method,
+            fl.Empty(),
+            to=list(open_clients),
+            by=list(open_clients.values()),
+            groups=clusters,
         )
         for c, count in enumerate(sums.counts):
             if count < net.least_members:
                 continue
             row = sums.rows.loss.table[c].numpy()
             if row.shape != (width,):
-                raise FrameError(
+                raise fl.FrameError(
                     f"LossSums.loss has {len(row)} numbers where {width} were expected: the "
                     "replies are refused"
                 )

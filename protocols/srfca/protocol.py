@@ -18,34 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.clustering.pairs import check_pairs
-from securecluster.core.option_groups import group
-from securecluster.core.validation import AtLeast, Number, OneOf
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
-from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.pair_rows import PairRange
-from securecluster.protocols.common.averages.averaging import SumClient
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.averages.sampling import (
-    TRIES,
-    check_compared,
-    check_landmarks,
-    sample_landmarks,
-)
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.disclosures import Disclosures
-from securecluster.protocols.common.messages import empty_tensor
-from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.observer import Observer
+from securecluster.protocols import authoring as fl
+from securecluster.protocols.common.averages.sampling import sample_landmarks
 from securecluster.protocols.common.options.pair_options import PairOptions
-from securecluster.protocols.common.options.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
     OneShotTraining,
@@ -62,15 +43,10 @@ from securecluster.protocols.srfca.server import (
     model_distance,
 )
 from securecluster.runtime.endpoint import config_hash
-from securecluster.runtime.run import Run
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass(kw_only=True)
-class SumsOfClusters(SumOptions):
+class SumsOfClusters(fl.SumOptions):
     """Options of sums of updates, and of losses under the models of clients and clusters."""
 
     def refusal(self, method: Any) -> str | None:
@@ -93,7 +69,7 @@ class SumsOfClusters(SumOptions):
 
     def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
         """Add the losses."""
-        return {**super().fields(method, config), "loss": LARGEST_LOSS}
+        return {**super().fields(method, config), "loss": fl.LARGEST_LOSS}
 
 
 @dataclass(kw_only=True)
@@ -101,7 +77,9 @@ class PairsOfLosses(PairOptions):
     """Options of the losses of pairs of clients under each other's models."""
 
     fields: ClassVar[Mapping[str, PairRange]] = {
-        "loss": PairRange(low=-LARGEST_LOSS, high=LARGEST_LOSS, bits=64, itself=0.0, clamped=True)
+        "loss": PairRange(
+            low=-fl.LARGEST_LOSS, high=fl.LARGEST_LOSS, bits=64, itself=0.0, clamped=True
+        )
     }
 
     def refusal(self, method: Any) -> str | None:
@@ -119,10 +97,10 @@ class PairsOfLosses(PairOptions):
         return super().refusal(method)
 
 
-class SRFCAObserver(Observer):
+class SRFCAObserver(fl.Observer):
     """The experimenter's measurements of SR-FCA."""
 
-    def models_after_round(self, client: Any, state: Any) -> Rows:
+    def models_after_round(self, client: Any, state: Any) -> fl.Rows:
         """Return all clients' models after the averages that they have yet to receive.
 
         A client without a cluster uses the model that it trained alone.
@@ -136,12 +114,12 @@ class SRFCAObserver(Observer):
             if state.clusters[i] != UNASSIGNED:
                 positions.append(k)
         recipients = [client.cohort.ids[k] for k in positions]
-        models: Rows = client.advanced(positions, state.outbox.message_for(recipients))
+        models: fl.Rows = client.advanced(positions, state.outbox.message_for(recipients))
         return models
 
 
-@protocol
-class SRFCA(ClusteringProtocol):
+@fl.protocol
+class SRFCA(fl.ClusteringProtocol):
     """Clusters of models that were trained alone, refined by averaging, reassigning and merging."""
 
     mask: str = "permutation"
@@ -152,7 +130,7 @@ class SRFCA(ClusteringProtocol):
     """rounds of each refinement, besides local_rounds and retrain; each refinement begins from the
     initial weights
     """
-    distance: Annotated[str, OneOf("loss", "l2")] = "loss"
+    distance: Annotated[str, fl.OneOf("loss", "l2")] = "loss"
     """of models: loss (cross-cluster loss; every model is sent to every client once) or l2 (of the
     weights, which the server compares)
     """
@@ -172,50 +150,50 @@ class SRFCA(ClusteringProtocol):
     """
     size: int = 2
     """t: the fewest clients of a cluster, at least 2"""
-    trim: Annotated[float, Number(0, 0.5)] = 0.0
+    trim: Annotated[float, fl.Number(0, 0.5)] = 0.0
     """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3
     trims; the default 0 does not (not in the paper): a plain mean needs no more than a secure sum,
     while for trimming the server reads every update
     """
-    average: Annotated[str, OneOf("auto", "uniform", "weighted")] = "auto"
+    average: Annotated[str, fl.OneOf("auto", "uniform", "weighted")] = "auto"
     """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (not in the paper),
     or auto: weighted unless updates are trimmed or clipped, which are averaged uniformly
     """
-    refine: Annotated[int, AtLeast(1)] = 1
+    refine: Annotated[int, fl.AtLeast(1)] = 1
     """R: refinements; the paper's experiments use at most 2, and 1 on real data"""
-    local_rounds: Annotated[int, AtLeast(1)] = 20
+    local_rounds: Annotated[int, fl.AtLeast(1)] = 20
     """rounds in which clients train alone before they are clustered"""
-    variant: Annotated[str, OneOf("fedavg", "gradient")] = "fedavg"
+    variant: Annotated[str, fl.OneOf("fedavg", "gradient")] = "fedavg"
     """what is averaged: fedavg (updates after local epochs) or gradient (full gradients: one step
     of lr a round)
     """
-    radius: Annotated[float, Number(0)] = 0.0
+    radius: Annotated[float, fl.Number(0)] = 0.0
     """of the ball around the initial weights that models are projected onto; 0 means no projection
     """
-    retrain: Annotated[int, AtLeast(0)] = 0
+    retrain: Annotated[int, fl.AtLeast(0)] = 0
     """rounds of averaging after the last merge"""
     sealed: bool = False
     """loss only: the models that clients trained alone can be read by the run's clients only;
     otherwise the server sees them masked
     """
 
-    pairs: PairOptions = group(PairsOfLosses)
-    sums: SumOptions = group(SumsOfClusters)
+    pairs: PairOptions = fl.group(PairsOfLosses)
+    sums: fl.SumOptions = fl.group(SumsOfClusters)
     name: ClassVar[str] = "srfca"
-    client: ClassVar[type[TrainingClient]] = SRFCAClient
+    client: ClassVar[type[fl.TrainingClient]] = SRFCAClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> SRFCAState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> SRFCAState:
         """Run the server's side of Algorithm 1.
 
         Args:
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
-        check_compared(net, self.landmarks)
+        fl.check_compared(net, self.landmarks)
         clients = len(net.clients)
         check_pairs(clients)  # with landmarks, too, each client keeps a row of losses of all models
         state = SRFCAState(
-            clusters=[UNASSIGNED] * clients, outbox=PendingUpdates.start(clients, fresh=False)
+            clusters=[UNASSIGNED] * clients, outbox=fl.PendingUpdates.start(clients, fresh=False)
         )
         for t in run.rounds("train", state, self.local_rounds):  # ONE_SHOT
             self._train_alone(net, state)
@@ -234,7 +212,7 @@ class SRFCA(ClusteringProtocol):
         for t in run.rounds("train", state, self.total_rounds):  # `retrain`
             server.average_trimmed(net, state, self.participation, self.trim, t)
 
-        flush(net, run, state)
+        fl.flush(net, run, state)
         if self.retrain:
             # newcomers choose among the models after retraining
             state.models = run.once(
@@ -242,13 +220,13 @@ class SRFCA(ClusteringProtocol):
             )
         return state
 
-    def _train_alone(self, net: ServerChannel, state: SRFCAState) -> None:
+    def _train_alone(self, net: fl.ServerChannel, state: SRFCAState) -> None:
         """Let every client train its own model: one round of the T iterations of ONE_SHOT."""
         # Silent clients catch up later, from what is pending for them.
         query = state.outbox.message_for(net.clients)
-        net.gather(SumClient.train_locally, query, to=net.clients)
+        net.gather(fl.SumClient.train_locally, query, to=net.clients)
 
-    def _one_shot(self, net: ServerChannel, run: Run, state: SRFCAState) -> None:
+    def _one_shot(self, net: fl.ServerChannel, run: fl.Run, state: SRFCAState) -> None:
         """Run ONE_SHOT(λ, t) of Algorithm 1.
 
         Without a component of t clients, all clients are one cluster (not in the paper).
@@ -257,7 +235,7 @@ class SRFCA(ClusteringProtocol):
         senders = landmarks
         if self.distance == "l2":
             senders = list(net.clients)  # RECLUSTER compares the model of every client
-        replies = net.gather(SRFCAClient.send_model, Empty(), to=senders, tries=TRIES)
+        replies = net.gather(SRFCAClient.send_model, fl.Empty(), to=senders, tries=fl.TRIES)
         # under DP-SGD every round of training alone has added noise to the models
         noisy_trainings = self.local_rounds if self.privacy.per_example else 1
         distance = server.one_shot_distances(
@@ -272,7 +250,7 @@ class SRFCA(ClusteringProtocol):
         }
         run.note(**line)
 
-    def _refine(self, net: ServerChannel, run: Run, state: SRFCAState, last: bool) -> None:
+    def _refine(self, net: fl.ServerChannel, run: fl.Run, state: SRFCAState, last: bool) -> None:
         """Run RECLUSTER and MERGE (Algorithms 2 and 4).
 
         If no member of any cluster replies, clusters and models are unchanged (not in the paper).
@@ -304,10 +282,10 @@ class SRFCA(ClusteringProtocol):
         if models.kept or not state.outbox.number:
             state.hand_out(self._fresh)
         if last:
-            state.rows = empty_tensor()  # no later step compares one-shot models
+            state.rows = fl.empty_tensor()  # no later step compares one-shot models
 
     def assign_newcomers(
-        self, net: ServerChannel, state: SRFCAState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: SRFCAState, to: Sequence[int]
     ) -> list[int]:
         """Return the cluster of each newcomer, as the newcomer chooses it (not in the paper).
 
@@ -324,7 +302,7 @@ class SRFCA(ClusteringProtocol):
             UpdateError: a newcomer does not reply.
         """
         if not len(state.models.table):
-            raise UsageError(
+            raise fl.UsageError(
                 "no member of any cluster posted its model, so newcomers have none to choose from: "
                 "run it anew"
             )
@@ -332,14 +310,14 @@ class SRFCA(ClusteringProtocol):
         if self.distance == "l2":
             for _ in range(self.local_rounds):
                 # Newcomers missed no round: they train from w_0, as the clients did.
-                nothing_pending = PendingUpdates.start(0, fresh=False).message_for(to)
-                net.gather(SumClient.train_locally, nothing_pending, to=to)
-            joined = net.gather(SRFCAClient.join, offer, to=to, tries=TRIES)
-            check_newcomers(to, joined.ids)
+                nothing_pending = fl.PendingUpdates.start(0, fresh=False).message_for(to)
+                net.gather(fl.SumClient.train_locally, nothing_pending, to=to)
+            joined = net.gather(SRFCAClient.join, offer, to=to, tries=fl.TRIES)
+            fl.check_newcomers(to, joined.ids)
             rows = joined.rows.nearest.values.tolist()
         else:
-            chosen = net.gather(SRFCAClient.choose, offer, to=to, tries=TRIES)
-            check_newcomers(to, chosen.ids)
+            chosen = net.gather(SRFCAClient.choose, offer, to=to, tries=fl.TRIES)
+            fl.check_newcomers(to, chosen.ids)
             # The newcomer names a row and nothing of its losses.
             rows = chosen.rows.model.values.tolist()
         return [state.models.kept[row] for row in rows]
@@ -385,7 +363,7 @@ class SRFCA(ClusteringProtocol):
         """
         return self.mask != "none" or self.radius > 0
 
-    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+    def pipeline(self, config: Mapping[str, Any]) -> fl.Pipeline:
         """Return the mask of updates, and the seal of models that are relayed.
 
         Args:
@@ -394,11 +372,11 @@ class SRFCA(ClusteringProtocol):
         mask = build(self.mask, config["dimension"])
         stages = [*self.privacy.stages(config), *mask]
         seal = Seal(config_hash(config)) if self.sealed else None
-        return Pipeline(stages, seal)
+        return fl.Pipeline(stages, seal)
 
     def trainings(
-        self, usual: LocalTraining, config: Mapping[str, Any]
-    ) -> dict[str, LocalTraining]:
+        self, usual: fl.LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, fl.LocalTraining]:
         """Add the training of REFINE.
 
         Args:
@@ -413,8 +391,8 @@ class SRFCA(ClusteringProtocol):
         return plans
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
-    ) -> TrainingClient:
+        self, cohort: fl.LocalTrainer, pipeline: fl.Pipeline, config: Mapping[str, Any]
+    ) -> fl.TrainingClient:
         """Return the clients, with their two kinds of training.
 
         Args:
@@ -437,43 +415,43 @@ class SRFCA(ClusteringProtocol):
         """
         super().check(clients)
         check_clustering(self.size, clients, self.threshold, self.quantile)
-        check_landmarks(self.landmarks)
+        fl.check_landmarks(self.landmarks)
         self._check_average()
         self._check_sealed()
 
     def _check_average(self) -> None:
         """Raise UsageError for a mask or weights that the average does not allow."""
         if self.trim and self.mask not in ENTRYWISE:
-            raise UsageError(
+            raise fl.UsageError(
                 f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a "
                 "permutation, or trim 0"
             )
         unweighted = self.trim or self.privacy.clip is not None
         if self.average == "weighted" and unweighted:
-            raise UsageError(
+            raise fl.UsageError(
                 "updates that are trimmed or clipped count the same: take average auto or uniform"
             )
 
     def _check_sealed(self) -> None:
         """Raise UsageError where the server has to read models that are sealed."""
         if self.sealed and self.distance == "l2":
-            raise UsageError(
+            raise fl.UsageError(
                 "the server compares weights for the distance l2, so it must read them: use "
                 "distance loss, or sealed=False"
             )
         if self.sealed and self.privacy.noisy and self.privacy.placement == "central":
-            raise UsageError(
+            raise fl.UsageError(
                 "the server cannot add noise to models that are sealed: use placement local, or "
                 "sealed=False"
             )
 
-    def disclosures(self) -> Disclosures:
+    def disclosures(self) -> fl.Disclosures:
         """Return what stays visible under every mask, and what clients see of others' models."""
         to_server = server_view(
             self.distance, self.sealed, self.trim > 0, self.privacy.noisy, self.weighted
         )
         to_clients = client_view(self.distance)
-        return Disclosures(server=to_server, clients=to_clients)
+        return fl.Disclosures(server=to_server, clients=to_clients)
 
     @property
     def observer(self) -> SRFCAObserver:

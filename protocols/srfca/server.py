@@ -15,20 +15,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import largest
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterWarning
-from securecluster.messaging.messages import Picks, Rows, Shared
-from securecluster.messaging.replies import Pairs, Replies
-from securecluster.protocols.common.averages.averaging import weighted_means
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates
-from securecluster.protocols.common.averages.sampling import TRIES, sample_clients
-from securecluster.protocols.common.messages import Update, empty_tensor
+from securecluster.protocols import authoring as fl
 from securecluster.protocols.srfca.client import OfferedClusters, RelayedModels, SRFCAClient
 from securecluster.protocols.srfca.graph import (
     UNASSIGNED,
@@ -47,10 +40,6 @@ from securecluster.protocols.srfca.model_distance import (
     pairwise_l2,
 )
 from securecluster.protocols.srfca.profiles import cluster_without_threshold
-from securecluster.runtime.endpoint import MINIMUM
-
-if TYPE_CHECKING:
-    from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 
@@ -70,14 +59,14 @@ class SRFCAState:
     """The state of the server's loop, as checkpoints store it."""
 
     clusters: list[int]  # (m,) each client's, UNASSIGNED where it has none yet
-    outbox: PendingUpdates
+    outbox: fl.PendingUpdates
     threshold: float = 0.0  # λ
     step: int = 0  # the call in which clients sent their one-shot models: it names the mask
     ids: tuple[int, ...] = ()  # the r clients that sent them
     # those of them that have evaluated all the models, for the cross-cluster loss
     judges: tuple[int, ...] = ()
     # (r, d) the one-shot models; for L2, until the last RECLUSTER
-    rows: torch.Tensor = field(default_factory=empty_tensor)
+    rows: torch.Tensor = field(default_factory=fl.empty_tensor)
     noise_variance: float = 0.0  # expected squared norm of the noise in each row
     models: ClusterModels = field(default_factory=ClusterModels)  # ω_c
     # (K,) expected squared norm of the noise in each cluster's model since w_0
@@ -101,7 +90,7 @@ class SRFCAState:
         """
         # clients compare this number with their own, and return to w_0 if it is new to them
         number = 1 + (self.outbox.restart or 0)
-        self.outbox = PendingUpdates.start(len(self.clusters), fresh)
+        self.outbox = fl.PendingUpdates.start(len(self.clusters), fresh)
         self.outbox.restart = number
         unassigned = [i for i, c in enumerate(self.clusters) if c == UNASSIGNED]
         self.outbox.unsubscribe(unassigned)
@@ -121,9 +110,9 @@ class SRFCAState:
 
 
 def one_shot_distances(
-    net: ServerChannel,
+    net: fl.ServerChannel,
     state: SRFCAState,
-    replies: Replies[Update],
+    replies: fl.Replies[fl.Update],
     distance: str,
     trained: int,
     landmarks: Sequence[int],
@@ -270,7 +259,7 @@ def _warn_of_one_cluster(
 
 
 def average_trimmed(
-    net: ServerChannel, state: SRFCAState, share: float, trim: float, t: int
+    net: fl.ServerChannel, state: SRFCAState, share: float, trim: float, t: int
 ) -> None:
     """Make one step of Algorithm 3 (TRIMMED_MEAN_GD) in every cluster.
 
@@ -287,7 +276,7 @@ def average_trimmed(
     clusters = groups(state.clusters)
     recipients: list[int] = []
     for c, members in enumerate(clusters):
-        recipients += sample_clients(net, members, share, t, c, minimum=net.least_members)
+        recipients += fl.sample_clients(net, members, share, t, c, minimum=net.least_members)
     recipients.sort()
     query = state.outbox.message_for(recipients)
 
@@ -308,7 +297,7 @@ def average_trimmed(
         )
         ids = sums.ids
         step = sums.step
-        means = weighted_means(sums) if ids else empty_tensor()
+        means = fl.weighted_means(sums) if ids else fl.empty_tensor()
 
     # their training includes all averages of the query
     state.outbox.acknowledge(ids)
@@ -321,7 +310,7 @@ def average_trimmed(
 
 
 def _trimmed_means(
-    replies: Replies[Update], labels: Sequence[int], clusters: int, trim: float
+    replies: fl.Replies[fl.Update], labels: Sequence[int], clusters: int, trim: float
 ) -> torch.Tensor:
     """Return each cluster's trimmed mean.
 
@@ -335,7 +324,7 @@ def _trimmed_means(
         (K, d); zeros for clusters without a reply.
     """
     if not replies.ids:
-        return empty_tensor()
+        return fl.empty_tensor()
     rows = replies.rows.delta.values
     means = torch.zeros(clusters, rows.shape[1], dtype=rows.dtype, device=rows.device)
     for c in range(clusters):
@@ -346,7 +335,7 @@ def _trimmed_means(
 
 
 def _add_noise_of_means(
-    net: ServerChannel, state: SRFCAState, replies: Sequence[int], summed: bool
+    net: fl.ServerChannel, state: SRFCAState, replies: Sequence[int], summed: bool
 ) -> None:
     """Add the expected squared norm of the noise in the new means to that of the models.
 
@@ -367,7 +356,7 @@ def _add_noise_of_means(
 
 
 def cross_losses(
-    net: ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
+    net: fl.ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
 ) -> tuple[tuple[int, ...], Array]:
     """Return the cross-losses ½(f_j(w_i) + f_i(w_j)) of one-shot models.
 
@@ -394,17 +383,17 @@ def cross_losses(
         picks.append(tuple(rows_for_k))
     order = torch.as_tensor(ids)
     query = RelayedModels(
-        models=Picks(rows, tuple(picks)),
-        owner=Picks(order, tuple(picks)),
-        order=Shared(order),
+        models=fl.Picks(rows, tuple(picks)),
+        owner=fl.Picks(order, tuple(picks)),
+        order=fl.Shared(order),
         clients=len(net.clients),
         step=step,
     )
-    losses: Pairs[torch.Tensor] = net.pairs(SRFCAClient.losses, query, to=ids, tries=TRIES)
+    losses: fl.Pairs[torch.Tensor] = net.pairs(SRFCAClient.losses, query, to=ids, tries=fl.TRIES)
     return losses.ids, losses.value.numpy()
 
 
-def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
+def cluster_models(net: fl.ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
     """Return ω_c of every cluster whose model is available.
 
     Where the server cannot add up the averages, a member applies those that it lacks and posts its
@@ -426,7 +415,7 @@ def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> C
         return ClusterModels(torch.stack(deltas), 0, labels, state.noise)
 
     posted: dict[int, torch.Tensor] = {}
-    for attempt in range(TRIES):
+    for attempt in range(fl.TRIES):
         missing = [members for c, members in enumerate(clusters) if c not in posted]
         if not missing:
             break
@@ -463,12 +452,14 @@ def offer_to_newcomers(models: ClusterModels, clients: int) -> OfferedClusters:
     unknown = torch.full((clients, k), math.nan, dtype=torch.float64)
     all_models = tuple(range(k))
     return OfferedClusters(
-        models=Picks(models.table, (all_models,) * clients), step=models.step, others=Rows(unknown)
+        models=fl.Picks(models.table, (all_models,) * clients),
+        step=models.step,
+        others=fl.Rows(unknown),
     )
 
 
 def model_distance(
-    net: ServerChannel, state: SRFCAState, models: ClusterModels, distance: str, scattered: bool
+    net: fl.ServerChannel, state: SRFCAState, models: ClusterModels, distance: str, scattered: bool
 ) -> ModelDistance:
     """Return the distance of models by its name, before clients are reassigned.
 
@@ -488,7 +479,7 @@ def model_distance(
 
 
 def recluster(
-    distance: ModelDistance, before: Sequence[int], clusters: int, least: int = MINIMUM
+    distance: ModelDistance, before: Sequence[int], clusters: int, least: int = fl.MINIMUM
 ) -> list[int]:
     """Assign every client to the nearest cluster (Algorithm 2).
 
@@ -526,7 +517,7 @@ def recluster(
             labels[i] = nearest.get(i, UNASSIGNED)
 
     assigned = [c for c in labels if c != UNASSIGNED]
-    largest_cluster = largest(assigned or [0])
+    largest_cluster = fl.largest(assigned or [0])
     return [largest_cluster if c == UNASSIGNED else c for c in labels]
 
 
@@ -566,7 +557,7 @@ def merge(
     components_of_clients = [component_of[c] for c in labels]
     homeless = [i for i, c in enumerate(components_of_clients) if c == UNASSIGNED]
     nearest = distance.nearest(homeless, large_enough)
-    default = largest([c for c in components_of_clients if c != UNASSIGNED])
+    default = fl.largest([c for c in components_of_clients if c != UNASSIGNED])
     for i in homeless:
         if i in nearest:
             components_of_clients[i] = component_of[nearest[i]]

@@ -25,12 +25,7 @@ from securecluster.core.option_groups import grouped
 from securecluster.errors import UsageError
 from securecluster.messaging.replies import Replies
 from securecluster.parties.labels import checked_labels
-from securecluster.protocols.common.averages.model_set_protocol import (
-    ModelSetProtocol,
-    ModelSetState,
-    deliver_models,
-    send_models,
-)
+from securecluster.protocols.common.averages import model_set_protocol
 from securecluster.protocols.common.averages.restarts import OfferedModels, Restart
 from securecluster.protocols.common.averages.sampling import sample_clients
 from securecluster.runtime.endpoint import GATHER, release_of
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class AssignEachRoundState(ModelSetState):
+class AssignEachRoundState(model_set_protocol.ModelSetState):
     """The state of the server's loop, as checkpoints store it."""
 
     assigned: list[int] = field(default_factory=list)  # clients that were ever assigned a model
@@ -67,7 +62,7 @@ class AssignEachRoundState(ModelSetState):
 
 
 @grouped
-class AssignEachRound(ModelSetProtocol):
+class AssignEachRound(model_set_protocol.ModelSetProtocol):
     """Base class of methods that assign each client one of k models in every round.
 
     A method sets `client`, a subclass of `AssignedModelClient`, and `ask`. It defines `assign`
@@ -185,7 +180,9 @@ class AssignEachRound(ModelSetProtocol):
         received: Sequence[int] = []
         if others:
             client: Any = self.client  # whose own declaration of the method holds
-            received = send_models(net, state.running, others, client.receive_models)
+            received = model_set_protocol.send_models(
+                net, state.running, others, client.receive_models
+            )
             self.received(net, state, received, t)
         state.training = sorted([*replied, *received])
 
@@ -242,7 +239,7 @@ class AssignEachRound(ModelSetProtocol):
             state: of the loop.
         """
         client: Any = self.client
-        deliver_models(net, state.running, client.receive_models)
+        model_set_protocol.deliver_models(net, state.running, client.receive_models)
         state.running.choice = state.final_choice()
         running: Restart = state.running
         return running

@@ -26,20 +26,12 @@ from securecluster.messaging.messages import Empty
 from securecluster.parties.labels import check_numbering, checked_labels
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averages.averaging import (
-    AveragingState,
-    average_clusters,
-    visible_sample_counts,
-)
+from securecluster.protocols.common.averages import averaging
 from securecluster.protocols.common.averages.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.comparison import signature_collection
 from securecluster.protocols.common.comparison.gradient_signatures import SignatureSender
-from securecluster.protocols.common.comparison.signature_collection import (
-    Collected,
-    collect_gradient_signatures,
-    comparable,
-)
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.options.signature_options import (
@@ -57,14 +49,14 @@ OWN = "own"
 
 
 @dataclass(frozen=True)
-class Signatures(Collected):
+class Signatures(signature_collection.Collected):
     """The signatures of a run's clients, and the clusters that follow from them."""
 
     labels: list[int]  # (m,) each client's cluster
 
 
 @dataclass
-class ClusterOnceState(AveragingState):
+class ClusterOnceState(averaging.AveragingState):
     """The state of the server's loop, with the signatures for newcomers."""
 
     signatures: Signatures | None = None
@@ -154,7 +146,7 @@ class ClusterOnce(ClusteringProtocol):
         outbox = PendingUpdates.start(len(net.clients), fresh=self.mask != "none")
         state = ClusterOnceState(signatures.labels, outbox, signatures)
         for t in run.rounds("train", state, self.rounds):
-            average_clusters(net, state, self.participation, t)
+            averaging.average_clusters(net, state, self.participation, t)
             # The clusters never change again: one line of the history tells them.
             if t == 1:
                 run.note(clustered=clusters_of(signatures.labels))
@@ -182,8 +174,11 @@ class ClusterOnce(ClusteringProtocol):
         return Signatures(collected.ids, rows, collected.step, all_labels, asked=collected.asked)
 
     def collect_signatures(
-        self, net: ServerChannel, to: Sequence[int], run_signatures: Collected | None = None
-    ) -> Collected:
+        self,
+        net: ServerChannel,
+        to: Sequence[int],
+        run_signatures: signature_collection.Collected | None = None,
+    ) -> signature_collection.Collected:
         """Return the signatures of clients, or of newcomers under the mask of the run's.
 
         Args:
@@ -196,7 +191,7 @@ class ClusterOnce(ClusteringProtocol):
                 reply.
         """
         if self.signatures.by_gradients:
-            collected = collect_gradient_signatures(net, to, run_signatures)
+            collected = signature_collection.collect_gradient_signatures(net, to, run_signatures)
         else:
             collected = self._collect_own(net, to, run_signatures)
         if run_signatures is None:
@@ -206,15 +201,15 @@ class ClusterOnce(ClusteringProtocol):
         return collected
 
     def _collect_own(
-        self, net: ServerChannel, to: Sequence[int], known: Collected | None
-    ) -> Collected:
+        self, net: ServerChannel, to: Sequence[int], known: signature_collection.Collected | None
+    ) -> signature_collection.Collected:
         """Return the method's own signatures."""
         step = None if known is None else known.step
         replies = net.gather(self._method(), Empty(), to=to, step=step, tries=TRIES)
         if not replies.ids:
-            return Collected([], torch.zeros(0), replies.step)
+            return signature_collection.Collected([], torch.zeros(0), replies.step)
         rows = getattr(replies.rows, self.signature_field).values.cpu()
-        return Collected(list(replies.ids), rows, replies.step)
+        return signature_collection.Collected(list(replies.ids), rows, replies.step)
 
     def assign_newcomers(
         self, net: ServerChannel, state: ClusterOnceState, to: Sequence[int]
@@ -253,7 +248,7 @@ class ClusterOnce(ClusteringProtocol):
         """
         if not self.signatures.by_gradients:
             return rows
-        compared = comparable(rows, reference)
+        compared = signature_collection.comparable(rows, reference)
         assert not isinstance(compared, NoisyBlocks)
         return torch.from_numpy(compared.values)
 
@@ -351,7 +346,7 @@ class ClusterOnce(ClusteringProtocol):
             server=[
                 *views,
                 "the clusters, and each client's cluster",
-                *visible_sample_counts(weighted=not self.privacy.per_client),
+                *averaging.visible_sample_counts(weighted=not self.privacy.per_client),
             ],
             not_covered=self.signatures.assumptions(self.privacy),
         )

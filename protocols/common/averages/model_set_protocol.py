@@ -15,18 +15,8 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import grouped
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
+from securecluster.protocols.common.averages import model_sets, restarts
 from securecluster.protocols.common.averages.averaging import total_weights
-from securecluster.protocols.common.averages.model_sets import (
-    AssignedModel,
-    AssignedModelClient,
-    ModelAverages,
-)
-from securecluster.protocols.common.averages.restarts import (
-    OfferedModels,
-    Restart,
-    collect_models,
-    lagging_clients_of,
-)
 from securecluster.protocols.common.averages.sampling import TRIES
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
@@ -40,8 +30,8 @@ if TYPE_CHECKING:
 class ModelSetState:
     """The state of the server's loop, as checkpoints store it."""
 
-    running: Restart  # the models, and the one that each client chose or was assigned last
-    offers: OfferedModels | None = None  # the models that newcomers choose from
+    running: restarts.Restart  # the models, and the one that each client chose or was assigned last
+    offers: restarts.OfferedModels | None = None  # the models that newcomers choose from
 
     def final_choice(self) -> list[int]:
         """Return each client's model, (m,), as it would be if the run ended now."""
@@ -128,17 +118,19 @@ class ModelSetProtocol(ClusteringProtocol):
         averages = self.model_count * sizes["averages"]
         return {**sizes, "models": self.model_count, "starts": 1, "model_averages": averages}
 
-    def begin(self, net: ServerChannel, start: int = 0) -> Restart:
+    def begin(self, net: ServerChannel, start: int = 0) -> restarts.Restart:
         """Return a start before its first round.
 
         Args:
             net: has the clients.
             start: the start's number, by which clients draw its initial models.
         """
-        return Restart.begin(start, self.model_count, len(net.clients), fresh=self.mask != "none")
+        return restarts.Restart.begin(
+            start, self.model_count, len(net.clients), fresh=self.mask != "none"
+        )
 
     def average_assigned(
-        self, net: ServerChannel, running: Restart, to: Sequence[int], method: Any
+        self, net: ServerChannel, running: restarts.Restart, to: Sequence[int], method: Any
     ) -> None:
         """Let clients train the models that they are assigned, and average each model.
 
@@ -151,19 +143,19 @@ class ModelSetProtocol(ClusteringProtocol):
         if not to:
             return
         models = [running.choice[i] for i in to]
-        assignment = AssignedModel(Rows(torch.as_tensor(models)))
+        assignment = model_sets.AssignedModel(Rows(torch.as_tensor(models)))
         sums = net.sum(method, assignment, to=to, by=models, groups=self.model_count)
         if sums.ids:
             running.post(sums.step, sums.rows.delta.table, total_weights(sums))
 
-    def offered_models(self, net: ServerChannel, state: ModelSetState) -> OfferedModels:
+    def offered_models(self, net: ServerChannel, state: ModelSetState) -> restarts.OfferedModels:
         """Return the models in use, which newcomers are to choose from.
 
         Args:
             net: the server's channel.
             state: after the last averages were delivered.
         """
-        return collect_models(net, state.running, self.mask != "none", state.used)
+        return restarts.collect_models(net, state.running, self.mask != "none", state.used)
 
     def assign_newcomers(
         self, net: ServerChannel, state: ModelSetState, to: Sequence[int]
@@ -193,7 +185,7 @@ class ModelSetProtocol(ClusteringProtocol):
         return ModelSetObserver(self)
 
 
-def offer_to(state: ModelSetState, newcomers: int) -> ModelAverages:
+def offer_to(state: ModelSetState, newcomers: int) -> model_sets.ModelAverages:
     """Return a message with all models in use to each newcomer.
 
     Args:
@@ -213,9 +205,9 @@ def offer_to(state: ModelSetState, newcomers: int) -> ModelAverages:
 
 def send_models(
     net: ServerChannel,
-    running: Restart,
+    running: restarts.Restart,
     to: Sequence[int],
-    method: Any = AssignedModelClient.receive_models,
+    method: Any = model_sets.AssignedModelClient.receive_models,
 ) -> Sequence[int]:
     """Send clients the averages that they lack, and return those that received them.
 
@@ -232,7 +224,9 @@ def send_models(
 
 
 def deliver_models(
-    net: ServerChannel, running: Restart, method: Any = AssignedModelClient.receive_models
+    net: ServerChannel,
+    running: restarts.Restart,
+    method: Any = model_sets.AssignedModelClient.receive_models,
 ) -> None:
     """Send the last averages to all clients.
 
@@ -242,7 +236,7 @@ def deliver_models(
         method: the client method that receives them.
     """
     for _ in range(TRIES):
-        lagging = sorted(lagging_clients_of(running))
+        lagging = sorted(restarts.lagging_clients_of(running))
         if not lagging:
             break
         send_models(net, running, lagging, method)

@@ -22,12 +22,7 @@ from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows
 from securecluster.parties.client_state import ClientState
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import (
-    LINEAGE,
-    TrainingClient,
-    UpdateClient,
-    late_request_error,
-)
+from securecluster.protocols.common import client
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice, Update
 from securecluster.runtime.call_context import CallContext
@@ -88,10 +83,12 @@ class AssignedModel:
     model: Annotated[Rows, Whole(below="models")]  # (b,) int64
 
 
-ModelSet = list[UpdateClient]  # the k models of a start, each as all clients of a cohort hold it
+ModelSet = list[
+    client.UpdateClient
+]  # the k models of a start, each as all clients of a cohort hold it
 
 
-class ModelSetClient(TrainingClient):
+class ModelSetClient(client.TrainingClient):
     """Clients that hold k models, and train one of them.
 
     Attributes:
@@ -214,7 +211,7 @@ class ModelSetClient(TrainingClient):
             if context.step < step and query.start != start:
                 late.append(i)
         if late:
-            raise late_request_error(late)
+            raise client.late_request_error(late)
 
     def mean_losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
         """Apply the query's averages, and return F_i(θ_j) of each client and model.
@@ -337,7 +334,9 @@ class ModelSetClient(TrainingClient):
             else:
                 theta = self.cohort.drawn("start", start, j)
             models.append(
-                UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
+                client.UpdateClient(
+                    self.cohort, self.training, self._pipeline, self._weighted, theta
+                )
             )
         return models
 
@@ -355,7 +354,7 @@ class ModelSetClient(TrainingClient):
         table = torch.cat([rows.table for rows in models])
         return ClientState(table, index, secrets, list(self.model_sets), self.checked_memory())
 
-    def _all_models(self) -> list[UpdateClient]:
+    def _all_models(self) -> list[client.UpdateClient]:
         """Return the k models of every start in use, start by start."""
         return list(chain.from_iterable(self.model_sets.values()))
 
@@ -363,7 +362,7 @@ class ModelSetClient(TrainingClient):
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the counts of averages by model, which `restore` restores with the models."""
         applied = torch.zeros(0, 0, dtype=torch.int64)
-        lineages = torch.zeros(0, 0, LINEAGE, dtype=torch.uint8)
+        lineages = torch.zeros(0, 0, client.LINEAGE, dtype=torch.uint8)
         models = self._all_models()
         if models:
             applied = torch.stack([model._had.values for model in models])
@@ -386,7 +385,7 @@ class ModelSetClient(TrainingClient):
         self.recall(state.extra)
         applied = state.extra["model_sets"]
         # an earlier version did not keep them
-        unkept = torch.zeros(*applied.shape, LINEAGE, dtype=torch.uint8)
+        unkept = torch.zeros(*applied.shape, client.LINEAGE, dtype=torch.uint8)
         kept = zip(applied, state.extra.get("model_lineages", unkept), strict=True)
         for model, (counts, lineages) in zip(self._all_models(), kept, strict=True):
             model._had = counts
@@ -468,7 +467,7 @@ class AssignedModelClient(ModelSetClient):
             if context.step < last_averages:
                 late.append(i)
         if late:
-            raise late_request_error(late)
+            raise client.late_request_error(late)
         start = 0
         self.bind_models(context, [start] * len(context.ids))
         chosen = [(start, model) for model in query.model.values.tolist()]

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.messaging.replies import Replies, Sums
-from securecluster.protocols.common.averages.model_sets import (
-    LowestLoss,
-    ModelAverages,
-    ModelRequest,
-    ModelSetClient,
-)
+from securecluster.protocols.common.averages import model_sets
 from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.common.messages import ModelChoice
 
@@ -49,7 +44,9 @@ class Restart:
         queues = [PendingUpdates.start(clients, fresh) for _ in range(k)]
         return cls(number, queues, choice=[0] * clients)
 
-    def message_for(self, to: Sequence[int], best: Restart | None = None) -> ModelAverages:
+    def message_for(
+        self, to: Sequence[int], best: Restart | None = None
+    ) -> model_sets.ModelAverages:
         """Return the averages of all k models that each recipient lacks.
 
         Args:
@@ -67,7 +64,7 @@ class Restart:
             models += [j] * len(message.steps.table)
         counts = torch.stack([message.count.table for message in messages], 1)
         kept_start = best or self
-        return ModelAverages(
+        return model_sets.ModelAverages(
             means=Picks(means, picks),
             steps=Picks(steps, picks),
             models=Picks(torch.as_tensor(models, dtype=torch.int64), picks),
@@ -92,7 +89,7 @@ class Restart:
         for i, model in zip(replies.ids, choices, strict=True):
             self.choice[i] = model
 
-    def judged(self, sums: Sums[LowestLoss]) -> float | None:
+    def judged(self, sums: Sums[model_sets.LowestLoss]) -> float | None:
         """Store and return the mean of the clients' lowest losses.
 
         The mean is over samples where clients send their number, otherwise over clients. None where
@@ -136,7 +133,7 @@ class OfferedModels:
     steps: list[int]  # (k',) the call whose mask each row carries
     table: torch.Tensor  # (k', d)
 
-    def message_for(self, start: Restart, clients: int) -> ModelAverages:
+    def message_for(self, start: Restart, clients: int) -> model_sets.ModelAverages:
         """Return a message with all models to each newcomer.
 
         Args:
@@ -149,7 +146,7 @@ class OfferedModels:
         # one average a model, its delta since the start
         counts = torch.zeros(clients, k, dtype=torch.int64)
         counts[:, models] = 1
-        return ModelAverages(
+        return model_sets.ModelAverages(
             means=Picks(self.table, picks),
             steps=Picks(torch.as_tensor(self.steps), picks),
             models=Picks(models, picks),
@@ -228,8 +225,8 @@ def _request_models(
         if not model_of:
             break
         models = torch.as_tensor(list(model_of.values()))
-        request = ModelRequest(Rows(models), start.number)
-        replies = net.post(ModelSetClient.send_model, request, to=list(model_of))
+        request = model_sets.ModelRequest(Rows(models), start.number)
+        replies = net.post(model_sets.ModelSetClient.send_model, request, to=list(model_of))
         for k, i in enumerate(replies.ids):
             delta = replies.rows.delta.row(k).cpu()
             collected[model_of[i]] = (replies.step, delta)

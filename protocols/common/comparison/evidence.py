@@ -25,14 +25,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.averages.pending_updates import PendingUpdates
 from securecluster.protocols.common.averages.sampling import TRIES, sample_landmarks
+from securecluster.protocols.common.comparison import signature_collection
 from securecluster.protocols.common.comparison.compressed_updates import (
     CompressedUpdate,
     updates_of,
-)
-from securecluster.protocols.common.comparison.signature_collection import (
-    Collected,
-    centred_cosines,
-    comparable,
 )
 from securecluster.protocols.common.messages import empty_tensor
 
@@ -296,12 +292,12 @@ class SignatureEvidence(Evidence):
         signatures: of these clients, and maybe of others.
     """
 
-    signatures: Collected
+    signatures: signature_collection.Collected
 
     of_round: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, signatures: Collected) -> Self:
+    def of(cls, signatures: signature_collection.Collected) -> Self:
         """Return the signatures of all clients that sent one, as evidence.
 
         Args:
@@ -323,7 +319,7 @@ class SignatureEvidence(Evidence):
         """Return the signatures with what is known of their noise."""
         position = {i: n for n, i in enumerate(self.signatures.ids)}
         rows = self.signatures.rows
-        return comparable(rows, rows).select([position[i] for i in self.ids])
+        return signature_collection.comparable(rows, rows).select([position[i] for i in self.ids])
 
     @cached_property
     def _squared(self) -> Array:
@@ -336,7 +332,7 @@ class SignatureEvidence(Evidence):
         Args:
             metric: without effect.
         """
-        return centred_cosines(self._squared, self._rows.noisy)
+        return signature_collection.centred_cosines(self._squared, self._rows.noisy)
 
     def distances(self, metric: str) -> Array:
         """Return L2 distances, (r, r).

@@ -26,32 +26,13 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Between, Real
 from securecluster.messaging.messages import Empty, Rows, Shared
+from securecluster.privacy import gradient_signatures
 from securecluster.privacy.dp.noise_streams import digest
-from securecluster.privacy.gradient_signatures import (
-    ClassBlocks,
-    ClassResiduals,
-    ExampleMap,
-    GradientSketch,
-    MeanNumber,
-    Projected,
-    ResidualCoordinates,
-    client_sensitivity,
-    example_sensitivity,
-    scaled_to_norm,
-    signature_mean,
-)
 from securecluster.protocols.common.averages.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
+from securecluster.protocols.common.comparison import signature_plan
 from securecluster.protocols.common.comparison.packed_signatures import SECOND_CLIP
-from securecluster.protocols.common.comparison.signature_plan import (
-    BLOCKS,
-    CLIP,
-    KINDS,
-    PLAIN,
-    RESIDUALS,
-    SignaturePlan,
-)
 from securecluster.protocols.common.messages import MOST_SAMPLES
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
@@ -153,8 +134,10 @@ class SignatureOptions:
         with_sizes: whether a client's number of examples comes with its signature.
     """
 
-    plan: SignaturePlan
-    maps: Callable[[str, float], GradientSketch | ClassBlocks]
+    plan: signature_plan.SignaturePlan
+    maps: Callable[
+        [str, float], gradient_signatures.GradientSketch | gradient_signatures.ClassBlocks
+    ]
     with_sizes: bool = False
 
 
@@ -175,12 +158,15 @@ class SignatureRelease:
 
     name: str
     multiplier: float
-    clip: float = CLIP
+    clip: float = signature_plan.CLIP
     per_client: bool = False
     scaled: bool = True
 
     def of(
-        self, context: CallContext, examples: ExampleMap, data: tuple[torch.Tensor, torch.Tensor]
+        self,
+        context: CallContext,
+        examples: gradient_signatures.ExampleMap,
+        data: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """Return a client's mean of clipped rows with noise, (1, width) float64, released.
 
@@ -192,13 +178,13 @@ class SignatureRelease:
             data: the client's examples and their classes.
         """
         inputs, labels = data
-        row = signature_mean(examples, inputs, labels, self.clip)
-        sensitivity = example_sensitivity(self.clip, len(labels))
+        row = gradient_signatures.signature_mean(examples, inputs, labels, self.clip)
+        sensitivity = gradient_signatures.example_sensitivity(self.clip, len(labels))
         if self.per_client:
             if self.scaled:
                 # The mean of many gradients is short, and its length tells little of the cluster.
-                row = scaled_to_norm(row, self.clip)
-            sensitivity = client_sensitivity(self.clip)
+                row = gradient_signatures.scaled_to_norm(row, self.clip)
+            sensitivity = gradient_signatures.client_sensitivity(self.clip)
         return context.release(
             row[None], sensitivity=sensitivity, noise=self.multiplier, once=self.name
         )
@@ -249,7 +235,7 @@ class SignatureSender(TrainingClient):
                 "send_mean_number is for data of which no centre is known, and this run has one"
             )
         release = SignatureRelease("mean number", plan.centre_multiplier, scaled=False)
-        rows = self._released(context, MeanNumber(), release)
+        rows = self._released(context, gradient_signatures.MeanNumber(), release)
         return MeanOfNumbers(Rows(rows))
 
     @answers(GATHER, through=("signature",), fresh=True, unmasked=("size",))
@@ -260,8 +246,8 @@ class SignatureSender(TrainingClient):
             PolicyError: the run's signatures are of another kind, or a client was asked for another
                 one, or for another centre.
         """
-        self._check_request(context, query, PLAIN)
-        release = SignatureRelease("signature", self._options.plan.multiplier(PLAIN))
+        self._check_request(context, query, signature_plan.PLAIN)
+        release = SignatureRelease("signature", self._options.plan.multiplier(signature_plan.PLAIN))
         rows = self._released(context, self._sketch(context), release)
         return GradientSignature(Rows(rows), self._told_sizes(context))
 
@@ -275,8 +261,8 @@ class SignatureSender(TrainingClient):
             PolicyError: the run has no second release, or a client has answered other directions.
         """
         plan = self._options.plan
-        self._check_kind(context, PLAIN)
-        if plan.releases(PLAIN) < 2:
+        self._check_kind(context, signature_plan.PLAIN)
+        if plan.releases(signature_plan.PLAIN) < 2:
             raise PolicyError(
                 "send_coordinates is the second release of a signature, and this run has one alone"
             )
@@ -284,8 +270,12 @@ class SignatureSender(TrainingClient):
         self._once(context, "_answered", "directions", query.directions.value)
         mask = self._pipeline.of("signature")
         directions = mask.inverse(query.directions.value.to(self.cohort.start), query.step)
-        projected = Projected(sketch, directions[:, : sketch.width].double(), CLIP)
-        release = SignatureRelease("coordinates", plan.multiplier(PLAIN), SECOND_CLIP)
+        projected = gradient_signatures.Projected(
+            sketch, directions[:, : sketch.width].double(), signature_plan.CLIP
+        )
+        release = SignatureRelease(
+            "coordinates", plan.multiplier(signature_plan.PLAIN), SECOND_CLIP
+        )
         rows = self._released(context, projected, release)
         return SignatureCoordinates(Rows(rows))
 
@@ -298,13 +288,13 @@ class SignatureSender(TrainingClient):
         """
         options = self._options
         plan = options.plan
-        if plan.kind == PLAIN:
+        if plan.kind == signature_plan.PLAIN:
             raise PolicyError("send_class_sums is for class blocks, and this run has none")
-        outline = not plan.may_be(BLOCKS)
+        outline = not plan.may_be(signature_plan.BLOCKS)
         self._check_centre(context, query)
-        multiplier = plan.outline_multiplier if outline else plan.multiplier(BLOCKS)
-        examples = options.maps(BLOCKS, float(query.centre.value[0]))
-        assert isinstance(examples, ClassBlocks)
+        multiplier = plan.outline_multiplier if outline else plan.multiplier(signature_plan.BLOCKS)
+        examples = options.maps(signature_plan.BLOCKS, float(query.centre.value[0]))
+        assert isinstance(examples, gradient_signatures.ClassBlocks)
         rows = self._released(context, examples, SignatureRelease("class sums", multiplier))
         shape = (len(context.ids), examples.classes, examples.size + 1)
         projections = context.postprocess(
@@ -321,7 +311,7 @@ class SignatureSender(TrainingClient):
             PolicyError: the run has no residuals, or a client has answered other means.
         """
         residuals = self._residuals(context, query.means, query.step)
-        multiplier = self._options.plan.multiplier(RESIDUALS)
+        multiplier = self._options.plan.multiplier(signature_plan.RESIDUALS)
         release = SignatureRelease("residuals", multiplier, scaled=False)
         rows = self._released(context, residuals, release)
         shape = (len(context.ids), residuals.blocks.classes, residuals.blocks.size)
@@ -346,13 +336,17 @@ class SignatureSender(TrainingClient):
         flat = query.directions.value.to(self.cohort.start).flatten(0, 1)
         directions = mask.inverse(flat, query.step)[:, :size].double()
         of_class = directions.view(-1, residuals.blocks.classes, size)
-        coordinates = ResidualCoordinates(residuals, shifts[:, :size].double(), of_class, CLIP)
-        multiplier = self._options.plan.multiplier(RESIDUALS)
+        coordinates = gradient_signatures.ResidualCoordinates(
+            residuals, shifts[:, :size].double(), of_class, signature_plan.CLIP
+        )
+        multiplier = self._options.plan.multiplier(signature_plan.RESIDUALS)
         release = SignatureRelease("coordinates", multiplier, SECOND_CLIP, scaled=False)
         rows = self._released(context, coordinates, release)
         return SignatureCoordinates(Rows(rows))
 
-    def _residuals(self, context: CallContext, means: Shared, step: int) -> ClassResiduals:
+    def _residuals(
+        self, context: CallContext, means: Shared, step: int
+    ) -> gradient_signatures.ClassResiduals:
         """Return the map of residuals, which a client has once.
 
         Args:
@@ -362,19 +356,19 @@ class SignatureSender(TrainingClient):
         Raises:
             PolicyError: the run has no residuals, or a client has answered other means.
         """
-        self._check_kind(context, RESIDUALS)
+        self._check_kind(context, signature_plan.RESIDUALS)
         self._once(context, "_subtracted", "means of classes", means.value)
         centre = self._known_centre(context)
-        blocks = self._options.maps(RESIDUALS, centre)
-        assert isinstance(blocks, ClassBlocks)
+        blocks = self._options.maps(signature_plan.RESIDUALS, centre)
+        assert isinstance(blocks, gradient_signatures.ClassBlocks)
         mask = self._pipeline.of("projections")
         unmasked = mask.inverse(means.value.to(self.cohort.start), step)
-        return ClassResiduals(blocks, unmasked[:, : blocks.size].double())
+        return gradient_signatures.ClassResiduals(blocks, unmasked[:, : blocks.size].double())
 
-    def _sketch(self, context: CallContext) -> GradientSketch:
+    def _sketch(self, context: CallContext) -> gradient_signatures.GradientSketch:
         """Return the run's sketch of gradients."""
-        sketch = self._options.maps(PLAIN, self._known_centre(context))
-        assert isinstance(sketch, GradientSketch)
+        sketch = self._options.maps(signature_plan.PLAIN, self._known_centre(context))
+        assert isinstance(sketch, gradient_signatures.GradientSketch)
         return sketch
 
     def _known_centre(self, context: CallContext) -> float:
@@ -425,7 +419,7 @@ class SignatureSender(TrainingClient):
             raise PolicyError(
                 f"the server asks for signatures of the kind {kind}, and this run has {plan.kind}"
             )
-        number = 1 + KINDS.index(kind)
+        number = 1 + signature_plan.KINDS.index(kind)
         before = self._kind[context.positions]
         sent = zip(context.ids, before.tolist(), strict=True)
         others = [i for i, k in sent if k not in (0, number)]
@@ -466,7 +460,10 @@ class SignatureSender(TrainingClient):
         kept[context.positions] = current
 
     def _released(
-        self, context: CallContext, examples: ExampleMap, release: SignatureRelease
+        self,
+        context: CallContext,
+        examples: gradient_signatures.ExampleMap,
+        release: SignatureRelease,
     ) -> torch.Tensor:
         """Return the clients' rows with noise, (b, width), released."""
         of_unit = replace(release, per_client=self._options.plan.per_client)

@@ -13,49 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from securecluster.clustering.noisy_residuals import (
-    CrowdMeans,
-    NoisyResiduals,
-    designs,
-    shares_of,
-    without_common,
-)
-from securecluster.clustering.noisy_rows import (
-    NoisyBlocks,
-    NoisyRows,
-    centred_products,
-    leading_directions,
-)
+from securecluster.clustering import noisy_residuals, noisy_rows
 from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.averages.sampling import TRIES
-from securecluster.protocols.common.comparison.gradient_signatures import (
-    ClassMeans,
-    ResidualDirections,
-    SignatureDirections,
-    SignatureRequest,
-    SignatureSender,
-)
-from securecluster.protocols.common.comparison.packed_signatures import (
-    BlockSignatures,
-    ResidualSignatures,
-    SketchSignatures,
-    compared,
-    is_sketch,
-)
-from securecluster.protocols.common.comparison.signature_plan import (
-    AUTO,
-    AXES,
-    BLOCKS,
-    KINDS,
-    PLAIN,
-    RESIDUALS,
-    Array,
-    SignaturePlan,
-    axes_of,
-    plan_of,
+from securecluster.protocols.common.comparison import (
+    gradient_signatures,
+    packed_signatures,
+    signature_plan,
 )
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
@@ -100,7 +67,7 @@ class Asked:
     @property
     def name(self) -> str:
         """Return the name of the kind."""
-        return KINDS[self.kind]
+        return signature_plan.KINDS[self.kind]
 
 
 @dataclass(frozen=True)
@@ -116,7 +83,7 @@ class Collected:
     def clusters(self) -> list[int] | None:
         """Return the clusters that residuals of all clients show; None for other kinds."""
         rows = comparable(self.rows, self.rows)
-        if not isinstance(rows, NoisyResiduals):
+        if not isinstance(rows, noisy_residuals.NoisyResiduals):
             return None
         return rows.clusters(None, 0)
 
@@ -135,16 +102,18 @@ class _ClassSums:
     """
 
     ids: list[int]
-    blocks: Array
-    examples: Array
-    deviations: Array
+    blocks: signature_plan.Array
+    examples: signature_plan.Array
+    deviations: signature_plan.Array
     width: int
     step: int
 
     @property
-    def crowd(self) -> CrowdMeans:
+    def crowd(self) -> noisy_residuals.CrowdMeans:
         """Return what they tell of all clients together."""
-        return CrowdMeans.of(self.blocks, self.deviations, self.examples, self.width)
+        return noisy_residuals.CrowdMeans.of(
+            self.blocks, self.deviations, self.examples, self.width
+        )
 
     def of(self, ids: Sequence[int]) -> _ClassSums:
         """Return those of some clients.
@@ -176,7 +145,7 @@ def collect_gradient_signatures(
         to: the clients' numbers.
         run_signatures: the signatures of the run, for newcomers.
     """
-    plan = plan_of(net.agreed)
+    plan = signature_plan.plan_of(net.agreed)
     asked = None
     if run_signatures is not None:
         asked = run_signatures.asked
@@ -185,28 +154,30 @@ def collect_gradient_signatures(
         centre = _centre(net, plan, to)
         kind = plan.kind
     sums = None
-    if kind != PLAIN:
+    if kind != signature_plan.PLAIN:
         # newcomers' blocks need the mask of the run's, which follows from the step of its call
         step = None
-        if run_signatures is not None and kind == BLOCKS:
+        if run_signatures is not None and kind == signature_plan.BLOCKS:
             step = run_signatures.step
         sums = _class_sums(net, plan, to, centre, step)
         if not sums.ids:
             return Collected([], torch.zeros(0), sums.step)
         to = sums.ids
-        if kind == AUTO:
+        if kind == signature_plan.AUTO:
             kind = _chosen(plan, sums)
-    told = Asked(KINDS.index(kind), centre)
-    if kind == PLAIN:
+    told = Asked(signature_plan.KINDS.index(kind), centre)
+    if kind == signature_plan.PLAIN:
         return _sketches(net, plan, to, told, run_signatures)
     assert sums is not None
-    if kind == BLOCKS:
-        signatures = BlockSignatures(sums.blocks, sums.deviations, sums.examples, sums.width)
+    if kind == signature_plan.BLOCKS:
+        signatures = packed_signatures.BlockSignatures(
+            sums.blocks, sums.deviations, sums.examples, sums.width
+        )
         return Collected(sums.ids, signatures.packed(), sums.step, asked=told)
     return _residuals(net, plan, sums, told, run_signatures)
 
 
-def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
+def _chosen(plan: signature_plan.SignaturePlan, sums: _ClassSums) -> str:
     """Return the kind of signatures that suits clients' shares of classes.
 
     Without noise, residuals find most where shares are equal and clients many, and blocks in all
@@ -221,13 +192,13 @@ def _chosen(plan: SignaturePlan, sums: _ClassSums) -> str:
     crowd = sums.crowd
     skewed = crowd.spread > SKEWED and crowd.spread > SURE * crowd.spread_error
     if not plan.noise:
-        return BLOCKS if skewed or len(sums.ids) < MANY else RESIDUALS
+        return signature_plan.BLOCKS if skewed or len(sums.ids) < MANY else signature_plan.RESIDUALS
     if crowd.spread_error > UNREADABLE and not skewed:
-        return PLAIN
-    return RESIDUALS
+        return signature_plan.PLAIN
+    return signature_plan.RESIDUALS
 
 
-def _centre(net: ServerChannel, plan: SignaturePlan, to: Sequence[int]) -> float:
+def _centre(net: ServerChannel, plan: signature_plan.SignaturePlan, to: Sequence[int]) -> float:
     """Return the centre of the data: as it was declared, or the mean of what clients tell.
 
     Args:
@@ -236,7 +207,9 @@ def _centre(net: ServerChannel, plan: SignaturePlan, to: Sequence[int]) -> float
     """
     if plan.centre is not None:
         return plan.centre
-    replies = net.gather(SignatureSender.send_mean_number, Empty(), to=to, tries=TRIES)
+    replies = net.gather(
+        gradient_signatures.SignatureSender.send_mean_number, Empty(), to=to, tries=TRIES
+    )
     if not replies.ids:
         return 0.0
     means = replies.rows.mean.values.cpu().double().numpy()[:, 0]
@@ -245,9 +218,9 @@ def _centre(net: ServerChannel, plan: SignaturePlan, to: Sequence[int]) -> float
     return float(np.clip(np.average(means, weights=weights), -1.0, 1.0))
 
 
-def _request(net: ServerChannel, centre: float) -> SignatureRequest:
+def _request(net: ServerChannel, centre: float) -> gradient_signatures.SignatureRequest:
     """Return the request of signatures with a centre."""
-    return SignatureRequest(Shared(torch.tensor([centre], dtype=_dtype(net))))
+    return gradient_signatures.SignatureRequest(Shared(torch.tensor([centre], dtype=_dtype(net))))
 
 
 def _dtype(net: ServerChannel) -> torch.dtype:
@@ -256,7 +229,11 @@ def _dtype(net: ServerChannel) -> torch.dtype:
 
 
 def _class_sums(
-    net: ServerChannel, plan: SignaturePlan, to: Sequence[int], centre: float, step: int | None
+    net: ServerChannel,
+    plan: signature_plan.SignaturePlan,
+    to: Sequence[int],
+    centre: float,
+    step: int | None,
 ) -> _ClassSums:
     """Return class blocks.
 
@@ -268,12 +245,12 @@ def _class_sums(
     """
     query = _request(net, centre)
     replies: Replies[Any] = net.gather(
-        SignatureSender.send_class_sums, query, to=to, step=step, tries=TRIES
+        gradient_signatures.SignatureSender.send_class_sums, query, to=to, step=step, tries=TRIES
     )
     ids = list(replies.ids)
-    own_kind = plan.may_be(BLOCKS)
+    own_kind = plan.may_be(signature_plan.BLOCKS)
     width = plan.block_size
-    multiplier = plan.multiplier(BLOCKS) if own_kind else plan.outline_multiplier
+    multiplier = plan.multiplier(signature_plan.BLOCKS) if own_kind else plan.outline_multiplier
     deviations = plan.deviations(ids, multiplier)
     if not ids:
         empty = np.zeros(0)
@@ -287,7 +264,7 @@ def _class_sums(
 
 def _residuals(
     net: ServerChannel,
-    plan: SignaturePlan,
+    plan: signature_plan.SignaturePlan,
     sums: _ClassSums,
     asked: Asked,
     run_signatures: Collected | None,
@@ -310,11 +287,15 @@ def _residuals(
         asked = run_signatures.asked
         step = run_signatures.step
         of_run = asked.crowd.numpy()
-        shares = shares_of(sums.blocks, sums.deviations, of_run, asked.spread)
+        shares = noisy_residuals.shares_of(sums.blocks, sums.deviations, of_run, asked.spread)
         crowd = replace(crowd, crowd=of_run, shares=shares)
-    query = ClassMeans(Shared(asked.means.to(_dtype(net))), asked.means_step)
+    query = gradient_signatures.ClassMeans(Shared(asked.means.to(_dtype(net))), asked.means_step)
     replies: Replies[Any] = net.gather(
-        SignatureSender.send_residuals, query, to=sums.ids, step=step, tries=TRIES
+        gradient_signatures.SignatureSender.send_residuals,
+        query,
+        to=sums.ids,
+        step=step,
+        tries=TRIES,
     )
     ids = list(replies.ids)
     if not ids or (run_signatures is None and len(ids) < 2):
@@ -322,10 +303,10 @@ def _residuals(
     position = {i: n for n, i in enumerate(sums.ids)}
     crowd = crowd.select([position[i] for i in ids])
     rows = replies.rows.residuals.values.cpu().double().numpy()
-    deviations = plan.deviations(ids, plan.multiplier(RESIDUALS))
+    deviations = plan.deviations(ids, plan.multiplier(signature_plan.RESIDUALS))
     if run_signatures is None:
-        rows, shifts = without_common(rows, deviations, crowd, sums.width)
-        flat = leading_directions(rows.reshape(len(ids), -1), plan.axes)
+        rows, shifts = noisy_residuals.without_common(rows, deviations, crowd, sums.width)
+        flat = noisy_rows.leading_directions(rows.reshape(len(ids), -1), plan.axes)
         directions = torch.from_numpy(flat.reshape(plan.axes, *rows.shape[1:]))
         asked = replace(asked, shifts=torch.from_numpy(shifts), directions=directions)
     else:
@@ -337,10 +318,10 @@ def _residuals(
     # beyond the rank of the rows there are no directions
     used = asked.directions.flatten(1).any(1).numpy()
     directions_used = asked.directions.numpy()[used]
-    signatures = ResidualSignatures(
+    signatures = packed_signatures.ResidualSignatures(
         np.einsum("icw,acw->ia", rows[kept], directions_used),
         again.rows.numpy()[:, used],
-        designs(crowd.select(kept).ratios, directions_used),
+        noisy_residuals.designs(crowd.select(kept).ratios, directions_used),
         deviations[kept],
         sums.of(again.ids).examples,
     )
@@ -358,14 +339,16 @@ def _residual_coordinates(
         step: the call of the run's residuals.
     """
     dtype = _dtype(net)
-    query = ResidualDirections(
+    query = gradient_signatures.ResidualDirections(
         Shared(asked.directions.to(dtype)),
         Shared(asked.shifts.to(dtype)),
         step,
         Shared(asked.means.to(dtype)),
         asked.means_step,
     )
-    replies = net.gather(SignatureSender.send_residual_coordinates, query, to=to, tries=TRIES)
+    replies = net.gather(
+        gradient_signatures.SignatureSender.send_residual_coordinates, query, to=to, tries=TRIES
+    )
     rows = torch.zeros(0, len(asked.directions))
     if replies.ids:
         rows = replies.rows.coordinates.values.cpu().double()
@@ -374,7 +357,7 @@ def _residual_coordinates(
 
 def _sketches(
     net: ServerChannel,
-    plan: SignaturePlan,
+    plan: signature_plan.SignaturePlan,
     to: Sequence[int],
     asked: Asked,
     run_signatures: Collected | None,
@@ -384,21 +367,21 @@ def _sketches(
     step = None if run_signatures is None else run_signatures.step
     query = _request(net, asked.centre)
     replies: Replies[Any] = net.gather(
-        SignatureSender.send_signature, query, to=to, step=step, tries=TRIES
+        gradient_signatures.SignatureSender.send_signature, query, to=to, step=step, tries=TRIES
     )
     ids = list(replies.ids)
     if not ids:
         return Collected([], torch.zeros(0), replies.step)
     first = replies.rows.signature.values.cpu().double().numpy()
     examples = _examples(plan, ids, replies.rows.size)
-    deviations = plan.deviations(ids, plan.multiplier(PLAIN))
-    width = plan.sizes_of_kinds[PLAIN]
+    deviations = plan.deviations(ids, plan.multiplier(signature_plan.PLAIN))
+    width = plan.sizes_of_kinds[signature_plan.PLAIN]
     second = np.zeros((len(ids), 0))
-    if plan.releases(PLAIN) > 1:
+    if plan.releases(signature_plan.PLAIN) > 1:
         reference = first
         if run_signatures is not None:
             # newcomers answer in the run's own directions, or their coordinates would not compare
-            of_run = SketchSignatures.unpacked(run_signatures.rows)
+            of_run = packed_signatures.SketchSignatures.unpacked(run_signatures.rows)
             reference = of_run.first
             count = of_run.second.shape[1]
         elif len(ids) < 2:
@@ -414,12 +397,16 @@ def _sketches(
         deviations = deviations[kept]
         ids = again.ids
         second = again.rows.numpy()
-    signatures = SketchSignatures(first, second, deviations, examples, width)
+    signatures = packed_signatures.SketchSignatures(first, second, deviations, examples, width)
     return Collected(ids, signatures.packed(), replies.step, asked=asked)
 
 
 def _directions_for(
-    net: ServerChannel, plan: SignaturePlan, rows: Array, deviation: float, width: int
+    net: ServerChannel,
+    plan: signature_plan.SignaturePlan,
+    rows: signature_plan.Array,
+    deviation: float,
+    width: int,
 ) -> int:
     """Return in how many directions sketches are asked again.
 
@@ -436,10 +423,12 @@ def _directions_for(
         singular = np.linalg.svd(rows - rows.mean(0), compute_uv=False)
         edge = deviation * (math.sqrt(len(rows)) + math.sqrt(width))
         wanted = int((singular > edge).sum()) + 1
-    return min(plan.axes, max(AXES, wanted))
+    return min(plan.axes, max(signature_plan.AXES, wanted))
 
 
-def _examples(plan: SignaturePlan, ids: Sequence[int], size: Rows | None) -> Array:
+def _examples(
+    plan: signature_plan.SignaturePlan, ids: Sequence[int], size: Rows | None
+) -> signature_plan.Array:
     """Return how many examples clients have, (r,), or what is assumed of it.
 
     Args:
@@ -450,12 +439,12 @@ def _examples(plan: SignaturePlan, ids: Sequence[int], size: Rows | None) -> Arr
     if size is None:
         return plan.examples(ids)
     sizes = size.values.cpu().double().numpy()
-    examples: Array = np.maximum(sizes, 1.0)  # a client may have none
+    examples: signature_plan.Array = np.maximum(sizes, 1.0)  # a client may have none
     return examples
 
 
 def _second_release(
-    net: ServerChannel, to: Sequence[int], reference: Array, step: int, count: int
+    net: ServerChannel, to: Sequence[int], reference: signature_plan.Array, step: int, count: int
 ) -> Collected:
     """Return clients' coordinates in the directions in which reference rows differ.
 
@@ -465,11 +454,15 @@ def _second_release(
         step: the call of the signatures.
         count: number of directions; the others that the message has room for are zeros.
     """
-    room = axes_of(net.agreed)
+    room = signature_plan.axes_of(net.agreed)
     directions = np.zeros((room, reference.shape[1]))
-    directions[:count] = leading_directions(reference, count)
-    query = SignatureDirections(Shared(torch.from_numpy(directions).to(_dtype(net))), step)
-    replies = net.gather(SignatureSender.send_coordinates, query, to=to, tries=TRIES)
+    directions[:count] = noisy_rows.leading_directions(reference, count)
+    query = gradient_signatures.SignatureDirections(
+        Shared(torch.from_numpy(directions).to(_dtype(net))), step
+    )
+    replies = net.gather(
+        gradient_signatures.SignatureSender.send_coordinates, query, to=to, tries=TRIES
+    )
     rows = torch.zeros(0, count)
     if replies.ids:
         rows = replies.rows.coordinates.values.cpu().double()[:, :count]
@@ -478,7 +471,7 @@ def _second_release(
 
 def comparable(
     rows: torch.Tensor, reference: torch.Tensor
-) -> NoisyRows | NoisyBlocks | NoisyResiduals:
+) -> noisy_rows.NoisyRows | noisy_rows.NoisyBlocks | noisy_residuals.NoisyResiduals:
     """Return signatures as they are compared, with what is known of their noise.
 
     Args:
@@ -486,13 +479,13 @@ def comparable(
         reference: (r, ...) of the run's clients, which give the directions of a second release.
     """
     directions = None
-    if is_sketch(reference):
-        signatures = SketchSignatures.unpacked(reference)
-        directions = leading_directions(signatures.first, signatures.second.shape[1])
-    return compared(rows, directions)
+    if packed_signatures.is_sketch(reference):
+        signatures = packed_signatures.SketchSignatures.unpacked(reference)
+        directions = noisy_rows.leading_directions(signatures.first, signatures.second.shape[1])
+    return packed_signatures.compared(rows, directions)
 
 
-def squared_distances(newcomers: torch.Tensor, reference: torch.Tensor) -> Array:
+def squared_distances(newcomers: torch.Tensor, reference: torch.Tensor) -> signature_plan.Array:
     """Return squared distances of newcomers from the run's clients, less noise, (n, r).
 
     Args:
@@ -500,11 +493,11 @@ def squared_distances(newcomers: torch.Tensor, reference: torch.Tensor) -> Array
         reference: (r, ...) of the run's clients.
     """
     ours: Any = comparable(newcomers, reference)
-    squared: Array = ours.squared_distances(comparable(reference, reference))
+    squared: signature_plan.Array = ours.squared_distances(comparable(reference, reference))
     return squared
 
 
-def centred_cosines(squared: Array, noisy: bool) -> Array:
+def centred_cosines(squared: signature_plan.Array, noisy: bool) -> signature_plan.Array:
     """Return cosines of signatures less their mean, (m, m).
 
     At a stationary point updates have the mean zero; signatures are made to.
@@ -516,12 +509,12 @@ def centred_cosines(squared: Array, noisy: bool) -> Array:
     floor = 0.0
     if noisy:
         floor = FLOOR
-    products = torch.from_numpy(centred_products(squared))
-    cosines: Array = cosine(products, floor).numpy()
+    products = torch.from_numpy(noisy_rows.centred_products(squared))
+    cosines: signature_plan.Array = cosine(products, floor).numpy()
     return cosines
 
 
-def nearest_on_average(distance: Array, labels: Sequence[int]) -> list[int]:
+def nearest_on_average(distance: signature_plan.Array, labels: Sequence[int]) -> list[int]:
     """Return the cluster of least mean squared distance, (n,).
 
     The spread of a cluster's own members is the same for all newcomers, so it is not subtracted:

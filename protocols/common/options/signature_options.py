@@ -21,17 +21,10 @@ from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averages.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.comparison import signature_plan
 from securecluster.protocols.common.comparison.gradient_signatures import (
     SignatureOptions,
     SignatureSender,
-)
-from securecluster.protocols.common.comparison.signature_plan import (
-    BLOCK_CHOICES,
-    PLAIN,
-    axes_of,
-    example_map,
-    plan_of,
-    resolved_signature,
 )
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.protocols.common.options.privacy_options import PrivacyOptions
@@ -65,7 +58,7 @@ class GradientSignatureOptions(OptionGroup):
     """
     signature_noise: Annotated[float, NoiseMultiplier()] = 0.0
     """noise multiplier of a client's gradient signature, all releases together, for its dp_unit"""
-    signature_blocks: Annotated[str, OneOf(*BLOCK_CHOICES)] = "auto"
+    signature_blocks: Annotated[str, OneOf(*signature_plan.BLOCK_CHOICES)] = "auto"
     """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, in which
     clients with other shares of classes are no further apart, so that clusters of these shares are
     not found), residuals (such sums less those of all clients, in two releases, for noise on single
@@ -145,7 +138,9 @@ class GradientSignatureOptions(OptionGroup):
         """
         if not self.by_gradients:
             return {}
-        return resolved_signature(method, facts, self._multiplier(method, known["noise"]))
+        return signature_plan.resolved_signature(
+            method, facts, self._multiplier(method, known["noise"])
+        )
 
     def needs_samples(self, method: Method) -> bool:
         """Return whether the noise of signatures is weighed by numbers of samples.
@@ -195,11 +190,11 @@ class GradientSignatureOptions(OptionGroup):
         """
         sizes = {"signature_size": 1, "block_size": 1, "axes": 1}
         if self.by_gradients:
-            plan = plan_of(config)
+            plan = signature_plan.plan_of(config)
             sizes = {
-                "signature_size": plan.sizes_of_kinds[PLAIN],
+                "signature_size": plan.sizes_of_kinds[signature_plan.PLAIN],
                 "block_size": plan.block_size,
-                "axes": axes_of(config),
+                "axes": signature_plan.axes_of(config),
             }
         return {**sizes, "classes": int(config["classes"]), "one": 1}
 
@@ -213,10 +208,10 @@ class GradientSignatureOptions(OptionGroup):
         """
         if not self.by_gradients:
             return pipeline
-        plan = plan_of(config)
+        plan = signature_plan.plan_of(config)
         fields = {
             **pipeline.fields,
-            "signature": Pipeline(build(method.mask, plan.sizes_of_kinds[PLAIN])),
+            "signature": Pipeline(build(method.mask, plan.sizes_of_kinds[signature_plan.PLAIN])),
             "projections": Pipeline(build(method.mask, plan.block_size)),
             "residuals": Pipeline(build(method.mask, plan.block_size)),
         }
@@ -233,11 +228,11 @@ class GradientSignatureOptions(OptionGroup):
         if not self.by_gradients:
             return
         assert isinstance(client, SignatureSender)
-        plan = plan_of(config)
+        plan = signature_plan.plan_of(config)
         client.use_signatures(
             SignatureOptions(
                 plan,
-                partial(example_map, config),
+                partial(signature_plan.example_map, config),
                 with_sizes=not plan.noise and _shows_sizes(method),
             )
         )

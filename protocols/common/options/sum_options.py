@@ -17,11 +17,7 @@ from securecluster.errors import UsageError
 from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.registry import ADVISED, AGGREGATIONS, PLAIN
-from securecluster.protocols.common.options.option_group import (
-    OptionGroup,
-    fields_with_own_noise,
-    refused_methods,
-)
+from securecluster.protocols.common.options import option_group
 from securecluster.protocols.common.options.privacy_options import DISTRIBUTED
 from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
 
@@ -44,7 +40,7 @@ LARGEST_LEAST = 9
 
 
 @dataclass(kw_only=True)
-class SumOptions(OptionGroup):
+class SumOptions(option_group.OptionGroup):
     """Options of sums over clients."""
 
     aggregation: Annotated[str, KeyOf(AGGREGATIONS)] = PLAIN
@@ -191,11 +187,11 @@ class SumOptions(OptionGroup):
                 "with placement distributed no client's reply has enough noise by itself, so sums "
                 f"must be secure: take aggregation {' or '.join(able)}, or placement local"
             )
-        noised = fields_with_own_noise(method)
+        noised = option_group.fields_with_own_noise(method)
         for name, release in sorted(releases_of(method.client).items()):
             if release.via == (SUM,) or not release.private or release.derived:
                 continue
-            if name in refused_methods(method):
+            if name in option_group.refused_methods(method):
                 continue
             exact = [field for field in release.through if field not in noised]
             if exact:

@@ -39,23 +39,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from securecluster.errors import SecureClusterError
+from securecluster.parties import power_check
 from securecluster.parties.derived import CHOSEN, given_options
-from securecluster.parties.power_check import (
-    CLUSTERS,
-    DESCRIPTOR,
-    EIGENVECTORS,
-    EXAMPLES,
-    GRADIENTS,
-    GRAM,
-    LOSSES,
-    SIGNATURE,
-    SKETCHED,
-    SMALL_NETWORK,
-    TRAINING,
-    UPDATE,
-    PowerCheck,
-    powers_of,
-)
 from securecluster.protections.registry import ADVISED
 
 if TYPE_CHECKING:
@@ -68,27 +53,30 @@ FEWEST = 10  # rounds
 # Strain of training, by kinds of rows, up to which rounds are kept. A clipped update moves a model
 # by S at most, and its noise counts in full, so that fewer rounds help beyond what is borne. Found
 # on the settings of `benchmarks.private.target` called "development" and "drowned".
-ENOUGH: Mapping[str, float] = {UPDATE: -0.5, GRADIENTS: math.inf}
+ENOUGH: Mapping[str, float] = {power_check.UPDATE: -0.5, power_check.GRADIENTS: math.inf}
 ENOUGH_TUNED = 0.6  # of DP-SGD on the linear network, before it is tuned without noise
 TUNED_DROWNED = 1.0  # strain of training up to which a network that is tuned stays
 # strain of training from which on a choice counts as bad
-LOST: Mapping[str, float] = {UPDATE: 1.0, GRADIENTS: 0.6}
+LOST: Mapping[str, float] = {power_check.UPDATE: 1.0, power_check.GRADIENTS: 0.6}
 DIGITS = 2  # of strains that are compared
 # what a larger share for clusters may cost: noise of training over that before, which is reached
 # where clusters get about a third of the budget
 DEARER = 1.25
 STARTS = 1
 # options by which clusters are read, in the order in which they are tried
-MECHANISMS: tuple[Mapping[str, Any], ...] = ({"signature": "gradient"}, {"sketch": SKETCHED})
+MECHANISMS: tuple[Mapping[str, Any], ...] = (
+    {"signature": "gradient"},
+    {"sketch": power_check.SKETCHED},
+)
 # options that are the noise of what clusters follow from over that of training, by kinds of rows
 RATIOS: Mapping[str, tuple[str, ...]] = {
-    DESCRIPTOR: ("descriptor_noise", "cluster_noise"),
-    EXAMPLES: ("cluster_noise",),
-    SIGNATURE: ("cluster_noise",),
-    GRAM: ("cluster_noise",),
-    EIGENVECTORS: ("cluster_noise",),
-    LOSSES: ("loss_noise",),
-    GRADIENTS: ("first_noise", "gradient_noise"),
+    power_check.DESCRIPTOR: ("descriptor_noise", "cluster_noise"),
+    power_check.EXAMPLES: ("cluster_noise",),
+    power_check.SIGNATURE: ("cluster_noise",),
+    power_check.GRAM: ("cluster_noise",),
+    power_check.EIGENVECTORS: ("cluster_noise",),
+    power_check.LOSSES: ("loss_noise",),
+    power_check.GRADIENTS: ("first_noise", "gradient_noise"),
 }
 
 
@@ -110,7 +98,7 @@ def chosen_for(method: Method, facts: Facts) -> dict[str, Any]:
         # what other methods cluster by is what they are, and no choice
         by_updates = free >= {"signature", "sketch", "compress"}
         for mechanism in MECHANISMS:
-            if candidate.strain(CLUSTERS) > 0 and by_updates:
+            if candidate.strain(power_check.CLUSTERS) > 0 and by_updates:
                 other = _improved_with(mechanism, candidate, free)
                 if other is not None:
                     candidate = other
@@ -126,7 +114,7 @@ class _Candidate:
     method: Any
     facts: Facts
     chosen: Mapping[str, Any]
-    check: PowerCheck
+    check: power_check.PowerCheck
     noise: float
 
     @classmethod
@@ -136,7 +124,7 @@ class _Candidate:
         try:
             made.check(facts.clients)
             config = made.config(facts, "float32")
-            check = powers_of(made, facts, config)
+            check = power_check.powers_of(made, facts, config)
         except SecureClusterError:
             return None
         if not check.powers:
@@ -146,17 +134,20 @@ class _Candidate:
     @property
     def strains(self) -> tuple[float, ...]:
         """Return how far the uses are from what is enough for them, the worse off first."""
-        left = [max(self.strain(CLUSTERS), 0.0), max(self.strain(TRAINING) - self.enough, 0.0)]
+        left = [
+            max(self.strain(power_check.CLUSTERS), 0.0),
+            max(self.strain(power_check.TRAINING) - self.enough, 0.0),
+        ]
         return tuple(sorted((round(strain, DIGITS) for strain in left), reverse=True))
 
     @property
     def enough(self) -> float:
         """Return the strain of training up to which no rounds are given up."""
-        worst = self.check.worst(TRAINING)
+        worst = self.check.worst(power_check.TRAINING)
         if worst is None:
             return 0.0
-        if self.tuned and worst.kind == GRADIENTS:
-            small = self.value("model") == SMALL_NETWORK
+        if self.tuned and worst.kind == power_check.GRADIENTS:
+            small = self.value("model") == power_check.SMALL_NETWORK
             return ENOUGH_TUNED if small else TUNED_DROWNED
         return ENOUGH[worst.kind]
 
@@ -168,7 +159,7 @@ class _Candidate:
     @property
     def drowned(self) -> bool:
         """Return whether the noise of training is too much for whatever else is chosen."""
-        worst = self.check.worst(TRAINING)
+        worst = self.check.worst(power_check.TRAINING)
         return worst is not None and worst.strain >= LOST[worst.kind]
 
     def strain(self, use: str) -> float:
@@ -212,17 +203,19 @@ def _improved(candidate: _Candidate, free: set[str]) -> _Candidate:
 def _smaller_network(candidate: _Candidate, free: set[str]) -> _Candidate:
     """Return a candidate with the linear network, if training does not carry with its own."""
     least = TUNED_DROWNED if candidate.tuned else 0.0
-    if "model" not in free or candidate.strain(TRAINING) <= least:
+    if "model" not in free or candidate.strain(power_check.TRAINING) <= least:
         return candidate
-    smaller = candidate.with_options(model=SMALL_NETWORK)
-    if smaller is None or smaller.strain(TRAINING) >= candidate.strain(TRAINING):
+    smaller = candidate.with_options(model=power_check.SMALL_NETWORK)
+    if smaller is None or smaller.strain(power_check.TRAINING) >= candidate.strain(
+        power_check.TRAINING
+    ):
         return candidate
     return smaller
 
 
 def _fewer_rounds(candidate: _Candidate, free: set[str]) -> _Candidate:
     """Return a candidate with as many rounds as training bears, by halves."""
-    worst = candidate.check.worst(TRAINING)
+    worst = candidate.check.worst(power_check.TRAINING)
     most = int(candidate.value("rounds"))
     if "rounds" not in free or worst is None or worst.strain <= candidate.enough:
         return candidate
@@ -249,7 +242,7 @@ def _quieter_clusters(candidate: _Candidate, free: set[str]) -> _Candidate:
         candidate: what is changed.
         free: names of options that are not given.
     """
-    worst = candidate.check.worst(CLUSTERS)
+    worst = candidate.check.worst(power_check.CLUSTERS)
     if worst is None or worst.strain <= 0:
         return candidate
     tries = [(name, 2.0**-half) for name in RATIOS.get(worst.kind, ()) for half in (1, 2, 3, 4)]
@@ -258,13 +251,15 @@ def _quieter_clusters(candidate: _Candidate, free: set[str]) -> _Candidate:
         if option not in free:
             continue
         changed = candidate.with_options(**{option: value})
-        if changed is None or changed.strain(CLUSTERS) >= quietest.strain(CLUSTERS):
+        if changed is None or changed.strain(power_check.CLUSTERS) >= quietest.strain(
+            power_check.CLUSTERS
+        ):
             break
         noise = changed.noise / candidate.noise
         if noise > DEARER:
             break
         quietest = changed
-        if changed.strain(CLUSTERS) <= 0:
+        if changed.strain(power_check.CLUSTERS) <= 0:
             break
     return quietest
 
@@ -288,7 +283,11 @@ def _improved_with(
         return None
     other = _improved(other, free)
     drowns = other.drowned and not own.drowned
-    return other if other.strain(CLUSTERS) < own.strain(CLUSTERS) and not drowns else None
+    return (
+        other
+        if other.strain(power_check.CLUSTERS) < own.strain(power_check.CLUSTERS) and not drowns
+        else None
+    )
 
 
 def _started(
