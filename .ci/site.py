@@ -601,8 +601,7 @@ def _home(name: str) -> str:
     """Return the module that a public name is imported from, without the package."""
     import securecluster
 
-    default = "errors" if name.startswith("SecureCluster") else "data"
-    return securecluster._MODULES.get(name, default).removeprefix("securecluster.")
+    return securecluster.HOMES[name].removeprefix("securecluster.")
 
 
 def _source(public: Any) -> str:

@@ -15,34 +15,7 @@ docs/add-a-protocol.md has the steps.
 for, so that a small protocol loads what it uses.
 """
 
-from __future__ import annotations
+from securecluster.core.lazy_names import attach
 
-import ast
-import importlib
-from pathlib import Path
-from typing import Any
-
-
-def _homes() -> dict[str, tuple[str, str]]:
-    """Return the module of each name, and the name that it has there."""
-    stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-    homes: dict[str, tuple[str, str]] = {}
-    for node in ast.parse(stub).body:
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                homes[alias.asname or alias.name] = (str(node.module), alias.name)
-    return homes
-
-
-_HOMES = _homes()
+__getattr__, _HOMES = attach(__name__, __file__)
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    """Return a name of the list."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, own_name = _HOMES[name]
-    found = getattr(importlib.import_module(module), own_name)
-    globals()[name] = found
-    return found
