@@ -69,7 +69,7 @@ def load(number: int, clients: int) -> Federation:
 SERVER_APP = '''\
 """The server, whose options are in pyproject.toml."""
 
-from securecluster.runs import flower
+from securecluster.nodes import flower
 
 from $package.task import protocol
 
@@ -98,7 +98,7 @@ def handler(kind):
     def handle(message: Message, context: Context) -> Message:
         if "socket" in context.node_config:
             return to_agent(message, context)
-        from securecluster.runs import flower
+        from securecluster.nodes import flower
 
         from $package import task
 

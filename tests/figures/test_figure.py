@@ -83,7 +83,7 @@ def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
 SCRIPT = """
 import os
 from pathlib import Path
-from securecluster.runs.plots import figure
+from securecluster.figures import figure
 paths = figure.save_all(Path("."), {"a.png": lambda: figure.figure(1, 1)[0]})
 print([path.name for path in paths], os.environ["MPLBACKEND"])
 import matplotlib

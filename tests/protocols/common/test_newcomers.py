@@ -234,7 +234,7 @@ def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(
 
     with pytest.MonkeyPatch.context() as patch:
         # the first thing that is done with replies
-        patch.setattr("securecluster.protocols.flhc.check_newcomers", die)
+        patch.setattr("securecluster.protocols.authoring.check_newcomers", die)
         with pytest.raises(KilledError):
             fitted.join(people({"n0": 60, "n1": 60}))
     found = FLHC.load(folder)
