@@ -601,7 +601,7 @@ def _home(name: str) -> str:
     """Return the module that a public name is imported from, without the package."""
     import securecluster
 
-    return securecluster.HOMES[name].removeprefix("securecluster.")
+    return securecluster.HOMES.get(name, "").removeprefix("securecluster.")
 
 
 def _source(public: Any) -> str:

@@ -3,6 +3,7 @@
 from securecluster.clustering.agglomerative import linkage_clusters as linkage_clusters
 from securecluster.clustering.agglomerative import nearest as nearest
 from securecluster.clustering.k_means import kmeans as kmeans
+from securecluster.clustering.labels import check_clusters as check_clusters
 from securecluster.clustering.labels import largest as largest
 from securecluster.clustering.labels import members as members
 from securecluster.clustering.labels import relabel as relabel

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from securecluster.clustering.distances import to_others
-from securecluster.clustering.labels import check_number
+from securecluster.clustering.labels import check_clusters
 from securecluster.clustering.similarity import gram, mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl
@@ -178,7 +178,7 @@ class LocalKMeans(fl.ClusteringProtocol):
     def check(self, clients: int) -> None:
         """Check the number of clusters and the local rounds, too."""
         super().check(clients)
-        check_number(self.k, clients)
+        check_clusters(self.k, clients)
 
     def disclosures(self) -> fl.Disclosures:
         """Return what stays visible under every mask."""

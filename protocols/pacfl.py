@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.clustering.labels import check_clusters
 from securecluster.clustering.pairs import check_pairs
 from securecluster.core.lazy_torch import torch
 from securecluster.models.objectives import Classification

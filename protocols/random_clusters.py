@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from securecluster.clustering.labels import check_number
+from securecluster.clustering.labels import check_clusters
 from securecluster.protocols import authoring as fl
 
 
@@ -55,7 +55,7 @@ class RandomClusters(fl.ClusteringProtocol):
     def check(self, clients: int) -> None:
         """Check the number of clusters, too."""
         super().check(clients)
-        check_number(self.k, clients)
+        check_clusters(self.k, clients)
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return a run of one cluster, since who is alone in one contributes to no sum."""

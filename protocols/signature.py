@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.parties.derived import resolved_defaults
 from securecluster.protocols import authoring as fl

@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 FOLDERS = ("securecluster", "protocols", "attacks", "benchmarks")
 INSTALLED_IN_PACKAGE = ("protocols", "attacks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+FOR_ALL_METHODS = ("authoring", "registry")
 FRONT_DOORS = ("securecluster", "securecluster.__main__", "securecluster.plot")
 
 
@@ -110,9 +111,9 @@ def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:
 
 
 def method_of(module: str) -> str | None:
-    """Return the method that a module of the room protocols belongs to; None of its front door."""
+    """Return the method that a module of the room protocols belongs to; None of its front doors."""
     parts = module.split(".")
-    return parts[2] if len(parts) > 2 else None
+    return parts[2] if len(parts) > 2 and parts[2] not in FOR_ALL_METHODS else None
 
 
 def offences(sources: Mapping[str, str]) -> list[str]:
@@ -127,10 +128,8 @@ def offences(sources: Mapping[str, str]) -> list[str]:
             if target is None:
                 continue
             upward = target != room and target not in MAY_IMPORT[room]
-            siblings = room == target == "protocols" and method_of(module) not in (
-                None,
-                method_of(other),
-            )
+            methods = {method_of(module), method_of(other)} - {None}
+            siblings = room == target == "protocols" and len(methods) > 1
             if upward or siblings:
                 found.append(f"{module} imports {other}")
     return found

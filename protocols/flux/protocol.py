@@ -36,7 +36,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from securecluster.clustering.k_means import kmeans_of_points
-from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.models.objectives import Classification
 from securecluster.protocols import authoring as fl

@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from securecluster.clustering import noisy_centres
-from securecluster.clustering.labels import check_number
+from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.gaussian_mechanism import Clip
@@ -561,7 +561,7 @@ class Hidden(fl.ClusteringProtocol):
             UsageError: a hyper-parameter is out of range.
         """
         super().check(clients)
-        check_number(self.k, clients)
+        check_clusters(self.k, clients)
         fl.check_whole(self, k=2)
         self.sums.check_sizes(self, clients)
         if self.signature_size is not None:

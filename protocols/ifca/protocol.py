@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from securecluster.clustering.labels import check_number
+from securecluster.clustering.labels import check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.protections.registry import AGGREGATIONS, PLAIN
 from securecluster.protocols import authoring as fl
@@ -436,7 +436,7 @@ class IFCA(fl.ModelSetProtocol):
             UsageError: a hyper-parameter is out of range.
         """
         super().check(clients)
-        check_number(self.k, clients)
+        check_clusters(self.k, clients)
         self._check_rebalance(clients)
 
     def _check_rebalance(self, clients: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from securecluster.clustering.agglomerative import between, cut, into, merges, tasks_of
-from securecluster.clustering.labels import check_number as check_count
+from securecluster.clustering.labels import check_clusters as check_count
 from securecluster.clustering.noise_robust import contrasted, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl

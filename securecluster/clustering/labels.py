@@ -61,7 +61,7 @@ def is_finite(numbers: Array) -> bool:
     return not numbers.size or bool(np.isfinite(numbers.min()) and np.isfinite(numbers.max()))
 
 
-def check_number(k: object, clients: int, name: str = "k") -> None:
+def check_clusters(k: object, clients: int, name: str = "k") -> None:
     """Check a number of clusters.
 
     Args:

@@ -16,7 +16,7 @@ from sklearn.cluster import AgglomerativeClustering, KMeans
 
 from securecluster.clustering.bipartition import Bipartition, bipartition, intra_min, separated
 from securecluster.clustering.k_means import kmeans
-from securecluster.clustering.labels import check_number
+from securecluster.clustering.labels import check_clusters
 from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]
@@ -251,7 +251,7 @@ def test_k_means_of_points_that_coincide_has_fewer_clusters_and_no_warning() -> 
 
 @pytest.mark.parametrize("k", [0, 7, 1.5, "2", None, True])
 def test_a_number_of_clusters_is_a_whole_number_up_to_that_of_clients(k: object) -> None:
-    check_number(6, 6)
-    check_number(np.int64(1), 6)
+    check_clusters(6, 6)
+    check_clusters(np.int64(1), 6)
     with pytest.raises(UsageError, match=r"clusters cannot be made of 6 clients"):
-        check_number(k, 6)
+        check_clusters(k, 6)

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from securecluster.clustering.labels import check_number as check_clusters
-from securecluster.clustering.labels import largest
+from securecluster.clustering.labels import check_clusters, largest
 from securecluster.core.option_groups import grouped
 from securecluster.errors import UsageError
 from securecluster.messaging.replies import Replies
