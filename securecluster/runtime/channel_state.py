@@ -69,7 +69,7 @@ class ChannelState:
         refused: rounds in which a client refused a request, by client id and the refusal's code.
         ledger: events of everything that clients released.
         unpriced: calls with clients that may have released what was asked for, of which nobody has
-            replied to that method yet (`unseen_releases`).
+            replied to that method yet (`release_billing`).
         sum_lists: clients of secure sums, of those alone whose lists are no combination of earlier
             ones: the row space of all of them is theirs.
         smallest_sums: members of the smallest secure sum that a client was in, by its id.

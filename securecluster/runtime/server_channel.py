@@ -27,7 +27,6 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import RefusedError, UsageError
 from securecluster.messaging import run_number
 from securecluster.messaging.bounds import Limits, check
-from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import (
     AUTHORITY_CALL,
     RELAY,
@@ -41,30 +40,28 @@ from securecluster.messaging.messages import (
 )
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import SERVER, Party, lps
-from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.refusals import SENTENCES, code_of
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
 from securecluster.privacy.cohorts import Cohort, Cohorts, RowSpace
-from securecluster.privacy.dp.ledger import CHOICE, Event, PaidOnce
+from securecluster.privacy.dp.ledger import Event
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.aggregators import Aggregator, Plain, Total, members_by_group
+from securecluster.runtime.aggregators import Aggregator, Plain, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, least_members, release_of
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, least_members
 from securecluster.runtime.mask_keys import MaskKeys
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.port import TRIES, KeyMessage, Port
 from securecluster.runtime.relays import Gathered
-from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
+from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_billing import Asked, Billing, Remote
 from securecluster.runtime.release_policy import ReleasePolicy
 from securecluster.runtime.transport import Transport
-from securecluster.runtime.unseen_releases import UnseenReleases
 
 C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
 ClientMethod = Callable[[C, CallContext, Q], A]
-Method = Callable[..., Any]
 # what came of a request that nobody refused
 REPLIED, SILENT = "replied", "silent"
 
@@ -116,10 +113,6 @@ class ServerChannel:
         self.round = 0
         self.randomness = randomness
         self.agreed = dict(agreed or {})
-        # nodes have ledgers of their own; clients in this process tell whether they were asked
-        self._unseen: UnseenReleases | None = None
-        if run_number.NAME in self.agreed:
-            self._unseen = UnseenReleases(lambda: self.state)
         self._costs = costs or ReleaseAccounting(pipeline)
         # A trusted server adds noise to sums, so their rounding must stay below the clip norm.
         self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
@@ -142,13 +135,18 @@ class ServerChannel:
             self._mask_keys = MaskKeys(clients)
         # Not in checkpoints: a resumed run remembers the replies since it was resumed.
         self._gathered = Gathered()
-        # of the replies to the current call, by client id
-        self._receipts: dict[int, Receipts] = {}
-        self._paid: tuple[int, PaidOnce] = (0, PaidOnce())  # of so many events of the ledger
         # index of the local parameter server that calls a client, by client id
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
         self.record: Callable[[list[Event]], None] = self.add
+        self._billing = Billing(
+            costs=self._costs,
+            state=lambda: self.state,
+            record=lambda events: self.record(events),
+            # nodes have ledgers of their own; clients in this process tell whether they were asked
+            of_nodes=run_number.NAME in self.agreed,
+            pads_pairs=not self.pair_aggregator.server_reads_rows,
+        )
         # called with what each verb gives its reader; audits set it in a replay
         self.observe: Callable[[VerbOutcome], None] | None = None
         # called with the clients of each sum of a call, by its method and step; simulations set it
@@ -210,13 +208,15 @@ class ServerChannel:
         part: Aggregator | PairAggregator | None = None
         if keys:  # of the part that needs some: pairs come before sums
             part = self.pair_aggregator if self.pair_aggregator.keys else self.aggregator
-        ready, step = self._open(method, query, to, part, step, tries)
+        remote = Remote.of(method)
+        ready, step = self._open(query, to, part, step, tries)
         members = [1] * len(ready)  # each reply is read on its own
         call = self._call(
-            method=method, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
+            remote=remote, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
         )
-        response = self._calls_of(method, tries)(call)
-        return self._gathered_replies(method, to, call, response)
+        response = self._calls_of(remote, tries)(call)
+        replies: Replies[A] = self._gathered_replies(remote, to, call, response)
+        return replies
 
     def begin(
         self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]
@@ -228,24 +228,25 @@ class ServerChannel:
             query: message with one frame per recipient.
             to: ids of the recipients, which none of the calls beside asks.
         """
-        ready, step = self._open(method, query, to, None)
-        call = self._call(method, GATHER, query, to, ready, step, [1] * len(ready))
+        remote = Remote.of(method)
+        ready, step = self._open(query, to, None)
+        call = self._call(remote, GATHER, query, to, ready, step, [1] * len(ready))
         finish = self._transport.begin(call)
 
         def collected() -> Replies[A]:
-            return self._gathered_replies(method, to, call, self._begun(method, call, finish))
+            return self._gathered_replies(remote, to, call, self._begun(remote, call, finish))
 
         return collected
 
-    def _begun(self, method: Method, call: Call, finish: Callable[[], Response]) -> Response:
+    def _begun(self, remote: Remote, call: Call, finish: Callable[[], Response]) -> Response:
         """Return the replies to a call that was sent before, after their checks."""
         response = finish()
         self._note_refusals(call, response)
-        return self._checked(method, call, response)
+        return self._checked(remote, call, response)
 
     def _gathered_replies(
-        self, method: ClientMethod[C, Q, A], to: Sequence[int], call: Call, response: Response
-    ) -> Replies[A]:
+        self, remote: Remote, to: Sequence[int], call: Call, response: Response
+    ) -> Replies[Any]:
         """Return the single replies to a call, after they were recorded.
 
         Args:
@@ -253,22 +254,22 @@ class ServerChannel:
             call: to those of them that could answer.
             response: to the call, after its checks.
         """
-        release = release_of(method)
         step = call.step
-        reply = self._costs.read(release, response.reply, step)
-        self._remember(method, response, reply, step)
-        if not self._recorded_at_once(method):
+        reply = self._costs.read(remote.release, response.reply, step)
+        self._remember(remote, response, reply, step)
+        asked = self._asked(remote, GATHER, step)
+        if not self._billing.at_once(remote.release):
             recorded = response.ids
-            if not release.private:
+            if not remote.release.private:
                 # Such replies report on local training, which may have happened at any client
                 # that was called, although its reply did not arrive.
                 recorded = call.to
-            self._record(method, GATHER, recorded, reply, step)
-        self._record_unseen(method, GATHER, step, response.ids)
+            self._billing.record(asked, recorded, reply)
+        self._billing.record_unseen(asked, response.ids)
         check_squares(self.round, response.ids, reply)
-        self._observe(method, GATHER, step, [(client,) for client in response.ids], reply)
+        self._observe(remote, GATHER, step, [(client,) for client in response.ids], reply)
         lost = self._note_lost(to, response.ids)
-        return Replies(ids=response.ids, rows=cast(A, reply), lost=lost, step=step)
+        return Replies(ids=response.ids, rows=reply, lost=lost, step=step)
 
     def post(self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]) -> Replies[A]:
         """Gather under a call number, and so a mask, that no other call's batches depend on.
@@ -293,25 +294,26 @@ class ServerChannel:
             query: message with one frame, the same for each.
             to: ids of the recipients.
         """
+        remote = Remote.of(method)
         calls = []
         for client in to:
-            ready, step = self._open(method, query, [client], None, self._next_post())
+            ready, step = self._open(query, [client], None, self._next_post())
             members = [1] * len(ready)
-            calls.append(self._call(method, GATHER, query, [client], ready, step, members))
+            calls.append(self._call(remote, GATHER, query, [client], ready, step, members))
         # a client that lacks the mask's key is not asked
-        responses = iter(self._posted(method, [call for call in calls if call.to]))
+        responses = iter(self._posted(remote, [call for call in calls if call.to]))
         replies = []
         for client, call in zip(to, calls, strict=True):
             response = next(responses) if call.to else Response((), None)
-            replies.append(self._gathered_replies(method, [client], call, response))
+            replies.append(self._gathered_replies(remote, [client], call, response))
         return replies
 
-    def _posted(self, method: Method, calls: Sequence[Call]) -> list[Response]:
+    def _posted(self, remote: Remote, calls: Sequence[Call]) -> list[Response]:
         """Send calls of a method at once, and return the replies to each after their checks."""
         checked = []
         for call, response in zip(calls, self._transport.exchange_all(calls), strict=True):
             self._note_refusals(call, response)
-            checked.append(self._checked(method, call, response))
+            checked.append(self._checked(remote, call, response))
         return checked
 
     def _next_post(self) -> int:
@@ -347,14 +349,15 @@ class ServerChannel:
         Returns:
             Sums with (groups, …) fields, and the number of members of each.
         """
-        ready, step = self._open(method, query, to, self.aggregator, tries=self._sum_tries)
+        remote = Remote.of(method)
+        release = remote.release
+        ready, step = self._open(query, to, self.aggregator, tries=self._sum_tries)
         if by is None:
             by = [0] * len(to)
             rosters = [self.clients]
         group_of = dict(zip(to, by, strict=True))
         if groups is None:
             groups = 1 + max(group_of.values(), default=0)
-        release = release_of(method)
         if GATHER not in release.via:
             ready = _without_shrunken_groups(ready, group_of, self.least_members)
         ready = self.aggregator.ready(ready)
@@ -364,11 +367,11 @@ class ServerChannel:
         group_sizes = Counter(ready_groups)
         members = [group_sizes[group] for group in ready_groups]
         call = self._call(
-            method=method, verb=SUM, query=query, to=to, ready=ready, step=step, members=members
+            remote=remote, verb=SUM, query=query, to=to, ready=ready, step=step, members=members
         )
-        exchange = self._calls_of(method)
+        exchange = self._calls_of(remote)
         if self.aggregator.hides_replies:
-            exchange = self._hidden_calls_of(method)
+            exchange = self._hidden_calls_of(remote)
         sums = self.aggregator.run(exchange, call, ready_groups, groups, cohorts)
         rows = sums.rows
         if self.aggregator.hides_replies and rows is not None:
@@ -376,14 +379,16 @@ class ServerChannel:
         rows = self._costs.read(release, rows, step, sums.counts)
         rows = self._in_run_dtype(release, rows)
         # Rows that are hidden release nothing before their sum is read.
-        at_once = self._recorded_at_once(method) and not self.aggregator.hides_replies
-        if sums.ids and not at_once:
-            self._record_sums(method, sums, rows, step, group_of, ready_groups)
-        self._record_unseen(method, SUM, step, sums.ids)
+        asked = self._asked(remote, SUM, step)
+        at_once = self._billing.at_once(release) and not self.aggregator.hides_replies
         members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
+        if sums.ids and not at_once:
+            self._remember_lists(members_of)
+            self._billing.record_sums(asked, sums, rows, group_of, ready_groups)
+        self._billing.record_unseen(asked, sums.ids)
         if self.settle is not None:
-            self.settle(method.__name__, step, members_of)
-        self._observe(method, SUM, step, members_of, rows)
+            self.settle(remote.name, step, members_of)
+        self._observe(remote, SUM, step, members_of, rows)
         lost = self._note_lost(to, sums.ids)
         return Sums(ids=sums.ids, rows=cast(A, rows), counts=sums.counts, lost=lost, step=step)
 
@@ -428,6 +433,8 @@ class ServerChannel:
 
         The size of each client's smallest sum is stored whatever the list.
         """
+        if not self.aggregator.hides_replies:
+            return
         lists = self.state.sum_lists
         smallest = self.state.smallest_sums
         for members in groups:
@@ -465,20 +472,21 @@ class ServerChannel:
             FrameError: the rows have another length.
         """
         self.pair_aggregator.check(then)
-        ready, step = self._open(method, query, to, self.pair_aggregator, tries=tries)
+        remote = Remote.of(method)
+        ready, step = self._open(query, to, self.pair_aggregator, tries=tries)
         ready = self.pair_aggregator.ready(ready)
         members = [2] * len(ready)  # a pair combines the rows of two clients
         call = self._call(
-            method=method, verb=PAIRS, query=query, to=to, ready=ready, step=step, members=members
+            remote=remote, verb=PAIRS, query=query, to=to, ready=ready, step=step, members=members
         )
-        pairs = self.pair_aggregator.run(self._calls_of(method, tries), call, tuple(to), then)
-        self._record_unseen(method, PAIRS, step, pairs.ids)
+        pairs = self.pair_aggregator.run(self._calls_of(remote, tries), call, tuple(to), then)
+        self._billing.record_unseen(self._asked(remote, PAIRS, step), pairs.ids)
         self._note_lost(to, pairs.ids)
-        self._observe(method, PAIRS, step, [pairs.ids], pairs.relevance)
+        self._observe(remote, PAIRS, step, [pairs.ids], pairs.relevance)
         return Pairs(pairs.ids, pairs.value, step)
 
     def _observe(
-        self, method: Method, verb: str, step: int, groups: Sequence[Sequence[int]], content: Any
+        self, remote: Remote, verb: str, step: int, groups: Sequence[Sequence[int]], content: Any
     ) -> None:
         """Report what a verb gives each of its readers, if anyone wants to know.
 
@@ -503,7 +511,7 @@ class ServerChannel:
                 shown = select(content, rows)
             outcome = VerbOutcome(
                 reader=reader,
-                method=method.__name__,
+                method=remote.name,
                 verb=verb,
                 round=self.round,
                 step=step,
@@ -557,7 +565,6 @@ class ServerChannel:
 
     def _open(
         self,
-        method: Method,
         query: Any,
         to: Sequence[int],
         part: Aggregator | PairAggregator | None,
@@ -577,10 +584,7 @@ class ServerChannel:
         expected = frames(query, len(to))
         if expected != len(to):
             raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
-        release_of(method)  # refuses a method that is not remote, before anything is sent
-        self._receipts.clear()
-        if self._unseen is not None:
-            self._unseen.begin()
+        self._billing.begin()
         ready = list(to)
         if self._mask_keys is not None:
             # A client that only receives needs the seed, too: it must undo the mask.
@@ -595,7 +599,7 @@ class ServerChannel:
 
     def _call(
         self,
-        method: Method,
+        remote: Remote,
         verb: str,
         query: Any,
         to: Sequence[int],
@@ -615,7 +619,7 @@ class ServerChannel:
             asker = tuple(self._asker[client] for client in to)
         call_to_all = Call(
             config=self._config,
-            method=method.__name__,
+            method=remote.name,
             verb=verb,
             round=self.round,
             step=step,
@@ -627,42 +631,42 @@ class ServerChannel:
         position_of = {client: position for position, client in enumerate(to)}
         positions = [position_of[client] for client in ready]
         call = dataclasses.replace(call_to_all.select(positions), members=tuple(members))
-        self._gathered.check(method.__name__, release_of(method).relays, call)
+        self._gathered.check(remote.name, remote.release.relays, call)
         return call
 
-    def _remember(self, method: Method, response: Response, reply: Any, step: int) -> None:
+    def _remember(self, remote: Remote, response: Response, reply: Any, step: int) -> None:
         """Store what single clients replied, as it arrived and as the protocol reads it.
 
         What depends on no data, or follows from averages, is not theirs alone.
         """
-        release = release_of(method)
+        release = remote.release
         if reply is None or not release.private or release.derived:
             return
-        name = method.__name__
+        name = remote.name
         arrived = vars(response.reply)
         self._gathered.remember(name, step, response.ids, arrived.values())
         read = [value for field, value in vars(reply).items() if value is not arrived.get(field)]
         self._gathered.remember(name, step, response.ids, read)
 
-    def _calls_of(self, method: Method, tries: int = 1) -> _MethodCalls:
+    def _calls_of(self, remote: Remote, tries: int = 1) -> _MethodCalls:
         """Return what sends the calls of a method, whose replies the server reads."""
-        checked = partial(self._checked, method)
+        checked = partial(self._checked, remote)
         return _MethodCalls(self._carried, self._carried_in_parts, checked, tries)
 
-    def _hidden_calls_of(self, method: Method) -> _MethodCalls:
+    def _hidden_calls_of(self, remote: Remote) -> _MethodCalls:
         """Return what sends the calls of a method, whose replies arrive hidden.
 
         Raises:
             UsageError: a method whose replies may leave in other ways than sums.
         """
-        if release_of(method).via != (SUM,):
+        if remote.release.via != (SUM,):
             raise UsageError(
-                f"{method.__name__} may also leave in other ways than sums, so a secure sum would "
+                f"{remote.name} may also leave in other ways than sums, so a secure sum would "
                 "hide nothing: declare it with @answers(SUM), or take aggregation plain"
             )
         return _MethodCalls(self._carried, self._carried_in_parts, self._checked_hidden)
 
-    def _checked(self, method: Method, call: Call, response: Response) -> Response:
+    def _checked(self, remote: Remote, call: Call, response: Response) -> Response:
         """Return the replies to a call after the checks that do not need them decoded.
 
         Releases are in the ledger before any other code can use the replies, so that a run that is
@@ -674,16 +678,17 @@ class ServerChannel:
         """
         if response.reply is None:
             return response
-        self._keep_receipts(response)
-        release = release_of(method)
+        self._billing.keep_receipts(response)
+        release = remote.release
         through = {name: name in release.sealed for name in release.through}
         limits = self.limits.beside(call.query)
         check(response.reply, limits, through, finite=False)
         reply = placed(response.reply, release.through, self._device)
         response = dataclasses.replace(response, reply=reply)
-        if self._recorded_at_once(method):
+        if self._billing.at_once(release):
             digests = None if response.added is None else response.added.digests
-            self._record(method, call.verb, response.ids, reply, call.step, digests)
+            asked = self._asked(remote, call.verb, call.step)
+            self._billing.record(asked, response.ids, reply, digests)
         # After the ledger: a reply that is not finite has left its client all the same.
         if response.added is None:  # or else rows were finite before they were added
             check_finite(call, response)
@@ -696,14 +701,9 @@ class ServerChannel:
             FrameError: a reply exceeds the bounds of the configuration.
         """
         if response.reply is not None:
-            self._keep_receipts(response)
+            self._billing.keep_receipts(response)
             check(response.reply, self.limits.beside(call.query))
         return response
-
-    def _keep_receipts(self, response: Response) -> None:
-        """Store the receipts of replies until these are recorded."""
-        for position, client in enumerate(response.ids):
-            self._receipts[client] = response.receipts_at(position)
 
     def _send(  # noqa: PLR0913 (what messages of all parts have)
         self,
@@ -778,71 +778,14 @@ class ServerChannel:
             check(response.reply, limits)
         return response
 
-    def _record_unseen(self, method: Method, verb: str, step: int, seen: Sequence[int]) -> None:
-        """Write to the ledger what clients may have released in a call without being heard.
-
-        Args:
-            method: the client method that was called.
-            verb: the verb that it was called through.
-            step: number of the call.
-            seen: clients whose replies, or whose rows in a sum, are recorded.
-        """
-        release = release_of(method)
-        if self._unseen is None or not release.private:
-            return
-        call = Event(
-            method=method.__name__,
-            verb=verb,
-            fields=(*release.through, *release.unmasked),
-            round=self.round,
-            ids=(),
-            reader="lps" if self._asker else "server",
-            step=step,
-        )
-        events = self._unseen.of(call, seen)
-        if events:
-            self.record(events)
+    def _asked(self, remote: Remote, verb: str, step: int) -> Asked:
+        """Return a call as the ledger has it."""
+        reader = "lps" if self._asker else "server"
+        return Asked(remote, verb, self.round, step, reader)
 
     def end(self) -> None:
         """Write to the ledger what is left to write when the run has ended."""
-        if self._unseen is not None and self.state.unpriced:
-            self.record(self._unseen.rest())
-
-    def _record_sums(
-        self,
-        method: Method,
-        sums: Total,
-        rows: Any,
-        step: int,
-        group_of: Mapping[int, int],
-        asked_groups: Sequence[int],
-    ) -> None:
-        """Write the sums of one call to the ledger.
-
-        Args:
-            method: the client method that was called.
-            sums: the clients whose rows are in sums.
-            rows: the sums as the protocol sees them.
-            step: number of the call.
-            group_of: group of every recipient of the call, by client id.
-            asked_groups: group of each client that was asked for a row.
-        """
-        groups = [group_of[client] for client in sums.ids]
-        survivors_of = members_by_group(sums.ids, groups, len(sums.counts))
-        if self.aggregator.hides_replies:
-            self._remember_lists(survivors_of)
-        # The noise is the sum's: another sum has other noise, so the digest is of the sum.
-        digests = reply_digests(rows, len(sums.counts))
-        if self._costs.sum_noise is None:
-            of_clients = [digests[group_of[client]] for client in sums.ids]
-            self._record(method, SUM, sums.ids, rows, step, of_clients)
-            return
-        # Noise in shares differs with the numbers of clients, so each sum has an event of its own.
-        row_counts = Counter(asked_groups)
-        for group, survivors in enumerate(survivors_of):
-            of_survivors = [digests[group]] * sums.counts[group]
-            row_count = row_counts[group]
-            self._record(method, SUM, survivors, rows, step, of_survivors, row_count)
+        self._billing.end()
 
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
         """Store which recipients did not reply in this round, and return their ids.
@@ -880,8 +823,7 @@ class ServerChannel:
         self._refusing.difference_update(call.to)
         for client, code in response.refused.items():
             self._note_refusal(client, code)
-        if self._unseen is not None:
-            self._unseen.note(call, response)
+        self._billing.note(call, response)
         self._give_up_if_all_refuse(call, response)
 
     def _give_up_if_all_refuse(self, call: Call, response: Response) -> None:
@@ -939,108 +881,6 @@ class ServerChannel:
         if not narrowed:
             return rows
         return dataclasses.replace(rows, **narrowed)  # type: ignore[type-var]
-
-    def _recorded_at_once(self, method: Method) -> bool:
-        """Return whether replies are releases as they arrive.
-
-        Otherwise a trusted server adds noise to them first, and what is released is the result.
-        """
-        release = release_of(method)
-        return release.private and not self._costs.per_group(release)
-
-    def _record(
-        self,
-        method: Method,
-        verb: str,
-        ids: Sequence[int],
-        reply: Any,
-        step: int,
-        digests: Sequence[str] | None = None,
-        members: int = 1,
-    ) -> None:
-        """Write what some clients released in one call to the ledger.
-
-        Args:
-            method: the client method that was called.
-            verb: the verb that it was called through.
-            ids: the clients.
-            reply: as it arrived; under a trusted server with its noise, since a digest of the rows
-                without noise would distinguish them.
-            step: number of the call.
-            digests: of each client's release, where `reply` is a sum; else of its frame.
-            members: clients that were asked for a row of the sum, in which `ids` survived.
-        """
-        if not ids:
-            return
-        release = release_of(method)
-        paid = self._paid_once()
-        due: list[Receipts] = []
-        positions_of: dict[Receipts, list[int]] = {}
-        for position, client in enumerate(ids):
-            receipts = self._costs.receipts_or_assumed(release, self._receipts.get(client))
-            due.append(paid.due(client, receipts, method.__name__, step))
-            positions_of.setdefault(without_digests(due[-1]), []).append(position)
-        events: list[Event] = []
-        for receipts, positions in positions_of.items():
-            told = self._digests(release, verb, reply, receipts, digests, positions, len(ids))
-            event = Event(
-                method=method.__name__,
-                verb=verb,
-                fields=(),  # set by `events`, field by field
-                round=self.round,
-                ids=tuple(ids[k] for k in positions),
-                reader="lps" if self._asker else "server",
-                step=step,
-                digests=told,
-            )
-            own = [due[k] for k in positions]
-            events += self._costs.events(release, event, reply, own, members, survivors=len(ids))
-        self.record(events)
-
-    def _digests(
-        self,
-        release: ReleasePolicy,
-        verb: str,
-        reply: Any,
-        receipts: Receipts,
-        digests: Sequence[str] | None,
-        positions: Sequence[int],
-        clients: int,
-    ) -> tuple[str, ...]:
-        """Return the digests of the replies of some clients with equal receipts.
-
-        Args:
-            release: declaration of the called method.
-            verb: the verb that it was called through.
-            reply: of all clients.
-            receipts: of the clients.
-            digests: of each client's release, where `reply` is a sum; else of its frame.
-            positions: of the clients.
-            clients: number of all clients.
-
-        Returns:
-            Nothing where a repetition has no cost of its own.
-        """
-        # One attempt pads one row only, so a repetition shows by its bits, which are integers.
-        padded = verb == PAIRS and not self.pair_aggregator.server_reads_rows
-        if not self._costs.repeatable(release, reply, receipts):
-            return ()
-        if not padded and not tells_noise(reply):
-            # Equal choices may come from different noise, so bits cannot show a repetition.
-            return (CHOICE,) * len(positions)
-        if digests is None:
-            digests = reply_digests(reply, clients)
-        return tuple(digests[k] for k in positions)
-
-    def _paid_once(self) -> PaidOnce:
-        """Return what clients have paid for once, by the ledger as it is now."""
-        count, paid = self._paid
-        events = self.state.ledger.events
-        if count > len(events):  # the state was restored
-            count, paid = 0, PaidOnce()
-        paid.learn(events[count:])
-        self._paid = (len(events), paid)
-        return paid
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from securecluster.parties.derived import call_types
 from securecluster.privacy.dp.ledger import COSTLESS, UNSEEN, Event
 from securecluster.protocols import CFL, FedAvg, Signature
 from securecluster.results.fitted import FittedRun
-from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.release_billing import Billing
 from securecluster.runtime.transport import Framed
 
 CLIENTS = 5
@@ -254,16 +254,16 @@ def test_a_reply_that_arrives_after_all_is_the_release_that_was_counted(
 ) -> None:
     """The server is killed after it has counted the release, and asks again."""
     world = World(METHODS[name], federation, tmp_path, {3: "reply lost"})
-    record = ServerChannel._record_unseen
+    record = Billing.record_unseen
 
-    def stopping(net: ServerChannel, *arguments: Any) -> None:
-        before = len(net.state.ledger.events)
-        record(net, *arguments)
-        if len(net.state.ledger.events) > before:
+    def stopping(billing: Billing, *arguments: Any) -> None:
+        before = len(billing._state().ledger.events)
+        record(billing, *arguments)
+        if len(billing._state().ledger.events) > before:
             raise StoppedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ServerChannel, "_record_unseen", stopping)
+        patch.setattr(Billing, "record_unseen", stopping)
         with pytest.raises(StoppedError):
             world.server().carried_out(tmp_path / "run")
     world.faults.clear()
