@@ -391,7 +391,7 @@ class CFL(fl.ClusteringProtocol):
         halves = self._bipartition(alpha, seed)  # lines 19 and 20
         statistics.gap = noise_robust.gap_between(alpha, halves)
         smaller = min(len(halves.first), len(halves.second))
-        if smaller < self.smallest_cluster:
+        if smaller < self._smallest_cluster:
             return
         # Line 16, both conditions.
         if not (stationary and self._incongruent(state, statistics)):
@@ -505,7 +505,7 @@ class CFL(fl.ClusteringProtocol):
         A cluster that waits for a complete round to be split is invited as a whole.
         """
         invited: list[int] = []
-        minimum = self.smallest_cluster
+        minimum = self._smallest_cluster
         for c, members in enumerate(fl.members(state.labels)):
             share = self.participation
             if c in state.wanted:
@@ -553,7 +553,7 @@ class CFL(fl.ClusteringProtocol):
             )
 
     @property
-    def smallest_cluster(self) -> int:
+    def _smallest_cluster(self) -> int:
         """Return the smallest size of a cluster after a split: where updates leave in sums, that of
         a sum, to which no client can contribute alone.
         """

@@ -28,7 +28,7 @@ from securecluster.parties.experiment import experiment_of
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import hyper_parameters
-from securecluster.protocols.common.hooks import ProtocolHooks
+from securecluster.protocols.common.hooks import ProtocolHooks, is_hook
 from securecluster.protocols.common.options.pair_options import PairOptions
 from securecluster.protocols.common.options.privacy_options import PrivacyOptions
 from securecluster.protocols.common.options.sum_options import SumOptions
@@ -333,8 +333,10 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             return getattr(vars(self)["result_"], name)
 
     def __dir__(self) -> list[str]:
-        """Return the names of attributes, those of a result included."""
-        return sorted({*super().__dir__(), *dir(vars(self).get("result_"))})
+        """Return the names of options, and of what a user does with a method and its result."""
+        attributes = {*super().__dir__(), *dir(vars(self).get("result_"))}
+        shown = {name for name in attributes if not is_hook(name)}
+        return sorted((shown - self._option_groups.keys()) | self.get_params().keys())
 
     def config(self, data: Federation | Facts, dtype: str) -> dict[str, Any]:
         """Return what client and server must agree on; its hash is in every frame.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import inspect
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +26,26 @@ if TYPE_CHECKING:
     from securecluster.runtime.server_channel import ServerChannel
 
 
-class ProtocolHooks(Grouped, ABC):
+FOR_USERS = ("mask", "model", "name", "rounds")
+# methods of the base class that authors override or call, beside the hooks here
+OF_BASE = ("check", "config", "fitted_class", "make_client", "pipeline")
+
+
+class ProtocolType(ABCMeta):
+    """Class of protocols, of which help and completion show what a user of one needs.
+
+    Hooks are an author's, and shown of classes that lack one: of those to derive from.
+    """
+
+    def __dir__(cls) -> list[str]:
+        """Return the names of attributes, without hooks where the class lacks none of them."""
+        names = super().__dir__()
+        if inspect.isabstract(cls):
+            return list(names)
+        return [name for name in names if not is_hook(name)]
+
+
+class ProtocolHooks(Grouped, metaclass=ProtocolType):
     """The server's loop, newcomers, reports, and the observer's measurements."""
 
     name: ClassVar[str]
@@ -174,3 +194,14 @@ class ProtocolHooks(Grouped, ABC):
     def observer(self) -> Observer:
         """Return what the experimenter computes outside the protocol."""
         return Observer(self)
+
+
+def is_hook(name: str) -> bool:
+    """Return whether a public attribute of protocols is a hook, which authors override.
+
+    Args:
+        name: of the attribute.
+    """
+    if name.startswith("_") or name in FOR_USERS:
+        return False
+    return name in OF_BASE or name in vars(ProtocolHooks) or name in ProtocolHooks.__annotations__

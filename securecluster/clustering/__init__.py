@@ -1,1 +1,4 @@
-"""Mathematics on matrices: similarities, linkage, cuts, eigenvectors, scores."""
+"""Mathematics on matrices: similarities, linkage, cuts, eigenvectors, scores.
+
+Where a matrix is from, and what it may tell, is a matter of protocols.
+"""

@@ -1,4 +1,7 @@
-"""Clients' data: sources, scenarios that deal them, and the federation they make."""
+"""Clients' data: sources, scenarios that deal them, and the federation they make.
+
+What is trained on them is in `training`.
+"""
 
 from securecluster.core.lazy_names import attach
 

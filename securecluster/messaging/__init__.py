@@ -1,1 +1,4 @@
-"""Communication between parties: messages, frames, their bounds, and transcripts."""
+"""Communication between parties: messages, frames, their bounds, and transcripts.
+
+Who sends what, and what may leave a client, is decided in `runtime`.
+"""

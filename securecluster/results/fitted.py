@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from securecluster.results.joining import Joined
 
 
+# also the old name of `join`
+FOR_AUDITORS = (
+    "client_models_", "kept_", "mask_info", "method", "of_folder", "predict", "server_state_",
+    "state_", "verb_outcomes",
+)  # fmt: skip
+
+
 class FittedRun:
     """What a user gets from a run.
 
@@ -435,8 +442,8 @@ class FittedRun:
         return self.join(newcomers)
 
     def __dir__(self) -> list[str]:
-        """Return the names of attributes without `predict`, which is the old name of `join`."""
-        return [name for name in super().__dir__() if name != "predict"]
+        """Return the names of attributes, without those that auditors and reports alone read."""
+        return [name for name in super().__dir__() if name not in FOR_AUDITORS]
 
     def save(self, folder: Path | str) -> None:
         """Write the fitted protocol as safetensors.
