@@ -1,19 +1,23 @@
 """Digest of the program of a protocol, by which a replay tells a changed program from a server that
 used something that no message contained.
 
-The digest is of the modules that define the classes of protocol, clients and state, and of the
-version. It is in no configuration, since noise follows from that. A resumed run keeps the digest of
-the program that began it.
+The digest is of the code of the modules that define the classes of protocol, clients and state, and
+of the version. Imports and the places of files do not count, so a file that moved is no changed
+program. It is in no configuration, since noise follows from that. A resumed run keeps the
+digest of the program that began it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from pathlib import Path
 
 import securecluster
 
+# a statement by which a module, or names of one, come from other files
+IMPORT = re.compile(r"^ *(?:from [\w.]+ import (?:\([^)]*\)|[^\n]*)|import [^\n]*)\n", re.MULTILINE)
 UNKNOWN = ""  # program of a run that did not say
 APART = "MODULES_APART"  # set in a package whose modules do not depend on each other
 
@@ -35,19 +39,21 @@ def program_digest(*classes: type) -> str:
         modules.update(base.__module__ for base in made.__mro__)
     # Python, and what it is built on, is not the protocol's program.
     modules = {module for module in modules if not _of_python(module)}
-    sources: dict[str, bytes] = {}
+    paths: set[Path] = set()
     for module in modules:
         files = _files(module)
         if not files:
             return UNKNOWN
-        for path in files:
-            # by the package's name, since its folder may lie anywhere
-            sources[f"{_package(module)}/{path.name}"] = path.read_bytes()
+        paths.update(files)
     digest = hashlib.sha256(securecluster.__version__.encode())
-    for name, source in sorted(sources.items()):
-        digest.update(f"\0{name}\0{len(source)}\0".encode())
-        digest.update(source)
+    for code in sorted({_code_digest(path) for path in paths}):
+        digest.update(code)
     return digest.hexdigest()[:32]
+
+
+def _code_digest(path: Path) -> bytes:
+    """Return a digest of a file's code, wherever it and what it imports lie."""
+    return hashlib.sha256(IMPORT.sub("", path.read_text(encoding="utf-8")).encode()).digest()
 
 
 def _of_python(module: str) -> bool:

@@ -46,8 +46,13 @@ def test_a_module_outside_counts_with_its_own_source(
     assert len(before) == 32
     (tmp_path / "beside.py").write_text("other = 1\n")
     assert digest_of(tmp_path, "own_digest_module", monkeypatch) == before
-    module.write_text(OWN + "# more\n")
+    module.write_text("import math\n" + OWN)  # where names are from
+    assert digest_of(tmp_path, "own_digest_module", monkeypatch) == before
+    module.write_text(OWN + "    rounds = 3\n")
     assert digest_of(tmp_path, "own_digest_module", monkeypatch) != before
+    moved = tmp_path / "moved_digest_module.py"
+    moved.write_text(OWN)
+    assert digest_of(tmp_path, "moved_digest_module", monkeypatch) == before
 
 
 def test_a_package_counts_with_all_its_modules_wherever_it_lies(
