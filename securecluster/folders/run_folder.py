@@ -475,7 +475,8 @@ def _replace(target: Path) -> None:
         _remove_empty(run)
     # config.json says which files are a sweep's or a comparison's: it goes when these are gone
     is_one_run = _kind(target) == "run"
-    _remove(target, sorted(own_paths, key=_order_of_removal if is_one_run else _order_of_several))
+    order = _order_of_removal if is_one_run else _order_of_several
+    _remove(target, sorted(own_paths, key=order))
 
 
 def _order_of_removal(path: Path) -> int:

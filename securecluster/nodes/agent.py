@@ -138,7 +138,10 @@ class Agent:
             end.settimeout(SECONDS_FOR_MESSAGE)
             try:
                 message_type = receive(end, 16).decode("ascii", "replace")
-                data = receive(end, SHORT if message_type != FRAME else self._longest_frame)
+                limit: int | Callable[[int], int] = SHORT
+                if message_type == FRAME:
+                    limit = self._longest_frame
+                data = receive(end, limit)
                 self._answer(end, message_type, data)
             except (OSError, EOFError):
                 # who asked is gone, and asks again if it still wants to know

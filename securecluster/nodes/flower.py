@@ -151,7 +151,8 @@ class FlowerTransport(Framed):
 
         def collected() -> Response:
             answers = {client: data for (_, client), data in self._pull(sent)}
-            return self.read(call, [(i, answers[i]) for i in call.to if i in answers], recipients)
+            in_order = [(i, answers[i]) for i in call.to if i in answers]
+            return self.read(call, in_order, recipients)
 
         return collected
 

@@ -240,9 +240,8 @@ def proven(
         elif needed is None or party in needed:
             refusal = refusals.refusal("to sign that it agreed to the run", code)
             reason = "its signature is not that of its key" if code == OK else str(refusal)
-            raise RefusedError(
-                f"{name_of(party)}: {reason}", refusals.FRAME if code == OK else refusal.code
-            )
+            refusal_code = refusals.FRAME if code == OK else refusal.code
+            raise RefusedError(f"{name_of(party)}: {reason}", refusal_code)
     return proven_nodes
 
 

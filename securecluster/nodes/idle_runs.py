@@ -39,7 +39,8 @@ def forget_surplus(
     waiting = sorted(since)
     while len(waiting) > MOST_IDLE:
         oldest, _ = waiting[0]
-        retained_count = MOST_IDLE // 2 if time.time() - oldest / 1e9 < SECONDS_FOR_FIRST else 0
+        is_recent = time.time() - oldest / 1e9 < SECONDS_FOR_FIRST
+        retained_count = MOST_IDLE // 2 if is_recent else 0
         _, run = waiting.pop(retained_count)
         _forget(party, own_files, run, files)
 

@@ -146,7 +146,8 @@ class Policy:
                 f"this one has {clients}"
             )
         # of cohorts: `check_run`
-        round_clients = round(float(config.get("participation", 1.0)) * clients)
+        participation = float(config.get("participation", 1.0))
+        round_clients = round(participation * clients)
         if config.get("aggregation", "plain") != "plain" and round_clients < self.least_clients:
             raise OwnerPolicyError(
                 f"this client takes part in sums over at least {self.least_clients:g} clients, and "

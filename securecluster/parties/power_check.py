@@ -570,7 +570,8 @@ def _less_noise(measured: _Measured, worst: Power, share: float) -> str:
     params = measured.method.get_params()
     option = OWN_NOISE.get(worst.kind, "")
     if params.get(option):
-        return f"less noise (--{option.replace('_', '-')} {short(float(params[option]) * share)})"
+        flag = option.replace("_", "-")
+        return f"less noise (--{flag} {short(float(params[option]) * share)})"
     noise = float(measured.config["noise"]) * share
     if params.get("target_epsilon") is None:
         return f"less noise (--noise {short(noise)})"

@@ -78,7 +78,8 @@ def vector_of(content: Any, most_bytes: int = MOST_BYTES) -> Vector:
             layout.append((name, tuple(values.shape)))
     if not flat_arrays:
         return Vector(reason="it has no floating-point array")
-    return Vector(torch.from_numpy(np.concatenate(flat_arrays)), tuple(layout))
+    numbers = torch.from_numpy(np.concatenate(flat_arrays))
+    return Vector(numbers, tuple(layout))
 
 
 def _read(name: str, array: Any) -> tuple[NDArray[np.float32] | None, str]:
@@ -145,7 +146,8 @@ def _config_bytes(record: Any) -> int:
     count = 0
     for name, value in record.items():
         count += len(name)
-        for entry in value if isinstance(value, list) else [value]:
+        entries = value if isinstance(value, list) else [value]
+        for entry in entries:
             if isinstance(entry, str | bytes):
                 count += len(entry)
             else:

@@ -147,7 +147,8 @@ def _joined(pieces: Sequence[Response], order: Sequence[int]) -> Response:
         reply = stack([piece.reply for piece in pieces if piece.ids])
     receipts = [piece.receipts_at(k) for piece in pieces for k in range(len(piece.ids))]
     refused = {client: code for piece in pieces for client, code in piece.refused.items()}
-    joined = Response(tuple(ids), reply, tuple(receipts) if any(receipts) else (), refused)
+    joined_receipts = tuple(receipts) if any(receipts) else ()
+    joined = Response(tuple(ids), reply, joined_receipts, refused)
     if ids == list(order):
         return joined
     return joined.of(order)

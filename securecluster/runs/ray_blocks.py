@@ -340,7 +340,11 @@ class RayBlocks:
         fetched = self.ask("state", dict.fromkeys(missing))
         states: list[ClientState] = []
         for b, actor in enumerate(self._actors):
-            state = fetched[b] if b in fetched else _value(opened(self._cluster.got(actor.state)))
+            if b in fetched:
+                state = fetched[b]
+            else:
+                outcome = opened(self._cluster.got(actor.state))
+                state = _value(outcome)
             states.append(state)
         return states
 
@@ -508,7 +512,8 @@ class BlockedClients(ObservedClients):
         block_models = {
             b: models.select(positions) for b, positions in enumerate(self.blocks.positions)
         }
-        return np.concatenate(list(self.blocks.ask("scores", block_models).values()))
+        block_scores = self.blocks.ask("scores", block_models)
+        return np.concatenate(list(block_scores.values()))
 
     def tuned_once(self, models: Rows) -> Rows:
         """Return the clients' models after a round in which each trains its own alone, (m, d).
@@ -519,7 +524,8 @@ class BlockedClients(ObservedClients):
         block_models = {
             b: models.select(positions) for b, positions in enumerate(self.blocks.positions)
         }
-        return _all_rows(list(self.blocks.ask("tuned_once", block_models).values()))
+        tuned_models = self.blocks.ask("tuned_once", block_models)
+        return _all_rows(list(tuned_models.values()))
 
     def final(self, models: Rows, labels: Sequence[int]) -> ClientState:
         """Return what clients keep of the run: their models and secrets.

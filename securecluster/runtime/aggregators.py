@@ -233,7 +233,8 @@ def added(response: Response, groups: Sequence[int]) -> Response:
     for name, by_group in part_sums(response.reply, groups).items():
         sums[name] = Rows(torch.stack(list(by_group.values())))
     digests = reply_digests(response.reply, len(response.ids))
-    added_groups = Added(tuple(sorted(set(groups))), digests)
+    group_numbers = tuple(sorted(set(groups)))
+    added_groups = Added(group_numbers, digests)
     reply = dataclasses.replace(response.reply, **sums)
     return dataclasses.replace(response, reply=reply, added=added_groups)
 

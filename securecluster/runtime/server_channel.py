@@ -381,7 +381,8 @@ class ServerChannel:
         # Rows that are hidden release nothing before their sum is read.
         request = self._asked(remote, SUM, step)
         at_once = self._billing.at_once(release) and not self.aggregator.hides_replies
-        members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
+        summed_groups = [group_of[client] for client in sums.ids]
+        members_of = members_by_group(sums.ids, summed_groups, groups)
         if sums.ids and not at_once:
             self._remember_lists(members_of)
             self._billing.record_sums(request, sums, rows, group_of, ready_groups)

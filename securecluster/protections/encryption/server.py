@@ -203,9 +203,8 @@ class EncryptedSums(Connected):
             dtype = self._dtype if shape.bits == 32 else torch.float64
             decoded = codec.decode(totals[shape.name], len(group_sum.survivors), dtype)
             # Groups that failed keep zeros, and a count of zero.
-            table = tables.setdefault(
-                shape.name, torch.zeros((groups, *decoded.shape), dtype=dtype)
-            )
+            zeros = torch.zeros((groups, *decoded.shape), dtype=dtype)
+            table = tables.setdefault(shape.name, zeros)
             if table.shape[1:] != decoded.shape:
                 raise FrameError(f"{shape.name}: the groups of an encrypted sum differ in shape")
             table[group] = decoded
