@@ -248,9 +248,9 @@ def _symmetric(distance: Array) -> bool:
     firsts = range(0, len(distance), height)
     rows = [slice(first, first + height) for first in firsts]
     for block in rows:
-        forth = distance[block]
-        back = distance[:, block].T
-        if not (np.array_equal(forth, back) or np.allclose(forth, back)):
+        forward = distance[block]
+        backward = distance[:, block].T
+        if not (np.array_equal(forward, backward) or np.allclose(forward, backward)):
             return False
     return True
 
@@ -410,7 +410,7 @@ def _labels_after(tree: Array, merged: int) -> list[int]:
     top = list(range(m + merged))
     pairs: list[list[int]] = tree[:merged, :2].astype(int).tolist()
     for number in reversed(range(m, m + merged)):
-        for part in pairs[number - m]:
-            top[part] = top[number]
+        for child in pairs[number - m]:
+            top[child] = top[number]
     label_of: dict[int, int] = {}
     return [label_of.setdefault(cluster, len(label_of)) for cluster in top[:m]]

@@ -127,7 +127,7 @@ def separated(alpha: Array) -> Separated:
     return Separated(best.score, labels, tuple(sorted(best.cluster)))
 
 
-def separation_scores(alphas: Array, least: float = -math.inf) -> Array:
+def separation_scores(alphas: Array, minimum: float = -math.inf) -> Array:
     """Return the score of `separated` for each of many similarity matrices.
 
     The scores are the same to the last bit, and take a small part of the time for many matrices of
@@ -136,11 +136,11 @@ def separation_scores(alphas: Array, least: float = -math.inf) -> Array:
 
     Args:
         alphas: similarities, (n, m, m), symmetric and finite; the diagonals are not read.
-        least: the smallest score of interest.
+        minimum: the smallest score of interest.
 
     Returns:
-        (n,); minus infinity for two clients. A score below `least` may be replaced by another
-        number below `least`, which is found sooner.
+        (n,); minus infinity for two clients. A score below `minimum` may be replaced by another
+        number below `minimum`, which is found sooner.
     """
     count, m, _ = alphas.shape
     if m < 3:
@@ -173,12 +173,12 @@ def separation_scores(alphas: Array, least: float = -math.inf) -> Array:
     ceilings = others * (edges - cross_max)
     ceilings[no_rest] = -math.inf
     best: Array = ceilings.max(1)
-    open_ones = np.flatnonzero(best >= least)
+    open_ones = np.flatnonzero(best >= minimum)
     if not len(open_ones):
         return best
     inner_min = _inner_minima(alphas, order, open_ones)
-    place = np.arange(len(open_ones))[:, None]
-    intra_min = inner_min[place, first[open_ones], last[open_ones]]
+    open_index = np.arange(len(open_ones))[:, None]
+    intra_min = inner_min[open_index, first[open_ones], last[open_ones]]
     scores = others[open_ones] * (intra_min - cross_max[open_ones])
     scores[no_rest[open_ones]] = -math.inf
     best[open_ones] = scores.max(1)
@@ -264,10 +264,10 @@ def _spanning_trees(alphas: Array) -> tuple[NDArray[np.intp], Array]:
     reached_flat = reached.ravel()
     for step in range(m - 1):
         position = order[:, step]
-        place = start + position
+        flat_index = start + position
         # Subtracted, so that a position is reached once.
-        reached_flat[place] = math.inf
-        similarities = rows[place]
+        reached_flat[flat_index] = math.inf
+        similarities = rows[flat_index]
         np.maximum(nearest, similarities, out=nearest)
         remaining = nearest - reached
         following = remaining.argmax(1)

@@ -80,13 +80,13 @@ def _adjusted_rand(table: Values) -> float:
     if together == true_pairs == found_pairs:
         return 1.0
     # pairs of two clients: in both, in the true clusters alone, in the found ones alone, in none
-    both = together - m
+    in_both = together - m
     true_alone = true_pairs - together
     found_alone = found_pairs - together
     none = m * m - true_pairs - found_pairs + together
-    expected = (both + true_alone) * (true_alone + none)
-    expected += (both + found_alone) * (found_alone + none)
-    return 2 * (both * none - true_alone * found_alone) / expected
+    expected = (in_both + true_alone) * (true_alone + none)
+    expected += (in_both + found_alone) * (found_alone + none)
+    return 2 * (in_both * none - true_alone * found_alone) / expected
 
 
 def _normalized_mutual_information(table: Values) -> float:
@@ -146,8 +146,8 @@ def spread(values: Values) -> dict[str, float]:
     if not present.size:
         return {}
     # no interpolation, which between two infinite perplexities is NaN
-    found = np.quantile(present, tuple(SPREAD.values()), method="nearest")
-    return {name: float(value) for name, value in zip(SPREAD, found, strict=True)}
+    quantiles = np.quantile(present, tuple(SPREAD.values()), method="nearest")
+    return {name: float(value) for name, value in zip(SPREAD, quantiles, strict=True)}
 
 
 def share_at(values: Values, target: float) -> float | None:

@@ -288,8 +288,8 @@ def evidence_for_split(
         return (_separation(cosines, clusterer, seed)[0] for cosines in drawn)
 
     null = Null.within(alpha, labels)
-    found = p_value(statistic, observed, null, level, generator, watch)
-    return SplitEvidence(separation, found)
+    p = p_value(statistic, observed, null, level, generator, watch)
+    return SplitEvidence(separation, p)
 
 
 def tested_together(clusterer: str) -> int:
@@ -365,8 +365,8 @@ def evidence_for_clusters(
     def statistic(drawn: Array) -> Iterable[float]:
         for cosines in drawn:
             chords = np.sqrt(np.maximum(2 - 2 * cosines, 0))
-            found = into(merges(_without_diagonal(chords), linkage), count)
-            yield mean_separation(cosines, found)
+            drawn_labels = into(merges(_without_diagonal(chords), linkage), count)
+            yield mean_separation(cosines, drawn_labels)
 
     null = Null.within(alpha, labels)
     return p_value(statistic, mean_separation(alpha, labels), null, level, generator)

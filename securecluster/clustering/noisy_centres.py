@@ -75,32 +75,32 @@ def directions_from(points: Array, mean: Array) -> Array:
     return unit(points - mean)
 
 
-def part_rows(parts: Array, weights: Array) -> Array:
+def part_rows(contributions: Array, weights: Array) -> Array:
     """Return rows (b, c, 1 + q) of norm 1 of parts of points and of their weights.
 
     Args:
-        parts: (b, c, q) what each class adds to a point.
+        contributions: (b, c, q) what each class adds to a point.
         weights: (b, c) of the classes in it.
 
     Returns:
         (b, c, 1 + q) the weights w/‖w‖ and the parts p/‖p‖, each divided by √2.
     """
-    flat = unit(parts.reshape(len(parts), -1)).reshape(parts.shape)
+    flat = unit(contributions.reshape(len(contributions), -1)).reshape(contributions.shape)
     halves = [unit(weights)[:, :, None], flat]
     return np.asarray(math.sqrt(0.5) * np.concatenate(halves, axis=2))
 
 
-def mean_parts(total: Array, deviation: float) -> Array:
+def mean_parts(row_sum: Array, deviation: float) -> Array:
     """Return what a class of weight 1 adds to a point on average, (c, q).
 
     Classes whose weight may be noise alone are divided by more, and thus subtracted in part.
 
     Args:
-        total: (c, 1 + q) sum of `part_rows`.
+        row_sum: (c, 1 + q) sum of `part_rows`.
         deviation: standard deviation of the noise in each number of the sum.
     """
-    least = max(PART_DEVIATIONS * deviation, np.finfo(np.float64).eps)
-    return np.asarray(total[:, 1:] / np.maximum(total[:, :1], least))
+    minimum = max(PART_DEVIATIONS * deviation, np.finfo(np.float64).eps)
+    return np.asarray(row_sum[:, 1:] / np.maximum(row_sum[:, :1], minimum))
 
 
 def residuals(rows: Array, means: Array) -> Array:
@@ -111,8 +111,8 @@ def residuals(rows: Array, means: Array) -> Array:
         means: (c, q) of `mean_parts`.
     """
     # elementwise, since a matrix product may round a row by the other rows of its batch
-    left = rows[:, :, 1:] - rows[:, :, :1] * means[None]
-    return unit(left.sum(1))
+    remainders = rows[:, :, 1:] - rows[:, :, :1] * means[None]
+    return unit(remainders.sum(1))
 
 
 def second_moments(directions: Array) -> Array:
@@ -198,19 +198,19 @@ def displacement_rows(points: Array, centres: Array, reach: float) -> Array:
     return np.asarray(rows * math.sqrt(0.5))
 
 
-def counts_of(total: Array) -> Array:
+def counts_of(row_sum: Array) -> Array:
     """Return the number of points at each centre, (c,), with noise where the sum has some.
 
     Args:
-        total: (c, 1 + r) sum of `displacement_rows`.
+        row_sum: (c, 1 + r) sum of `displacement_rows`.
     """
-    return np.asarray(total[:, 0] * math.sqrt(2))
+    return np.asarray(row_sum[:, 0] * math.sqrt(2))
 
 
-def _mean_displacements(total: Array, reach: float) -> Array:
+def _mean_displacements(row_sum: Array, reach: float) -> Array:
     """Return the mean displacement of the points at each centre, (c, r), at most `reach` long."""
-    sums = total[:, 1:] * (math.sqrt(2) * reach)
-    counts = np.maximum(counts_of(total), 1.0)
+    sums = row_sum[:, 1:] * (math.sqrt(2) * reach)
+    counts = np.maximum(counts_of(row_sum), 1.0)
     return within(sums / counts[:, None], reach)
 
 
@@ -236,20 +236,20 @@ def cells_for(k: int, points: int, deviation: float) -> int:
         points: their number.
         deviation: standard deviation of the noise in each number of the sum over cells.
     """
-    many, few = CELLS_PER_CLUSTER
+    fine, coarse = CELLS_PER_CLUSTER
     noise_of_count = math.sqrt(2) * deviation
-    if points < POINTS_PER_DEVIATION * noise_of_count * many * k:
-        return few * k
-    return many * k
+    if points < POINTS_PER_DEVIATION * noise_of_count * fine * k:
+        return coarse * k
+    return fine * k
 
 
-def centres_from_cells(total: Array, cells: Array, k: int, deviation: float, seed: int) -> Array:
+def centres_from_cells(row_sum: Array, cells: Array, k: int, deviation: float, seed: int) -> Array:
     """Return k centres of the points that a sum describes by cells.
 
     Cells whose count may be noise alone are left out, as long as k others remain.
 
     Args:
-        total: (c, 1 + r) sum of `displacement_rows` from the cells.
+        row_sum: (c, 1 + r) sum of `displacement_rows` from the cells.
         cells: (c, r) the code book, k centres or more.
         k: number of clusters.
         deviation: standard deviation of the noise in each number of the sum.
@@ -258,12 +258,12 @@ def centres_from_cells(total: Array, cells: Array, k: int, deviation: float, see
     Returns:
         (k, r)
     """
-    counts = counts_of(total)
+    counts = counts_of(row_sum)
     noise_of_count = math.sqrt(2) * deviation
     occupied = np.flatnonzero(counts > CELL_DEVIATIONS * noise_of_count)
     if len(occupied) < k:
         occupied = np.argsort(-counts, kind="stable")[:k]
-    means = cells + _mean_displacements(total, CELL_REACH)
+    means = cells + _mean_displacements(row_sum, CELL_REACH)
     points = within(means[occupied], 1.0)
     weights = np.maximum(counts[occupied], 1.0)
     return _k_means(points, weights, k, STARTS, seed)
@@ -287,19 +287,19 @@ def centres_from_counts(counts: Array, cells: Array, k: int, seed: int) -> Array
     return _k_means(cells[occupied], np.maximum(counts[occupied], 1.0), k, STARTS, seed)
 
 
-def moved_centres(total: Array, centres: Array, deviation: float) -> Array:
+def moved_centres(row_sum: Array, centres: Array, deviation: float) -> Array:
     """Return the centres (k, r) after a step of Lloyd's algorithm.
 
     A centre whose count may be noise alone stays where it is.
 
     Args:
-        total: (k, 1 + r) sum of `displacement_rows` from the centres.
+        row_sum: (k, 1 + r) sum of `displacement_rows` from the centres.
         centres: (k, r).
         deviation: standard deviation of the noise in each number of the sum.
     """
     noise_of_count = math.sqrt(2) * deviation
-    clear = counts_of(total) > STEP_DEVIATIONS * noise_of_count
-    steps = _mean_displacements(total, STEP_REACH)
+    clear = counts_of(row_sum) > STEP_DEVIATIONS * noise_of_count
+    steps = _mean_displacements(row_sum, STEP_REACH)
     return np.asarray(centres + np.where(clear[:, None], steps, 0.0))
 
 

@@ -44,7 +44,7 @@ TINY = 1e-300  # divides by zero sums
 
 @dataclass(frozen=True)
 class CrowdMeans:
-    """What noisy class blocks tell of all clients together, and of single clients' shares.
+    """Means of all clients together and shares of single clients, from noisy class blocks.
 
     Attributes:
         means: μ, (C, w), of the projections of each class.
@@ -76,14 +76,14 @@ class CrowdMeans:
         """
         precision = 1 / np.maximum(deviations, 1e-12) ** 2
         weights = precision / precision.sum()
-        total = np.einsum("i,icw->cw", weights, blocks)
+        mean_block = np.einsum("i,icw->cw", weights, blocks)
         deviation = float(np.sqrt(np.square(weights) @ np.square(deviations)))
-        counts = total[:, -1]
+        counts = mean_block[:, -1]
         # no less than what noise makes of nothing
-        least = max(deviation * math.sqrt(len(counts)), LEAST_COUNT)
-        all_counts = max(float(counts.sum()), least)
+        minimum = max(deviation * math.sqrt(len(counts)), LEAST_COUNT)
+        all_counts = max(float(counts.sum()), minimum)
         divisor = np.maximum(counts, LEAST_SHARE * all_counts / len(counts))
-        means = total[:, :-1] / divisor[:, None]
+        means = mean_block[:, :-1] / divisor[:, None]
         # means of noisy counts are drawn to that of all classes (James and Stein 1961)
         joint = means.mean(0)
         noise = float(np.mean((deviation / divisor) ** 2)) * width / means.shape[1]
@@ -91,8 +91,9 @@ class CrowdMeans:
         trust = max(0.0, 1 - noise / max(variance, TINY))
         means = joint + trust * (means - joint)
         crowd = divisor / divisor.sum()
-        told = blocks[:, :, -1] / all_counts
-        spread, error = _spread(told, np.square(deviations / all_counts), examples, crowd)
+        noisy_shares = blocks[:, :, -1] / all_counts
+        variances = np.square(deviations / all_counts)
+        spread, error = _spread(noisy_shares, variances, examples, crowd)
         shares = shares_of(blocks, deviations, crowd, spread)
         return cls(means, trust, shares, crowd, spread, error)
 
@@ -120,27 +121,29 @@ def shares_of(blocks: Array, deviations: Array, crowd: Array, spread: float) -> 
         spread: of the clients of the run, as in `CrowdMeans`.
     """
     counts = blocks[:, :, -1]
-    least = max(float(deviations.mean()) * math.sqrt(counts.size), LEAST_COUNT)
-    all_counts = max(float(counts.sum(1).mean()), least / len(counts))
+    minimum = max(float(deviations.mean()) * math.sqrt(counts.size), LEAST_COUNT)
+    all_counts = max(float(counts.sum(1).mean()), minimum / len(counts))
     variances = np.square(deviations / all_counts)
     beyond = spread / len(crowd) ** 2
     trust = beyond / np.maximum(beyond + variances, TINY)
     return np.maximum(crowd + trust[:, None] * (counts / all_counts - crowd), 0.0)
 
 
-def _spread(told: Array, variances: Array, examples: Array, crowd: Array) -> tuple[float, float]:
+def _spread(
+    noisy_shares: Array, variances: Array, examples: Array, crowd: Array
+) -> tuple[float, float]:
     """Return by how much shares differ beyond noise and sampling, and the error of that.
 
     Args:
-        told: (m, C) noisy shares.
+        noisy_shares: (m, C).
         variances: (m,) of the noise in each.
         examples: (m,) numbers of examples.
         crowd: (C,) shares of all clients.
     """
-    m, classes = told.shape
+    m, classes = noisy_shares.shape
     sampling = crowd * (1 - crowd) / np.maximum(examples, 1.0)[:, None]
     expected = variances[:, None] + sampling
-    beyond = float(np.mean(np.square(told - crowd) - expected))
+    beyond = float(np.mean(np.square(noisy_shares - crowd) - expected))
     error = math.sqrt(2 * float(np.mean(np.square(expected))) / (m * classes))
     return max(0.0, beyond) * classes**2, error * classes**2
 
@@ -163,11 +166,11 @@ def without_common(
     """
     precision = 1 / np.maximum(deviations, 1e-12) ** 2
     weights = precision / precision.sum()
-    rest = np.einsum("i,icw->cw", weights, sums) / crowd.crowd[:, None]
+    common = np.einsum("i,icw->cw", weights, sums) / crowd.crowd[:, None]
     variance = float(np.square(weights) @ np.square(deviations)) / np.square(crowd.crowd)
-    size = np.maximum(np.square(rest).sum(1), TINY)
-    rest = rest * np.maximum(0.0, 1 - variance * width / size)[:, None]
-    return sums - crowd.shares[:, :, None] * rest, rest
+    size = np.maximum(np.square(common).sum(1), TINY)
+    common = common * np.maximum(0.0, 1 - variance * width / size)[:, None]
+    return sums - crowd.shares[:, :, None] * common, common
 
 
 def designs(ratios: Array, directions: Array) -> Array:
@@ -283,10 +286,10 @@ class NoisyResiduals:
         labels = np.zeros(m, dtype=np.int64)
         best = self._criterion(self._loss(labels, 1), labels, 1)
         for k in range(2, min(MOST_CLUSTERS, m // 2) + 1):
-            loss, found = self._best(k, seed)
-            criterion = self._criterion(loss, found, k)
+            loss, candidate = self._best(k, seed)
+            criterion = self._criterion(loss, candidate, k)
             if criterion < best:
-                best, labels = criterion, found
+                best, labels = criterion, candidate
         return relabel(labels.tolist())
 
     def _criterion(self, loss: float, labels: Labels, k: int) -> float:
@@ -303,8 +306,8 @@ class NoisyResiduals:
         """
         m, width = self.values.shape
         numbers = m * width
-        least = max(LEAST_FACTOR, float(np.mean(self.noise / self.variances)))
-        factor = max(least, loss / ((m - k) * width))
+        minimum = max(LEAST_FACTOR, float(np.mean(self.noise / self.variances)))
+        factor = max(minimum, loss / ((m - k) * width))
         sizes = np.bincount(labels)
         sizes = sizes[sizes > 0]
         of_labels = -2 * float(sizes @ np.log(sizes / m))
@@ -324,9 +327,9 @@ class NoisyResiduals:
         best = math.inf
         labels = np.zeros(len(self.values), dtype=np.int64)
         for start in self._starts(k, seed):
-            loss, found = self._descended(start, k)
+            loss, candidate = self._descended(start, k)
             if loss < best - 1e-12 * abs(loss):
-                best, labels = loss, found
+                best, labels = loss, candidate
         return best, labels
 
     def _starts(self, k: int, seed: int) -> Iterator[Labels]:
@@ -336,16 +339,18 @@ class NoisyResiduals:
         for tree in self._trees:
             yield cut_tree(tree, n_clusters=k)[:, 0].astype(np.int64)
         generator = np.random.default_rng(seed)
-        own = self._estimates
+        estimates = self._estimates
         for _ in range(STARTS):
             # k-means++ (Arthur and Vassilvitskii 2007)
-            centres = own[generator.integers(len(own))][None]
+            first = generator.integers(len(estimates))
+            centres = estimates[first][None]
             for _ in range(k - 1):
                 nearest = self._losses(centres).min(1)
                 if not nearest.sum() > 0:
                     break
                 chances = nearest / nearest.sum()
-                centres = np.vstack([centres, own[generator.choice(len(own), p=chances)]])
+                chosen = generator.choice(len(estimates), p=chances)
+                centres = np.vstack([centres, estimates[chosen]])
             yield self._losses(centres).argmin(1)
 
     def _descended(self, labels: Labels, k: int) -> tuple[float, Labels]:

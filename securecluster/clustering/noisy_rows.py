@@ -273,10 +273,10 @@ class NoisyBlocks:
         if not self.noisy:
             return False
         exact = NoisyBlocks(self.blocks, self.deviations, np.zeros_like(self.sampling), self.width)
-        own = exact._class_means()
+        class_means = exact._class_means()
         # 1 on average for a pair of one cluster, without sampling
         relative = np.zeros((len(self.blocks), len(self.blocks)))
-        for squares, joint in _by_class(own, own):
+        for squares, joint in _by_class(class_means, class_means):
             relative += squares / (self.width * joint)
         relative /= self.blocks.shape[1]
         pairs = ~np.eye(len(relative), dtype=bool)
@@ -347,15 +347,15 @@ def squared_gaps(rows: Array, others: Array) -> Array:
 
 
 def _by_class(
-    own: tuple[Array, Array], others: tuple[Array, Array]
+    moments: tuple[Array, Array], others: tuple[Array, Array]
 ) -> Iterator[tuple[Array, Array]]:
     """Yield, for each class, squared distances of all pairs (m, b) and their joint variances.
 
     Args:
-        own: means (m, C, r) and variances (m, C) of clients' classes.
+        moments: means (m, C, r) and variances (m, C) of clients' classes.
         others: (b, C, r) and (b, C).
     """
-    means, variance = own
+    means, variance = moments
     other_means, other_variance = others
     for label in range(means.shape[1]):
         squares = squared_gaps(means[:, label], other_means[:, label])

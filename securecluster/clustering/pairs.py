@@ -24,10 +24,10 @@ def check_pairs(rows: int, instead: str = "") -> None:
     Raises:
         UsageError: more rows than the bound allows, or a bound that is no number.
     """
-    given = os.environ.get(VARIABLE, str(MOST_PAIRED))
-    if not given.isdecimal():
-        raise UsageError(f"{VARIABLE} is {given!r}: give a number of clients, or unset it")
-    if rows <= int(given):
+    limit = os.environ.get(VARIABLE, str(MOST_PAIRED))
+    if not limit.isdecimal():
+        raise UsageError(f"{VARIABLE} is {limit!r}: give a number of clients, or unset it")
+    if rows <= int(limit):
         return
     gib = 8 * rows**2 / 2**30  # float64
     advice = f"set {VARIABLE}={rows} to compare them all the same"

@@ -46,8 +46,8 @@ def gram(
     for block in blocks(rows, positions):
         wide = block.double()
         for first in range(0, m, TILE):
-            own = slice(first, first + TILE)
-            inner[own] += wide[own] @ wide.T
+            tile = slice(first, first + TILE)
+            inner[tile] += wide[tile] @ wide.T
     # A matrix product need not round (i, j) and (j, i) alike.
     symmetrise_(inner)
     inner.diagonal().sub_(torch.as_tensor(noise, dtype=inner.dtype, device=inner.device))

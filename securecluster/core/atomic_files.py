@@ -41,7 +41,7 @@ MARKER = ".securecluster"  # marks folders of runs, and those that `save` wrote
 
 @dataclass(frozen=True)
 class Own:
-    """What is ours in the folders of one kind, and may be removed there.
+    """Files and folders of ours in folders of one kind, which may be removed there.
 
     Args:
         markers: names of files, one of which lies in each of these folders.
@@ -57,8 +57,8 @@ class Own:
         Args:
             path: relative to the folder.
         """
-        whole = path.with_name(final_name(path.name))
-        return any(self.names.fullmatch(each.as_posix()) for each in (path, whole))
+        final_path = path.with_name(final_name(path.name))
+        return any(self.names.fullmatch(candidate.as_posix()) for candidate in (path, final_path))
 
 
 @contextmanager
@@ -292,19 +292,19 @@ def final_name(name: str) -> str:
     return match["name"]
 
 
-def remove_half_written(folder: Path, own: Own) -> None:
+def remove_half_written(folder: Path, owned: Own) -> None:
     """Delete the temporary files that killed processes left in a folder.
 
     Args:
         folder: in which the caller is the only process that writes.
-        own: names of the files that were to appear.
+        owned: names of the files that were to appear.
     """
     # a link may lead to a folder that others write to
     if not folder.is_dir() or folder.is_symlink():
         return
     for path in folder.iterdir():
-        if final_name(path.name) != path.name and own.has(PurePath(path.name)):
-            remove(folder, path.name, own)
+        if final_name(path.name) != path.name and owned.has(PurePath(path.name)):
+            remove(folder, path.name, owned)
 
 
 def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = False) -> None:
@@ -365,22 +365,22 @@ def move(source: Path, target: Path) -> None:
         os.replace(source, target)
 
 
-def remove(folder: Path, name: str, own: Own) -> None:
+def remove(folder: Path, name: str, owned: Own) -> None:
     """Delete a file of ours if it exists.
 
     Args:
         folder: of the file.
         name: of the file.
-        own: what is ours in such a folder.
+        owned: what is ours in such a folder.
 
     Raises:
         RunFolderError: it cannot be deleted, or is none of ours.
     """
     with as_run_folder_error(folder / name, "remove"), suppress(FileNotFoundError):
-        remove_below(folder, PurePath(name), own)
+        remove_below(folder, PurePath(name), owned)
 
 
-def remove_below(folder: Path, path: PurePath, own: Own) -> None:
+def remove_below(folder: Path, path: PurePath, owned: Own) -> None:
     """Delete a file or an empty folder of ours below a folder, however the path may change.
 
     No link between the two is followed, also where one takes a folder's place meanwhile, and of a
@@ -390,22 +390,22 @@ def remove_below(folder: Path, path: PurePath, own: Own) -> None:
     Args:
         folder: which itself may be a link.
         path: relative to the folder.
-        own: what is ours in such a folder.
+        owned: what is ours in such a folder.
 
     Raises:
         OSError: it cannot be deleted, does not lie below the folder, or is none of ours.
     """
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    if not own.has(path):
+    if not owned.has(path):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     if os.unlink not in os.supports_dir_fd:  # Windows
-        _remove_within(folder.resolve(), path, own)
+        _remove_within(folder.resolve(), path, owned)
         return
     directory: int = getattr(os, "O_DIRECTORY", 0)
     descriptor = os.open(folder, os.O_RDONLY | directory)
     try:
-        marked = any(_is_file(marker, descriptor) for marker in own.markers)
+        marked = any(_is_file(marker, descriptor) for marker in owned.markers)
         for name in path.parent.parts:
             inner = os.open(name, os.O_RDONLY | directory | NO_LINK, dir_fd=descriptor)
             os.close(descriptor)
@@ -423,7 +423,7 @@ def remove_below(folder: Path, path: PurePath, own: Own) -> None:
 def _check_removable(path: PurePath, status: os.stat_result, marked: bool) -> None:
     """Raise OSError for a file with a content in a folder that is not marked as ours."""
     is_empty = stat.S_ISREG(status.st_mode) and not status.st_size
-    is_half_written = any(final_name(part) != part for part in path.parts)
+    is_half_written = any(final_name(component) != component for component in path.parts)
     if not (marked or is_empty or is_half_written):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -442,13 +442,13 @@ def _is_file(name: str, folder: int) -> bool:
     return stat.S_ISREG(status.st_mode)
 
 
-def _remove_within(folder: Path, path: PurePath, own: Own) -> None:
+def _remove_within(folder: Path, path: PurePath, owned: Own) -> None:
     """Delete a file or an empty folder, where the system opens no folders.
 
     Args:
         folder: an absolute path without links.
         path: relative to the folder.
-        own: what is ours in the folder.
+        owned: what is ours in the folder.
     """
     target = folder / path
     if target.parent.resolve() != target.parent:
@@ -456,19 +456,19 @@ def _remove_within(folder: Path, path: PurePath, own: Own) -> None:
     if target.is_dir() and not target.is_symlink():
         target.rmdir()
         return
-    markers = [folder / marker for marker in own.markers]
+    markers = [folder / marker for marker in owned.markers]
     marked = any(marker.is_file() and not marker.is_symlink() for marker in markers)
     _check_removable(path, target.lstat(), marked)
     target.unlink()
 
 
-def remove_folder(folder: Path, name: str, own: Own) -> None:
+def remove_folder(folder: Path, name: str, owned: Own) -> None:
     """Delete a folder of ours with the files of ours in it, if it exists.
 
     Args:
         folder: that contains it.
         name: of the folder that is deleted.
-        own: what is ours in `folder`.
+        owned: what is ours in `folder`.
 
     Raises:
         OSError: it cannot be deleted, is a link, or something else is in it, which stays.
@@ -479,9 +479,9 @@ def remove_folder(folder: Path, name: str, own: Own) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     for path in sorted((folder / name).iterdir()):
         inner = PurePath(name, path.name)
-        if own.has(inner):
-            remove_below(folder, inner, own)
-    remove_below(folder, PurePath(name), own)
+        if owned.has(inner):
+            remove_below(folder, inner, owned)
+    remove_below(folder, PurePath(name), owned)
 
 
 def remove_empty_folder(folder: Path) -> None:
@@ -547,13 +547,13 @@ def make_private_folder(path: Path) -> None:
         path.chmod(0o700)
 
 
-def make_new_folder(folder: Path, name: str, own: Own) -> None:
+def make_new_folder(folder: Path, name: str, owned: Own) -> None:
     """Make an empty folder in place of an earlier one of ours.
 
     Args:
         folder: in which it is made.
         name: of the new folder; a link there is removed, and its target is left as it is.
-        own: what is ours in `folder`.
+        owned: what is ours in `folder`.
 
     Raises:
         RunFolderError: the folder cannot be made, or something else is in the one that is there.
@@ -563,5 +563,5 @@ def make_new_folder(folder: Path, name: str, own: Own) -> None:
         if path.is_symlink():
             path.unlink()
         else:
-            remove_folder(folder, name, own)
+            remove_folder(folder, name, owned)
         path.mkdir()

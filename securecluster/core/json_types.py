@@ -131,15 +131,15 @@ def _faults_of_entries(value: Any, expected: Any, entry: str) -> Iterator[Fault]
         yield _fault(entry, "is not an object")
         return
     required = _required(expected)
-    kinds = _entry_types(expected)
-    for name, kind in kinds.items():
+    entry_types = _entry_types(expected)
+    for name, entry_type in entry_types.items():
         path = f"{entry}.{name}".lstrip(".")
         if name in value:
-            yield from faults(value[name], kind, path)
+            yield from faults(value[name], entry_type, path)
         elif name in required:
             yield _fault(path, "is missing")
     if dataclasses.is_dataclass(expected):
-        for name in sorted(value.keys() - kinds.keys()):
+        for name in sorted(value.keys() - entry_types.keys()):
             yield _fault(f"{entry}.{name}".lstrip("."), "is unknown")
 
 
@@ -176,12 +176,12 @@ def _faults_of_union(value: Any, options: tuple[Any, ...], entry: str) -> Iterat
     """
     fault: Fault | None = None
     for option in options:
-        found = next(faults(value, option, entry), None)
-        if found is None:
+        option_fault = next(faults(value, option, entry), None)
+        if option_fault is None:
             return
         # not what null is not, but what the other option is not
         if fault is None or option is not type(None):
-            fault = found
+            fault = option_fault
     assert fault is not None
     yield fault
 
@@ -198,24 +198,24 @@ def _faults_of_literal(value: Any, options: tuple[Any, ...], entry: str) -> Iter
         yield _fault(entry, f"is none of {', '.join(options)}")
 
 
-def _faults_of_list(value: Any, kinds: tuple[Any, ...], entry: str) -> Iterator[Fault]:
+def _faults_of_list(value: Any, item_types: tuple[Any, ...], entry: str) -> Iterator[Fault]:
     """Yield the faults of a list; JSON has lists in place of tuples.
 
     Args:
         value: as it was parsed.
-        kinds: type of every item, with an ellipsis after it, or of each item of a tuple.
+        item_types: type of every item, with an ellipsis after it, or of each item of a tuple.
         entry: path of the value in the file.
     """
     if not isinstance(value, list):
         yield _fault(entry, "is not a list")
         return
-    if len(kinds) == 1 or kinds[1:] == (...,):
-        kinds = kinds[:1] * len(value)
-    if len(kinds) != len(value):
-        yield _fault(entry, f"is not a list of {len(kinds)} items")
+    if len(item_types) == 1 or item_types[1:] == (...,):
+        item_types = item_types[:1] * len(value)
+    if len(item_types) != len(value):
+        yield _fault(entry, f"is not a list of {len(item_types)} items")
         return
-    for position, (item, kind) in enumerate(zip(value, kinds, strict=True)):
-        yield from faults(item, kind, f"{entry}[{position}]")
+    for position, (item, item_type) in enumerate(zip(value, item_types, strict=True)):
+        yield from faults(item, item_type, f"{entry}[{position}]")
 
 
 def _faults_of_dict(value: Any, kinds: tuple[Any, ...], entry: str) -> Iterator[Fault]:

@@ -39,13 +39,16 @@ def _homes(stub: str) -> "dict[str, tuple[str, str]]":
         statements = ("\n" + stream.read()).split("\nfrom ")[1:]
     homes: dict[str, tuple[str, str]] = {}
     for statement in statements:
-        module, _, rest = statement.partition(" import ")
-        names = rest[1:].partition(")")[0] if rest.startswith("(") else rest.partition("\n")[0]
+        module, _, imported = statement.partition(" import ")
+        if imported.startswith("("):
+            names = imported[1:].partition(")")[0]
+        else:
+            names = imported.partition("\n")[0]
         for entry in names.split(","):
             own_name, _, name = entry.partition("#")[0].strip().partition(" as ")
             if own_name == "*":
                 public = importlib.import_module(module).__all__
-                homes.update((each, (module, each)) for each in public)
+                homes.update((public_name, (module, public_name)) for public_name in public)
             elif own_name:
                 homes[name or own_name] = (module, own_name)
     return homes

@@ -32,13 +32,13 @@ class _Declared:
     kind: type
 
 
-def group(kind: type[G]) -> G:
+def group(group_class: type[G]) -> G:
     """Declare a group of options in the body of a class.
 
     Args:
-        kind: a dataclass all of whose fields have defaults.
+        group_class: a dataclass all of whose fields have defaults.
     """
-    return _Declared(kind)  # type: ignore[return-value]
+    return _Declared(group_class)  # type: ignore[return-value]
 
 
 def is_group(value: Any) -> TypeGuard[_Declared]:
@@ -78,20 +78,20 @@ class Grouped:
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
         """Return an object whose groups have their defaults."""
         made = super().__new__(cls)
-        for attribute, kind in cls._option_groups.items():
-            vars(made)[attribute] = kind()
+        for attribute, group_class in cls._option_groups.items():
+            vars(made)[attribute] = group_class()
         return made
 
     def __repr__(self) -> str:
         """Return the class with the options that differ from its defaults."""
-        given = []
+        changed = []
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)
             # an array, or another object that cannot be compared, is no default
             same = isinstance(value, type(option.default)) and value == option.default
             if same is not True:
-                given.append(f"{option.name}={_short(value)}")
-        return f"{type(self).__name__}({', '.join(given)})"
+                changed.append(f"{option.name}={_short(value)}")
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     # Type checkers would take any name for an attribute.
     if not TYPE_CHECKING:
@@ -136,8 +136,8 @@ def grouped(declared: C) -> C:
     declared._own_groups = _flatten(declared)
     declared._option_groups = inherited | declared._own_groups
     declared._group_of = {}
-    for name, kind in declared._option_groups.items():
-        for option in dataclasses.fields(kind):
+    for name, group_class in declared._option_groups.items():
+        for option in dataclasses.fields(group_class):
             if option.name in declared._group_of:
                 other = declared._group_of[option.name]
                 raise TypeError(f"{option.name} is an option of {other} and of {name}: rename one")

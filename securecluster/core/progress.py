@@ -35,13 +35,13 @@ def told_while_slow(work: str) -> Callable[[int, int], None]:
     """
     last = time.monotonic()
 
-    def watch(done: int, total: int) -> None:
+    def watch(done: int, steps: int) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last < EVERY_S:
             return
         last = now
-        logger.info("%s %d of %d", work, done, total)
+        logger.info("%s %d of %d", work, done, steps)
 
     return watch
 
@@ -92,26 +92,26 @@ class TimeLeft:
         self._start = time.monotonic()
         self._first: int | None = None
 
-    def after(self, done: int, total: int) -> float:
+    def after(self, done: int, steps: int) -> float:
         """Return the seconds that are left.
 
         Args:
             done: number of steps that are done; a resumed run does not begin at 1.
-            total: number of all steps.
+            steps: number of all steps.
         """
         if self._first is None:
             self._first = done - 1
         elapsed = time.monotonic() - self._start
-        return elapsed / max(1, done - self._first) * (total - done)
+        return elapsed / max(1, done - self._first) * (steps - done)
 
 
 @contextmanager
-def bar(work: str, total: int, shown: bool | None) -> Iterator[Callable[[int], None]]:
+def bar(work: str, steps: int, shown: bool | None) -> Iterator[Callable[[int], None]]:
     """Show in this context how far some work is, and the time left.
 
     Args:
         work: what is done, in front of the bar.
-        total: number of steps.
+        steps: number of steps.
         shown: None shows it where somebody works with Python by hand: in a notebook, or at a prompt
             in a terminal. Scripts, tests and pipes print nothing then, and neither does work that
             is a step of other work with a bar, whether that one is shown or not.
@@ -129,16 +129,16 @@ def bar(work: str, total: int, shown: bool | None) -> Iterator[Callable[[int], N
         if not shown:
             yield lambda done: None
         elif notebook:
-            yield _in_notebook(work, total)
+            yield _in_notebook(work, steps)
         else:
-            with _in_terminal(work, total) as advance:
+            with _in_terminal(work, steps) as advance:
                 yield advance
     finally:
         _inside.reset(before)
 
 
 @contextmanager
-def _in_terminal(work: str, total: int) -> Iterator[Callable[[int], None]]:
+def _in_terminal(work: str, steps: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -151,15 +151,15 @@ def _in_terminal(work: str, total: int) -> Iterator[Callable[[int], None]]:
     )
     clock = TimeLeft()
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(work, total=total, left="")
+        task = progress.add_task(work, total=steps, left="")
 
         def advance(done: int) -> None:
-            progress.update(task, completed=done, left=_left(clock, done, total))
+            progress.update(task, completed=done, left=_left(clock, done, steps))
 
         yield advance
 
 
-def _in_notebook(work: str, total: int) -> Callable[[int], None]:
+def _in_notebook(work: str, steps: int) -> Callable[[int], None]:
     """Show a bar below the cell of a notebook, which needs no widgets."""
     from IPython.display import display
 
@@ -168,8 +168,8 @@ def _in_notebook(work: str, total: int) -> Callable[[int], None]:
 
     def advance(done: int) -> None:
         nonlocal handle
-        text = f"{work} {done}/{total} {_left(clock, done, total)}"
-        element = f'<progress value="{done}" max="{total}"></progress>'
+        text = f"{work} {done}/{steps} {_left(clock, done, steps)}"
+        element = f'<progress value="{done}" max="{steps}"></progress>'
         shown = {"text/plain": text, "text/html": f"{element} {text}"}
         if handle is None:
             handle = display(shown, raw=True, display_id=True)
@@ -179,7 +179,7 @@ def _in_notebook(work: str, total: int) -> Callable[[int], None]:
     return advance
 
 
-def _left(clock: TimeLeft, done: int, total: int) -> str:
+def _left(clock: TimeLeft, done: int, steps: int) -> str:
     """Return the time left in words; empty at the end."""
-    seconds = clock.after(done, total)
-    return f"{duration(seconds)} left" if done < total else ""
+    seconds = clock.after(done, steps)
+    return f"{duration(seconds)} left" if done < steps else ""

@@ -42,26 +42,26 @@ class Randomness:
         return np.random.Generator(_philox(_words(self.key(*path))))
 
     def generators(
-        self, before: Sequence[Part], parts: Iterable[Part], after: Sequence[Part]
+        self, before: Sequence[Part], components: Iterable[Part], after: Sequence[Part]
     ) -> Iterator[np.random.Generator]:
-        """Yield what `generator` returns for each path (*before, part, *after), in order.
+        """Yield what `generator` returns for each path (*before, component, *after), in order.
 
         It is one object, which is set to each stream in turn: draw from it before the next one is
         taken. For thousands of clients this takes a quarter of the time.
 
         Args:
             before: beginning of each path.
-            parts: the next part of each.
+            components: the next component of each.
             after: rest of each path.
         """
-        # the text of a path but for this part, which JSON writes as Python does if it is a number
+        # the text of a path but for this component; JSON writes a number as Python does
         start = self._text(before)[:-1] + ","
-        end = "".join("," + json.dumps(part) for part in after) + "]"
+        end = "".join("," + json.dumps(component) for component in after) + "]"
         philox = _philox(np.zeros(2, np.uint64))
         generator = np.random.Generator(philox)
         state: Any = philox.state  # of a stream of which nothing was drawn
-        for part in parts:
-            text = part if isinstance(part, int) else json.dumps(part)
+        for component in components:
+            text = component if isinstance(component, int) else json.dumps(component)
             words = _words(_hashed(f"{start}{text}{end}"))
             philox.state = state | {"state": state["state"] | {"key": words}}
             yield generator

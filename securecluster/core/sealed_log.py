@@ -72,8 +72,8 @@ class SealedLog:
         Raises:
             RunFolderError: a line is missing, or differs from what was written.
         """
-        whole, contents = self._checked(mark)
-        later = whole[mark.size :].count(b"\n")
+        complete_lines, contents = self._checked(mark)
+        later = complete_lines[mark.size :].count(b"\n")
         return contents, later
 
     def go_on(self) -> None:
@@ -82,8 +82,8 @@ class SealedLog:
         Raises:
             RunFolderError: as for `read`, or the file cannot be written.
         """
-        whole, _ = self._checked(EMPTY)
-        self._log.restore(Mark.of(whole), str)
+        complete_lines, _ = self._checked(EMPTY)
+        self._log.restore(Mark.of(complete_lines), str)
 
     def _checked(self, mark: Mark) -> tuple[bytes, list[dict[str, Any]]]:
         """Return the bytes of all whole lines, and their contents."""
@@ -96,14 +96,14 @@ class SealedLog:
             raise manifest.missing(self.path)
         if Mark.of(data[: mark.size]) != mark:
             raise manifest.damaged(self.path)
-        whole = data[: data.rfind(b"\n") + 1]
+        complete_lines = data[: data.rfind(b"\n") + 1]
         contents = []
         before = hashlib.sha256()
         self.last_seal = ""
-        for line in whole.splitlines(keepends=True):
+        for line in complete_lines.splitlines(keepends=True):
             contents.append(self._content(line, before.hexdigest()))
             before.update(line)
-        return whole, contents
+        return complete_lines, contents
 
     def _content(self, line: bytes, before: str) -> dict[str, Any]:
         """Return the content of a line.

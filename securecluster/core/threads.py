@@ -11,24 +11,24 @@ from securecluster.core.lazy_torch import torch
 P = TypeVar("P")
 
 
-def each_in_a_thread(work: Callable[[P], object], parts: Sequence[P]) -> None:
-    """Call a function for each part, all at once.
+def each_in_a_thread(work: Callable[[P], object], arguments: Sequence[P]) -> None:
+    """Call a function with each argument, all at once.
 
     Args:
         work: the function; it calls operations of torch, which leave the interpreter to others.
-        parts: its arguments, about as many as torch has threads.
+        arguments: its arguments, about as many as torch has threads.
 
     Raises:
         Exception: what the function raised first.
     """
-    if len(parts) <= 1:
-        for part in parts:
-            work(part)
+    if len(arguments) <= 1:
+        for argument in arguments:
+            work(argument)
         return
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(len(parts), initializer=lambda: torch.set_num_threads(1))
+    pool = ThreadPoolExecutor(len(arguments), initializer=lambda: torch.set_num_threads(1))
     try:
-        futures = [pool.submit(work, part) for part in parts]
+        futures = [pool.submit(work, argument) for argument in arguments]
         for future in futures:
             future.result()
     finally:

@@ -117,8 +117,8 @@ def check_ranges(options: Any) -> None:
     Args:
         options: an object of a class with annotated fields.
     """
-    kind: Any = type(options)
-    for name, (ranges, optional) in _ranges(kind).items():
+    options_class: Any = type(options)
+    for name, (ranges, optional) in _ranges(options_class).items():
         if optional and getattr(options, name) is None:
             continue
         for valid in ranges:
@@ -140,8 +140,8 @@ def _ranges(declaring: Any) -> dict[str, tuple[tuple[Range, ...], bool]]:
             if isinstance(declared, str) and declared.startswith("Annotated["):
                 declared = eval(declared, vars(sys.modules[base.__module__]))
             if get_origin(declared) is Annotated:
-                accepted, *found = get_args(declared)
-                ranges[name] = (tuple(found), type(None) in get_args(accepted))
+                accepted, *field_ranges = get_args(declared)
+                ranges[name] = (tuple(field_ranges), type(None) in get_args(accepted))
     return ranges
 
 

@@ -90,17 +90,17 @@ def kind_of(client: str, labels: Array) -> str | None:
     """
     if not labels.size:
         return None
-    kind = labels.dtype.kind
-    if kind == "f" and np.isnan(labels).any():
+    type_code = labels.dtype.kind
+    if type_code == "f" and np.isnan(labels).any():
         raise _empty(client)
-    if kind == "U":
+    if type_code == "U":
         return TEXT
-    if kind == "b":
+    if type_code == "b":
         return BOOLEAN
-    if kind in "iu" or (kind == "f" and _whole(labels)):
+    if type_code in "iu" or (type_code == "f" and _whole(labels)):
         return NUMBER
     what = str(labels.dtype)
-    if kind == "f":
+    if type_code == "f":
         what = "floats that are not whole numbers"
     raise UsageError(
         f"client {client!r}: labels are class numbers (integers from 0), text or booleans, not "
@@ -122,25 +122,27 @@ def shared_kind(labels: Mapping[str, Sequence[Array]]) -> str:
     client_of_kind: dict[str, str] = {}
     for client, arrays in labels.items():
         for array in arrays:
-            kind = kind_of(client, array)
-            if kind is not None:
-                client_of_kind.setdefault(kind, client)
+            label_kind = kind_of(client, array)
+            if label_kind is not None:
+                client_of_kind.setdefault(label_kind, client)
     if TEXT in client_of_kind and len(client_of_kind) > 1:
-        found = [f"{kind} of client {client!r}" for kind, client in client_of_kind.items()]
-        raise UsageError(f"labels are {' and '.join(found)}: use one kind for all clients")
+        descriptions = [
+            f"{label_kind} of client {client!r}" for label_kind, client in client_of_kind.items()
+        ]
+        raise UsageError(f"labels are {' and '.join(descriptions)}: use one kind for all clients")
     if len(client_of_kind) == 1:
         return next(iter(client_of_kind))
     return NUMBER
 
 
-def names_in(kind: str, labels: Sequence[Array]) -> ClassNames:
+def names_in(label_kind: str, labels: Sequence[Array]) -> ClassNames:
     """Return the different labels in ascending order; both booleans, whichever occur.
 
     Args:
-        kind: of the labels.
+        label_kind: of the labels.
         labels: of all clients, (n,) each.
     """
-    if kind == BOOLEAN:
+    if label_kind == BOOLEAN:
         return BOOLEANS
     distinct = np.unique(np.concatenate([array for array in labels if array.size]))
     return tuple(distinct.tolist())
@@ -189,11 +191,11 @@ def in_type_of(names: ClassNames, labels: Array) -> ClassNames:
         "u": int,
         "f": float,
     }
-    kind = labels.dtype.kind
-    if kind not in read:
+    type_code = labels.dtype.kind
+    if type_code not in read:
         return names
     try:
-        typed = [read[kind](text) for text in texts]
+        typed = [read[type_code](text) for text in texts]
     except (KeyError, ValueError):
         return names
     # two texts may be one label

@@ -45,7 +45,7 @@ class Form:
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """What one client tells of its data before a run.
+    """Facts that one client tells of its data before a run.
 
     Args:
         x: form of a sample.
@@ -76,29 +76,29 @@ class ClientFacts:
         return asdict(self)
 
     @classmethod
-    def read(cls, told: Any) -> ClientFacts:
+    def read(cls, record: Any) -> ClientFacts:
         """Return the facts that a client told.
 
         Args:
-            told: as `as_json` returned it, from a client that may tell anything.
+            record: as `as_json` returned it, from a client that may tell anything.
 
         Raises:
             UsageError: no facts.
         """
         try:
-            names = told["feature_names"]
-            scaling = Scaling.read(told["scaling"])
+            names = record["feature_names"]
+            scaling = Scaling.read(record["scaling"])
             facts = cls(
-                _form(told["x"]),
-                _form(told["y"]),
-                objective(told["objective"]).as_json(),
-                _whole_or_none(told["classes"]),
+                _form(record["x"]),
+                _form(record["y"]),
+                objective(record["objective"]).as_json(),
+                _whole_or_none(record["classes"]),
                 None if names is None else tuple(str(name) for name in names),
-                _class_names(told["class_names"]),
+                _class_names(record["class_names"]),
                 None if scaling is None else scaling.as_json(),
-                bool(told["bright"]),
-                _number_or_none(told["mean"]),
-                _whole_or_none(told["samples"]),
+                bool(record["bright"]),
+                _number_or_none(record["mean"]),
+                _whole_or_none(record["samples"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
@@ -110,7 +110,7 @@ class ClientFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public of the clients of a run and their data.
+    """Public facts of the clients of a run and their data.
 
     Args:
         clients: m.
@@ -185,43 +185,43 @@ class Facts:
         return self.samples
 
 
-def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) -> Facts:
+def agree(client_facts: Sequence[ClientFacts], seed: int, classes: int | None = None) -> Facts:
     """Return the facts of all clients from what each of them told.
 
     Args:
-        told: by each client, in the order of their numbers.
+        client_facts: of each client, in the order of their numbers.
         seed: of the run.
         classes: number of outputs; None is the largest number that any client's data need.
 
     Raises:
         UsageError: no client, or clients whose data do not belong together.
     """
-    if not told:
+    if not client_facts:
         raise UsageError("no client told facts of its data: wait for the nodes")
-    first = told[0]
-    for number, facts in enumerate(told):
+    first = client_facts[0]
+    for number, facts in enumerate(client_facts):
         # these may differ
         alike = replace(facts, classes=first.classes, samples=first.samples)
         if alike != first:
             differing = [name for name, value in vars(first).items() if vars(alike)[name] != value]
-            wanted = "samples of one shape, type and objective"
+            requirement = "samples of one shape, type and objective"
             if differing == ["class_names"]:
-                wanted = "the same classes in the same order (classes=[...])"
+                requirement = "the same classes in the same order (classes=[...])"
             raise UsageError(
                 f"client {number} has data of another kind than client 0 ({', '.join(differing)}): "
-                f"all clients of a run need {wanted}"
+                f"all clients of a run need {requirement}"
             )
-    needed = max((facts.classes for facts in told if facts.classes is not None), default=0)
-    if classes is None and any(facts.classes is None for facts in told):
+    needed = max((facts.classes for facts in client_facts if facts.classes is not None), default=0)
+    if classes is None and any(facts.classes is None for facts in client_facts):
         raise UsageError("the number of classes is neither given nor told by all clients: give it")
     if classes is not None and classes < needed:
         raise UsageError(
             f"classes = {classes} is fewer than the {needed} that a client's labels need: give at "
             f"least {needed}"
         )
-    samples = [facts.samples for facts in told if facts.samples is not None]
+    samples = [facts.samples for facts in client_facts if facts.samples is not None]
     return Facts(
-        clients=len(told),
+        clients=len(client_facts),
         x=first.x,
         y=first.y,
         classes=classes or needed,
@@ -232,7 +232,7 @@ def agree(told: Sequence[ClientFacts], seed: int, classes: int | None = None) ->
         scaling=first.scaling,
         bright=first.bright,
         mean=first.mean,
-        samples=tuple(samples) if len(samples) == len(told) else None,
+        samples=tuple(samples) if len(samples) == len(client_facts) else None,
         # names are given by owners, and told by all (`Federation.facts_of`)
         classes_counted=classes is None
         and first.class_names is None
@@ -268,12 +268,13 @@ def check_private_statistics(facts: Facts, unit: str) -> None:
         UsageError: a statistic that the noise does not cover.
     """
     if facts.classes_counted:
-        found = f"{facts.classes} of them were found"
+        listing = f"{facts.classes} of them were found"
         if facts.class_names is not None:
-            found = f"found were {listed([repr(name) for name in facts.class_names])}"
+            quoted = [repr(name) for name in facts.class_names]
+            listing = f"found were {listed(quoted)}"
         raise UsageError(
             "the classes were read from the clients' labels, which noise does not protect: name "
-            f"those that are public where the federation is made, by --classes ({found})"
+            f"those that are public where the federation is made, by --classes ({listing})"
         )
     scaling = Scaling.read(facts.scaling)
     if scaling is not None and scaling.of_rows and unit == "example":
@@ -285,17 +286,17 @@ def check_private_statistics(facts: Facts, unit: str) -> None:
         )
 
 
-def _form(told: Any) -> Form:
-    shape = tuple(_whole(size) for size in told["shape"])
-    return Form(shape, np.dtype(str(told["dtype"])).name)
+def _form(record: Any) -> Form:
+    shape = tuple(_whole(size) for size in record["shape"])
+    return Form(shape, np.dtype(str(record["dtype"])).name)
 
 
-def _class_names(told: Any) -> ClassNames | None:
-    if told is None:
+def _class_names(names: Any) -> ClassNames | None:
+    if names is None:
         return None
-    if not all(isinstance(name, str | int | float) for name in told):
+    if not all(isinstance(name, str | int | float) for name in names):
         raise ValueError("no names")
-    return tuple(told)
+    return tuple(names)
 
 
 def _whole(value: Any) -> int:

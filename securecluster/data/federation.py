@@ -7,6 +7,7 @@ in place: a data set lies in memory once.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
 import warnings
 from collections import Counter
@@ -668,20 +669,20 @@ def _warned(federation: Federation, doubts: Sequence[str]) -> Federation:
 
 
 def _from_files(
-    path: Path, kind: str, roles: Roles, classes: Any, scaling: Any, seed: int
+    path: Path, file_format: str, roles: Roles, classes: Any, scaling: Any, seed: int
 ) -> tuple[Federation, list[str]]:
     """Return a federation of a user's own files, named after them, and doubts about it.
 
     Args:
         path: of the file or the folder.
-        kind: "parquet" or "csv".
+        file_format: "parquet" or "csv".
         roles: of the columns.
         classes: as in `Federation.from_parquet`.
         scaling: as in `Federation.from_arrays`.
         seed: of the federation.
     """
     names = class_names.given_names(classes)
-    read = read_clients(file_parts(path, kind), roles, names)
+    read = read_clients(file_parts(path, file_format), roles, names)
     # absolute, so that the recipe holds in any working folder
     resolved = path.resolve()
     recipe = {
@@ -700,13 +701,13 @@ def _from_files(
 
 
 def _from_columns(
-    read: ClientColumns, given: bool, scaling: Any, seed: int, **named: Any
+    read: ClientColumns, classes_named: bool, scaling: Any, seed: int, **named: Any
 ) -> tuple[Federation, list[str]]:
     """Return a federation of a table's columns, and doubts about it.
 
     Args:
         read: from the table.
-        given: True if the user named the classes.
+        classes_named: True if the user named the classes.
         scaling: as in `Federation.from_arrays`.
         seed: of the federation.
         named: as for `_from_user_arrays`.
@@ -716,12 +717,12 @@ def _from_columns(
         truth=read.truth,
         columns=read.columns,
         # class numbers, which the reader of the table gave
-        classes=len(read.classes) if given else None,
+        classes=len(read.classes) if classes_named else None,
         advice="leave it out (drop_columns)",
         scaling=scaling,
     )
     names = class_names.unless_plain(read.classes)
-    counted = not given and classes_of_labels(CLASSIFICATION, names)
+    counted = not classes_named and classes_of_labels(CLASSIFICATION, names)
     return _from_user_arrays(arrays, seed, class_names=names, classes_counted=counted, **named)
 
 
@@ -770,7 +771,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     scaling = _scaling(arrays, feature_names, splits[0][0][0].shape[1:])
     shards = tuple(_shard(train_pair, test_pair, scaling) for train_pair, test_pair in splits)
     counted = arrays.classes is None and classes_of_labels(objective, names)
-    told: dict[str, Any] = {"class_names": names, "classes_counted": counted}
+    class_fields: dict[str, Any] = {"class_names": names, "classes_counted": counted}
     federation = Federation(
         names=tuple(clients),
         shards=shards,
@@ -780,7 +781,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
         objective=objective,
         feature_names=feature_names,
         scaling=scaling,
-        **{**told, **named},
+        **{**class_fields, **named},
     )
     samples = [x for x, _ in pairs.values()]
     return federation, [*doubts, *_doubts(federation, arrays, samples)]
@@ -841,15 +842,17 @@ def _channels_first(pairs: Mapping[str, Pair], channels: str) -> dict[str, Pair]
         return dict(pairs)
     if channels != "last":
         raise UsageError(f"channels = {channels!r}: give 'first' or 'last'")
-    moved = {}
+    transposed = {}
     for name, (x, y) in pairs.items():
         if x.size and x.ndim != 4:
             raise UsageError(
                 f"client {name!r}: channels='last' is for images (height, width, channels), and "
                 f"its samples have shape {x.shape[1:]}: leave channels out"
             )
-        moved[name] = (np.moveaxis(x, -1, 1) if x.size else x, y)
-    return moved
+        if x.size:
+            x = np.moveaxis(x, -1, 1)
+        transposed[name] = (x, y)
+    return transposed
 
 
 def _number_labels(
@@ -872,17 +875,18 @@ def _number_labels(
     for samples in (pairs, test_pairs):
         for name, (_, y) in samples.items():
             labels.setdefault(name, []).append(y)
-    kind = class_names.shared_kind(labels)
+    label_kind = class_names.shared_kind(labels)
     names = class_names.given_names(classes)
-    if names is None and kind == class_names.NUMBER:
+    if names is None and label_kind == class_names.NUMBER:
         return None
     if names is None and classes is not None:
         raise UsageError(
-            f"labels are {kind}, and classes = {classes!r}: give the names of the classes, or "
-            "leave classes out"
+            f"labels are {label_kind}, and classes = {classes!r}: give the names of the classes, "
+            "or leave classes out"
         )
     if names is None:
-        names = class_names.names_in(kind, [y for arrays in labels.values() for y in arrays])
+        all_labels = list(itertools.chain.from_iterable(labels.values()))
+        names = class_names.names_in(label_kind, all_labels)
     for samples in (pairs, test_pairs):
         for name, (x, y) in samples.items():
             samples[name] = (x, class_names.numbers_of(names, y, f"client {name!r}"))
@@ -958,9 +962,9 @@ def _count_outputs(
         splits: each client's training and held-out samples, to count from.
         names: of the classes, if they have some.
     """
-    given = class_names.given_names(arrays.classes)
-    if given is not None:
-        return len(given), []
+    named_classes = class_names.given_names(arrays.classes)
+    if named_classes is not None:
+        return len(named_classes), []
     if arrays.classes is not None:
         number: Any = arrays.classes
         return number, []

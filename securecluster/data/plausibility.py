@@ -132,12 +132,13 @@ def bounds_doubts(
             columns.update(np.flatnonzero(outside.any(axis=0)).tolist())
     if not beyond:
         return []
-    place = ""
+    location = ""
     if columns:
         column_names = _column_names(samples[0].shape[1], names)
         noun = "column" if len(columns) == 1 else "columns"
-        place = f" in {noun} {listed([column_names[k] for k in sorted(columns)])}"
-    return [f"values{place} lie beyond the bounds, and are cut off there: {beyond} of them"]
+        outside_columns = [column_names[k] for k in sorted(columns)]
+        location = f" in {noun} {listed(outside_columns)}"
+    return [f"values{location} lie beyond the bounds, and are cut off there: {beyond} of them"]
 
 
 def test_doubts(clients: Sequence[str]) -> list[str]:

@@ -71,7 +71,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How all clients' features are scaled, which is public.
+    """Scaling of all clients' features, which is public.
 
     Args:
         kind: "client": each client by its own mean and standard deviation; "bounds": from public
@@ -217,13 +217,13 @@ def chosen_scaling(scaling: str | None, bounds: Sequence[str] | None) -> Any:
     Raises:
         UsageError: another word, or bounds without numbers or without use.
     """
-    kind = scaling or (BOUNDS if bounds else NONE)
-    if kind not in (NONE, CLIENT, BOUNDS):
-        raise UsageError(f"--scaling {kind}: give one of {NONE}, {CLIENT}, {BOUNDS}")
-    if bounds and kind != BOUNDS:
-        raise UsageError(f"--bounds are for --scaling bounds, not {kind}: leave one of them out")
-    if kind != BOUNDS:
-        return kind
+    mode = scaling or (BOUNDS if bounds else NONE)
+    if mode not in (NONE, CLIENT, BOUNDS):
+        raise UsageError(f"--scaling {mode}: give one of {NONE}, {CLIENT}, {BOUNDS}")
+    if bounds and mode != BOUNDS:
+        raise UsageError(f"--bounds are for --scaling bounds, not {mode}: leave one of them out")
+    if mode != BOUNDS:
+        return mode
     if not bounds:
         raise UsageError("--scaling bounds needs public bounds: give --bounds age=0:120 …")
     pairs = {}

@@ -176,8 +176,8 @@ class PublicSample:
                 f"classes = {classes} is not possible: {self.name} has {self.classes} classes; "
                 "hand in a public sample that has as many (--public)"
             )
-        kept = self.y < classes
-        return replace(self, x=self.x[kept], y=self.y[kept], classes=classes)
+        retained_rows = self.y < classes
+        return replace(self, x=self.x[retained_rows], y=self.y[retained_rows], classes=classes)
 
     def clients(self, clients: int, samples: int, scenario: Scenario, seed: int) -> Federation:
         """Return stand-ins for clients.
@@ -203,9 +203,9 @@ class PublicSample:
         copies = 1
         while True:
             pools = []
-            for rows, wanted in ((learned, clients * samples), (held_out, clients * test)):
+            for rows, row_count in ((learned, clients * samples), (held_out, clients * test)):
                 # whole copies of the sample, and the beginning of one
-                some = np.resize(rows, wanted * copies)
+                some = np.resize(rows, row_count * copies)
                 pools.append(ArrayPool(self.x[some], self.y[some]))
             shape = tuple(self.x.shape[1:])
             made = Source(self.known_as, self.classes, shape, pools[0], pools[1])
@@ -286,19 +286,19 @@ def public_sample(public: Any = "digits", label_column: str | None = None) -> Pu
     return _of_file(Path(text), label_column)
 
 
-def _of_source(known: Source) -> PublicSample:
+def _of_source(dataset: Source) -> PublicSample:
     """Return the beginning of a data set, in a random order.
 
     Raises:
         UsageError: its samples have no labels.
     """
-    if known.objective is not CLASSIFICATION:
+    if dataset.objective is not CLASSIFICATION:
         raise UsageError(
-            f"{known.name} has no labels to learn: a plan takes a sample for classification"
+            f"{dataset.name} has no labels to learn: a plan takes a sample for classification"
         )
-    rows = np.random.default_rng(0).permutation(len(known.train.y))[:MOST_ROWS]
-    x, y = known.train.read(rows), known.train.y[rows]
-    return PublicSample(known.name, x, y, known.classes, own=False)
+    rows = np.random.default_rng(0).permutation(len(dataset.train.y))[:MOST_ROWS]
+    x, y = dataset.train.read(rows), dataset.train.y[rows]
+    return PublicSample(dataset.name, x, y, dataset.classes, own=False)
 
 
 def _of_file(path: Path, label_column: str | None) -> PublicSample:
@@ -345,8 +345,8 @@ def _of_federation(federation: Federation) -> PublicSample:
     """
     if federation.objective.kind != CLASSIFICATION.kind:
         raise UsageError("public has no labels to learn: a plan takes a sample for classification")
-    parts = [(s.x, s.y) for s in federation.shards]
-    parts += [(s.x_test, s.y_test) for s in federation.shards if len(s.y_test)]
-    x = np.concatenate([x for x, _ in parts])
-    y = np.concatenate([y for _, y in parts])
+    sample_sets = [(s.x, s.y) for s in federation.shards]
+    sample_sets += [(s.x_test, s.y_test) for s in federation.shards if len(s.y_test)]
+    x = np.concatenate([x for x, _ in sample_sets])
+    y = np.concatenate([y for _, y in sample_sets])
     return PublicSample(OWN_SAMPLE, x, y, federation.classes)

@@ -156,11 +156,11 @@ def _content(values: NDArray[Any]) -> str:
     words = {"str": "text", "str_": "text", "Timestamp": "dates", "date": "dates"}
     words |= dict.fromkeys(EMPTY, "empty cells")
     for value in values.tolist():
-        kind = type(value).__name__
+        type_name = type(value).__name__
         try:
             float(value)
         except (ValueError, TypeError):
-            return words.get(kind, kind)
+            return words.get(type_name, type_name)
     return str(values.dtype)
 
 

@@ -41,7 +41,7 @@ GREY_MODES = ("1", "L", "I", "I;16", "F")  # Pillow's modes of images with one c
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of a table are.
+    """Roles of the columns of a table.
 
     Args:
         client: column with the name of each row's client.
@@ -179,18 +179,18 @@ class LoadedPart(Part):
         return self._columns[name]
 
 
-def file_parts(path: Path, kind: str) -> list[Part]:
+def file_parts(path: Path, file_format: str) -> list[Part]:
     """Return the parts of a file, or of a folder's files in the order of their names.
 
     Args:
         path: of the file or the folder.
-        kind: "parquet" or "csv".
+        file_format: "parquet" or "csv".
 
     Raises:
         UsageError: there is no such file, or it cannot be read.
     """
-    files = _files(path, kind)
-    if kind == "csv":
+    files = _files(path, file_format)
+    if file_format == "csv":
         return [_csv_part(file) for file in files]
     return [ParquetPart(file) for file in files]
 
@@ -312,19 +312,21 @@ def _parsed(cells: Any) -> Any:
     codes = compute.match_substring_regex(cells, r"^(0\d.*|-?\d{19,})$")
     if compute.any(codes).as_py():
         return cells
-    for kind in (arrow.int64(), arrow.float64(), arrow.bool_()):
+    for arrow_type in (arrow.int64(), arrow.float64(), arrow.bool_()):
         try:
-            return cells.cast(kind)
+            return cells.cast(arrow_type)
         except arrow.ArrowInvalid:
             continue
     return cells
 
 
-def read_clients(parts: Sequence[Part], roles: Roles, classes: ClassNames | None) -> ClientColumns:
+def read_clients(
+    table_parts: Sequence[Part], roles: Roles, classes: ClassNames | None
+) -> ClientColumns:
     """Return the rows of a table by client.
 
     Args:
-        parts: of the table.
+        table_parts: of the table.
         roles: of its columns.
         classes: the labels in the order of their class numbers; None is all that occur, in
             ascending order.
@@ -332,25 +334,26 @@ def read_clients(parts: Sequence[Part], roles: Roles, classes: ClassNames | None
     Raises:
         UsageError: a column or value that cannot be used, or a client with a single row.
     """
-    roles_of, selected, dropped = _checked(parts, roles)
-    names, client_of_row = _values(parts, roles.client)
-    found, y = _values(parts, roles.label)
+    roles_of, selected, dropped = _checked(table_parts, roles)
+    names, client_of_row = _values(table_parts, roles.client)
+    label_values, y = _values(table_parts, roles.label)
     if classes is not None:
-        classes = in_type_of(classes, found)
-        y = numbers_of(classes, found, f"column {roles.label!r} of {_whole(parts)}")[y]
-    elif len(found) < 2:
+        classes = in_type_of(classes, label_values)
+        column_title = f"column {roles.label!r} of {_whole(table_parts)}"
+        y = numbers_of(classes, label_values, column_title)[y]
+    elif len(label_values) < 2:
         raise UsageError(
-            f"column {roles.label!r} of {_whole(parts)} has the same value in every row, so there "
-            "is nothing to learn: choose another label"
+            f"column {roles.label!r} of {_whole(table_parts)} has the same value in every row, so "
+            "there is nothing to learn: choose another label"
         )
     row_counts = np.bincount(client_of_row)
-    _check_row_counts(_whole(parts), names, row_counts)
+    _check_row_counts(_whole(table_parts), names, row_counts)
     clusters = None
     if roles.truth is not None:
-        values, cluster_of_row = _values(parts, roles.truth)
+        values, cluster_of_row = _values(table_parts, roles.truth)
         clusters = _truth(names, client_of_row, values, cluster_of_row, roles.truth)
     excluded = {*roles_of, *dropped}
-    x, columns = _features(parts, excluded, selected)
+    x, columns = _features(table_parts, excluded, selected)
     # stable, so that a client's rows remain in the order of the files; sorting numbers of 16 bits
     # takes time in proportion to the rows
     numbers = client_of_row.astype(np.min_scalar_type(len(names)))
@@ -361,11 +364,11 @@ def read_clients(parts: Sequence[Part], roles: Roles, classes: ClassNames | None
     clients: dict[str | float, tuple[NDArray[Any], Labels]] = {}
     for client_name, *pair in zip(names, samples, labels, strict=True):
         clients[_key(client_name)] = (pair[0], pair[1])
-    return ClientColumns(clients, clusters, columns, classes or _class_names(found))
+    return ClientColumns(clients, clusters, columns, classes or _class_names(label_values))
 
 
 def _checked(
-    parts: Sequence[Part], roles: Roles
+    table_parts: Sequence[Part], roles: Roles
 ) -> tuple[list[str], tuple[str, ...] | None, tuple[str, ...]]:
     """Return the columns that are no features by their roles, those selected, and those dropped.
 
@@ -386,8 +389,8 @@ def _checked(
     if selected is not None and dropped:
         raise UsageError("feature_columns and drop_columns say the same twice: give one of them")
     # all parts are checked for all columns before any of them is read
-    for part in parts:
-        part.check([*names_of_roles, *(selected or ()), *dropped])
+    for table_part in table_parts:
+        table_part.check([*names_of_roles, *(selected or ()), *dropped])
     return names_of_roles, selected, dropped
 
 
@@ -398,11 +401,11 @@ def _class_names(values: NDArray[Any]) -> ClassNames:
     return tuple(name if isinstance(name, str | int | float) else str(name) for name in names)
 
 
-def _whole(parts: Sequence[Part]) -> str:
+def _whole(table_parts: Sequence[Part]) -> str:
     """Return what errors call a table: its only part, or the folder of its files."""
-    if len(parts) > 1:
-        return str(Path(str(parts[0])).parent)
-    return str(parts[0])
+    if len(table_parts) > 1:
+        return str(Path(str(table_parts[0])).parent)
+    return str(table_parts[0])
 
 
 def _key(client_name: Any) -> str | float:
@@ -459,33 +462,34 @@ def _column_names(option: str, value: Sequence[str], roles: Sequence[str]) -> tu
     return columns
 
 
-def _files(path: Path, kind: str) -> list[Path]:
+def _files(path: Path, file_format: str) -> list[Path]:
     """Return the file at a path, or the files of a folder in the order of their names.
 
     Args:
         path: of the file or the folder.
-        kind: "parquet" or "csv", how files of a folder end.
+        file_format: "parquet" or "csv", how files of a folder end.
 
     Raises:
         UsageError: there is no such file.
     """
     if os.path.isdir(path):
-        files = sorted(path.glob(f"*.{kind}"))
+        files = sorted(path.glob(f"*.{file_format}"))
         if not files:
             raise UsageError(
-                f"{path} holds no .{kind} file: give a {kind} file, or a folder of them"
+                f"{path} holds no .{file_format} file: give a {file_format} file, or a folder of "
+                "them"
             )
         return files
     if not os.path.exists(path):
-        raise UsageError(f"{path} does not exist: give a {kind} file, or a folder of them")
+        raise UsageError(f"{path} does not exist: give a {file_format} file, or a folder of them")
     return [path]
 
 
-def _values(parts: Sequence[Part], name: str) -> tuple[NDArray[Any], Labels]:
+def _values(table_parts: Sequence[Part], name: str) -> tuple[NDArray[Any], Labels]:
     """Return the distinct values of a column, and the value of each row.
 
     Args:
-        parts: whose rows are read.
+        table_parts: whose rows are read.
         name: of the column.
 
     Returns:
@@ -497,26 +501,26 @@ def _values(parts: Sequence[Part], name: str) -> tuple[NDArray[Any], Labels]:
     values_of_parts = []
     positions_of_parts = []
     count = 0
-    for part in parts:
-        part_values, part_positions = _encoded(part.column(name))
+    for table_part in table_parts:
+        part_values, part_positions = _encoded(table_part.column(name))
         values_of_parts.append(part_values)
         positions_of_parts.append(part_positions + count)
         count += len(part_values)
     cells = np.concatenate(values_of_parts)
     if not len(cells):
-        raise UsageError(f"{_whole(parts)} has no rows: give a table that has some")
+        raise UsageError(f"{_whole(table_parts)} has no rows: give a table that has some")
     # NaN is not null to pyarrow, so `column` has not refused it
     if cells.dtype.kind == "f" and np.isnan(cells).any():
         raise UsageError(
-            f"column {name!r} of {parts[0]} has empty cells (NaN): fill or drop these rows"
+            f"column {name!r} of {table_parts[0]} has empty cells (NaN): fill or drop these rows"
         )
     try:
         values, order = np.unique(cells, return_inverse=True)
     # values of mixed types have no order
     except (TypeError, ValueError):
         raise UsageError(
-            f"column {name!r} of {parts[0]} holds values that cannot be put in order: use numbers "
-            "or text"
+            f"column {name!r} of {table_parts[0]} holds values that cannot be put in order: use "
+            "numbers or text"
         ) from None
     positions = np.concatenate(positions_of_parts)
     return values, order.reshape(-1).astype(np.int64)[positions]
@@ -581,82 +585,82 @@ def _truth(
 
 
 def _features(
-    parts: Sequence[Part], excluded: set[str], selected: Sequence[str] | None
+    table_parts: Sequence[Part], excluded: set[str], selected: Sequence[str] | None
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Return samples (n, …) of all rows, and the columns that they are made of.
 
     Samples are images, or else lists, or else rows of numbers.
 
     Args:
-        parts: whose rows are read.
+        table_parts: whose rows are read.
         excluded: columns that are no features.
         selected: columns that are features; None is all other columns.
 
     Raises:
         UsageError: no feature column, or columns that do not go together.
     """
-    names = list(selected or _shared_names(parts, excluded))
-    types = {name: parts[0].type_of(name) for name in names}
+    names = list(selected or _shared_names(table_parts, excluded))
+    types = {name: table_parts[0].type_of(name) for name in names}
     image_columns = [name for name in types if _holds_images(types[name])]
     list_columns = [name for name in types if _holds_lists(types[name])]
     if image_columns:
-        name = _only_feature(parts[0], "images", image_columns, selected)
-        return _images(parts, name), (name,)
+        name = _only_feature(table_parts[0], "images", image_columns, selected)
+        return _images(table_parts, name), (name,)
     if list_columns:
-        name = _only_feature(parts[0], "lists", list_columns, selected)
-        lists = [_lists(part, name) for part in parts]
-        for part, rows in zip(parts, lists, strict=True):
+        name = _only_feature(table_parts[0], "lists", list_columns, selected)
+        lists = [_lists(table_part, name) for table_part in table_parts]
+        for table_part, rows in zip(table_parts, lists, strict=True):
             if rows.shape[1:] != lists[0].shape[1:]:
                 raise UsageError(
-                    f"column {name!r} of {part} has lists of other lengths than that of "
-                    f"{parts[0]}: make them equally long"
+                    f"column {name!r} of {table_part} has lists of other lengths than that of "
+                    f"{table_parts[0]}: make them equally long"
                 )
         return np.concatenate(lists), (name,)
     if selected is None:
         # pandas writes its row numbers under this name
         names = [name for name in names if not name.startswith("__index_level_")]
     if not names:
-        raise UsageError(
-            f"{parts[0]} has no feature column besides {', '.join(sorted(excluded))}: add some"
-        )
-    for part in parts:
-        _check_numbers(part, names)
-    tables = [_table(part, names) for part in parts]
+        others = ", ".join(sorted(excluded))
+        raise UsageError(f"{table_parts[0]} has no feature column besides {others}: add some")
+    for table_part in table_parts:
+        _check_numbers(table_part, names)
+    tables = [_table(table_part, names) for table_part in table_parts]
     return np.concatenate(tables), tuple(names)
 
 
-def _shared_names(parts: Sequence[Part], excluded: set[str]) -> list[str]:
+def _shared_names(table_parts: Sequence[Part], excluded: set[str]) -> list[str]:
     """Return the names of the columns that are not left out.
 
     Args:
-        parts: that must have the same columns in the same order.
+        table_parts: that must have the same columns in the same order.
         excluded: columns to leave out.
 
     Raises:
         UsageError: a part has other columns than the first one.
     """
     names_of_parts = []
-    for part in parts:
-        names_of_parts.append([name for name in part.names if name not in excluded])
+    for table_part in table_parts:
+        names_of_parts.append([name for name in table_part.names if name not in excluded])
     # types may differ, such as integers of different widths
-    for part, names in zip(parts, names_of_parts, strict=True):
+    for table_part, names in zip(table_parts, names_of_parts, strict=True):
         if names != names_of_parts[0]:
             raise UsageError(
-                f"{part} has other columns than {parts[0]}: files of one folder have the same ones"
+                f"{table_part} has other columns than {table_parts[0]}: files of one folder have "
+                "the same ones"
             )
     return names_of_parts[0]
 
 
-def _check_numbers(part: Part, names: Sequence[str]) -> None:
+def _check_numbers(table_part: Part, names: Sequence[str]) -> None:
     """Raise UsageError unless columns hold numbers or booleans.
 
     Args:
-        part: with the columns.
+        table_part: with the columns.
         names: of the columns.
     """
     others: dict[str, str] = {}
     for name in names:
-        column_type = part.type_of(name)
+        column_type = table_part.type_of(name)
         if not _is_number(column_type):
             others[name] = _content(column_type)
     if not others:
@@ -665,12 +669,12 @@ def _check_numbers(part: Part, names: Sequence[str]) -> None:
     contents = ", ".join(dict.fromkeys(others.values()))
     if len(others) == 1:
         raise UsageError(
-            f"column {quoted} of {part} holds {contents}, not numbers: drop it (drop_columns), or "
-            "encode it as numbers"
+            f"column {quoted} of {table_part} holds {contents}, not numbers: drop it "
+            "(drop_columns), or encode it as numbers"
         )
     raise UsageError(
-        f"columns {quoted} of {part} hold {contents}, not numbers: drop them (drop_columns), or "
-        "encode them as numbers"
+        f"columns {quoted} of {table_part} hold {contents}, not numbers: drop them (drop_columns), "
+        "or encode them as numbers"
     )
 
 
@@ -708,12 +712,12 @@ def _holds_lists(column_type: Any) -> bool:
 
 
 def _only_feature(
-    part: Part, content: str, names: Sequence[str], selected: Sequence[str] | None
+    table_part: Part, content: str, names: Sequence[str], selected: Sequence[str] | None
 ) -> str:
     """Return the one column of images or lists, which cannot be combined with other features.
 
     Args:
-        part: for errors.
+        table_part: for errors.
         content: "images" or "lists", for errors.
         names: columns with this content.
         selected: columns that the user names as features, or None.
@@ -723,32 +727,32 @@ def _only_feature(
     """
     if len(names) > 1:
         raise UsageError(
-            f"{part} has several columns of {content} ({', '.join(names)}): leave one, drop the "
-            "others"
+            f"{table_part} has several columns of {content} ({', '.join(names)}): leave one, drop "
+            "the others"
         )
     # columns that the user selected are never left out silently
     if selected is not None and len(selected) > 1:
         raise UsageError(
-            f"column {names[0]!r} of {part} holds {content}, which are the only feature then: "
-            "name it alone"
+            f"column {names[0]!r} of {table_part} holds {content}, which are the only feature "
+            "then: name it alone"
         )
     return names[0]
 
 
-def _images(parts: Sequence[Part], name: str) -> Features:
+def _images(table_parts: Sequence[Part], name: str) -> Features:
     """Return a column of encoded images (n, channels, height, width).
 
     The first image determines the size and the number of channels of all of them.
 
     Args:
-        parts: whose rows are read.
+        table_parts: whose rows are read.
         name: of the column.
     """
     blobs = []
-    for part in parts:
-        cells = part.column(name)
-        for number, blob in enumerate(encoded(cells, part)):
-            location = f"image {number} of {part}"
+    for table_part in table_parts:
+        cells = table_part.column(name)
+        for number, blob in enumerate(encoded(cells, table_part)):
+            location = f"image {number} of {table_part}"
             blobs.append((location, blob))
     first = opened(*blobs[0])
     channels = 3
@@ -759,9 +763,9 @@ def _images(parts: Sequence[Part], name: str) -> Features:
     return floats(pixels, np.arange(len(blobs)))
 
 
-def _table(part: Part, names: Sequence[str]) -> NDArray[Any]:
+def _table(table_part: Part, names: Sequence[str]) -> NDArray[Any]:
     """Return columns of numbers as a table (n, k)."""
-    columns = [_numbers(part, name) for name in names]
+    columns = [_numbers(table_part, name) for name in names]
     table = np.empty((len(columns[0]), len(columns)), np.result_type(*columns))
     # a block of all columns at a time, which a processor's cache holds
     for start in range(0, len(table), ROWS_OF_BLOCK):
@@ -770,28 +774,29 @@ def _table(part: Part, names: Sequence[str]) -> NDArray[Any]:
     return table
 
 
-def _lists(part: Part, name: str) -> Features:
+def _lists(table_part: Part, name: str) -> Features:
     """Return a column of equally long, possibly nested lists of numbers (n, …).
 
     Args:
-        part: whose rows are read.
+        table_part: whose rows are read.
         name: of the column.
 
     Raises:
         UsageError: lists of different lengths, or of values that are no numbers.
     """
-    cells = part.column(name)
+    cells = table_part.column(name)
     try:
-        with reading(part):
+        with reading(table_part):
             arrays = [_rectangular(chunk) for chunk in cells.chunks if len(chunk)]
         rows = np.concatenate(arrays)
     except ValueError:
         raise UsageError(
-            f"column {name!r} of {part} has lists of different lengths: make them equally long"
+            f"column {name!r} of {table_part} has lists of different lengths: make them equally "
+            "long"
         ) from None
     if rows.dtype.kind not in "biuf":
         raise UsageError(
-            f"column {name!r} of {part} has lists with empty cells or of other things than "
+            f"column {name!r} of {table_part} has lists with empty cells or of other things than "
             "numbers: use numbers"
         )
     return _single(rows)
@@ -822,14 +827,14 @@ def _rectangular(cells: Any) -> NDArray[Any]:
     return np.asarray(cells.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
-def _numbers(part: Part, name: str) -> NDArray[Any]:
+def _numbers(table_part: Part, name: str) -> NDArray[Any]:
     """Return a column of numbers (n,), in single precision if that represents them.
 
     Args:
-        part: whose rows are read.
+        table_part: whose rows are read.
         name: of the column.
     """
-    cells = part.column(name)
+    cells = table_part.column(name)
     values = np.asarray(cells.to_numpy(zero_copy_only=False))
     if values.dtype.kind in "iu":
         # in single precision, large integers such as ids of rows would become equal

@@ -49,7 +49,7 @@ UNITS = {"client": "per client", "example": "per example"}
 
 
 class Look(NamedTuple):
-    """How a variant is drawn in all pictures."""
+    """Style in which a variant is drawn in all pictures."""
 
     color: str
     marker: str
@@ -66,7 +66,7 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
     """
     clustering = [name for name in NAMES if name not in BASELINES]
     styles: dict[str, Look] = {}
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     grey = 0
     for label in variants:
         protocol = label.partition(":")[0]
@@ -80,8 +80,8 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
             clustering.append(protocol)  # of a package elsewhere
         position = clustering.index(protocol)
         # of variants of one method, the next marker and the next line
-        again = seen.get(protocol, 0)
-        seen[protocol] = again + 1
+        again = counts.get(protocol, 0)
+        counts[protocol] = again + 1
         line = LINES[(position // len(COLORS) + again) % len(LINES)]
         marker = MARKERS[(position + again) % len(MARKERS)]
         styles[label] = Look(COLORS[position % len(COLORS)], marker, line, 1.6, 2)

@@ -166,7 +166,7 @@ class UnsharedModels(TypedDict):
 
 
 class OverRounds(TypedDict):
-    """What secure sums tell over all rounds."""
+    """Numbers that secure sums tell over all rounds."""
 
     sentence: str
     """the same in words"""
@@ -177,7 +177,7 @@ class OverRounds(TypedDict):
 
 
 class Occupied(TypedDict):
-    """How many members moved the coordinates of one field of hidden sums, over all of these."""
+    """Counts of members that moved the coordinates of one field, over all of its hidden sums."""
 
     method: str
     """the client method"""
@@ -324,7 +324,7 @@ class PowerChange(TypedDict):
 
 
 class PowerEntry(TypedDict):
-    """What noise leaves of a private run, as `PowerCheck.as_json` has it."""
+    """Check of what noise leaves of a private run, as `PowerCheck.as_json` has it."""
 
     summary: str
     """both verdicts in a few words"""

@@ -215,11 +215,11 @@ def check_free(target: Path | None, force: bool) -> None:
     if target is None or not used(target):
         return
     with _refused(target):
-        kind = _kind(target)
+        content = _kind(target)
         if not force:
             raise UsageError(
                 f"{target} exists and is not empty: choose another --out, or --force to replace "
-                f"the {kind} in it"
+                f"the {content} in it"
             )
         if not _is_marker(target / MARKER):
             raise UsageError(
@@ -229,7 +229,7 @@ def check_free(target: Path | None, force: bool) -> None:
         if foreign_paths:
             first = foreign_paths[0].relative_to(target)
             raise UsageError(
-                f"{target} holds {first}, which the {kind} in it did not write, so --force will "
+                f"{target} holds {first}, which the {content} in it did not write, so --force will "
                 "not delete it: move it, or choose another --out"
             )
 
@@ -465,17 +465,18 @@ def _replace(target: Path) -> None:
             raise RunFolderError(
                 f"another process has just written to {target}: wait for it, or stop it first"
             )
-        kept = {target / LOCK, *runs, *(run / LOCK for run in runs)}
-        paths = [path for path in contents.written if path not in kept]
-        own = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]
-        of_runs = [path for path in paths if path not in own]
+        retained_paths = {target / LOCK, *runs, *(run / LOCK for run in runs)}
+        paths = [path for path in contents.written if path not in retained_paths]
+        own_paths = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]
+        of_runs = [path for path in paths if path not in own_paths]
         # below the folder: a run that has become a link meanwhile is not followed
         _remove(target, sorted(of_runs, key=_order_of_removal))
     for run in runs:  # their locks are free, and can be removed on every system
         _remove_empty(run)
     # config.json says which files are a sweep's or a comparison's: it goes when these are gone
     is_one_run = _kind(target) == "run"
-    _remove(target, sorted(own, key=_order_of_removal if is_one_run else _order_of_several))
+    order = _order_of_removal if is_one_run else _order_of_several
+    _remove(target, sorted(own_paths, key=order))
 
 
 def _order_of_removal(path: Path) -> int:

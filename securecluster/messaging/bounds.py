@@ -296,14 +296,14 @@ def free_axes(message: Any) -> set[str]:
     return names
 
 
-def unknown_sizes(message: Any, known: Collection[str]) -> list[str]:
+def unknown_sizes(message: Any, known_names: Collection[str]) -> list[str]:
     """Return the names of sizes in a message's bounds that are not among the known ones.
 
     A bound in terms of such a name allows any value, so a misspelt name would remove the bound.
 
     Args:
         message: the class.
-        known: names of sizes that the configuration fixes, and of free axes.
+        known_names: names of sizes that the configuration fixes, and of free axes.
     """
     named: list[Size | None] = []
     for bound in declared(cast(Hashable, message)).values():
@@ -314,7 +314,7 @@ def unknown_sizes(message: Any, known: Collection[str]) -> list[str]:
         if isinstance(bound, Tensorial):
             for axis in bound.axes:
                 named.append(axis.maximum if isinstance(axis, Upto) else axis)
-    unknown = {name for name in named if isinstance(name, str) and name not in known}
+    unknown = {name for name in named if isinstance(name, str) and name not in known_names}
     return sorted(unknown)
 
 
@@ -333,7 +333,7 @@ def most_bytes(message: Any, limits: Limits) -> int | None:
         message: the class.
         limits: sizes of the run's configuration.
     """
-    total = 0
+    byte_total = 0
     for name, bound in declared(cast(Hashable, message)).items():
         if not isinstance(bound, Tensorial):
             continue
@@ -347,8 +347,8 @@ def most_bytes(message: Any, limits: Limits) -> int | None:
             lengths.append(fixed)
         rows = lengths[: message_kinds(message)[name] is Picks]
         form = _largest_form(name, bound, lengths[len(rows) :], limits)
-        total += math.prod([*rows, *form.shape]) * BYTES[form.kind]
-    return total
+        byte_total += math.prod([*rows, *form.shape]) * BYTES[form.kind]
+    return byte_total
 
 
 def _largest_form(name: str, bound: Tensorial, shape: list[int], limits: Limits) -> Form:

@@ -35,9 +35,9 @@ def in_chunks(
     size = chunk or FIRST_CHUNK
     while first < len(call.to):
         end = min(first + size, len(call.to))
-        part = call.select(range(first, end))
-        response = exchange(part)
-        yield part, response
+        chunk_call = call.select(range(first, end))
+        response = exchange(chunk_call)
+        yield chunk_call, response
         first = end
         if chunk is None and response.reply is not None:
             size = chunk_size(response.reply)  # now the bytes of a reply are known

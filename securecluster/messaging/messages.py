@@ -458,7 +458,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Added:
-    """What stays known of replies whose rows arrived as sums.
+    """Groups and digests of replies whose rows arrived as sums.
 
     Args:
         groups: group of each row of the sums, ascending.

@@ -10,7 +10,7 @@ from securecluster.messaging.parties import Party
 
 @dataclass(frozen=True)
 class VerbOutcome:
-    """What a verb gave the party that reads its result.
+    """Result of a verb for the party that reads it.
 
     Args:
         reader: the server, or a local parameter server.

@@ -59,10 +59,10 @@ def parse(text: str) -> Party:
     Args:
         text: such as "server" or "client/3".
     """
-    kind, _, index = text.partition("/")
+    party_kind, _, index = text.partition("/")
     if not index:
-        return Party(kind)
-    return Party(kind, int(index))
+        return Party(party_kind)
+    return Party(party_kind, int(index))
 
 
 @dataclass(frozen=True)

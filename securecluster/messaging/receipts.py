@@ -74,10 +74,10 @@ class Receipt:
             # the exact type: a JSON true would pass as an integer
             if type(value) is not type(default):
                 raise ValueError("a receipt has values of other types")
-        mechanism, names, *rest = complete
+        mechanism, names, *optional_values = complete
         if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
             raise ValueError("a receipt names no fields, or one of them twice")
-        receipt = cls(mechanism, tuple(names), *rest)
+        receipt = cls(mechanism, tuple(names), *optional_values)
         receipt._check()
         # one text for each receipt
         if receipt.as_json() != values:

@@ -99,16 +99,16 @@ def refused(header: Header, code: str) -> RefusedError:
     )
 
 
-def refusal(asked: str, code: str) -> RefusedError:
+def refusal(requested: str, code: str) -> RefusedError:
     """Return the error that stands for a refusal outside of any frame.
 
     Args:
-        asked: what was asked for.
+        requested: what was asked for.
         code: of the refusal; one that is none stands for a failure.
     """
-    known = code if code in SENTENCES else FAILED
+    known_code = code if code in SENTENCES else FAILED
     return RefusedError(
-        f"the node refused {asked}: {SENTENCES[known]} (its own log says more)", known
+        f"the node refused {requested}: {SENTENCES[known_code]} (its own log says more)", known_code
     )
 
 

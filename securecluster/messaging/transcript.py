@@ -203,9 +203,13 @@ class Transcript:
     def _summary(self) -> dict[str, str]:
         """Return what was recorded, in words."""
         totals = self.totals()
-        kept = {"none": "totals only", "sizes": "sizes of frames", "full": "contents of frames"}
+        descriptions = {
+            "none": "totals only",
+            "sizes": "sizes of frames",
+            "full": "contents of frames",
+        }
         return {
-            "kept": kept[self.mode],
+            "kept": descriptions[self.mode],
             "calls": f"{self.count} calls",
             "up": f"{totals['up']:,} bytes up",
             "down": f"{totals['down']:,} bytes down",

@@ -185,12 +185,12 @@ def sizes(
     frames = zip(forms, positions, strict=True)
     for k, ((form, position), written) in enumerate(zip(frames, receipts, strict=False)):
         row_counts = tuple([len(picks[position]) for picks in all_picks])
-        kind = (form, written, row_counts)
-        if kind not in length_of:
+        layout_key = (form, written, row_counts)
+        if layout_key not in length_of:
             scalars, entry_bytes, data_bytes = _layout(message, position)
             metadata = _metadata(header(k), scalars, written)
-            length_of[kind] = _file_size(metadata, entry_bytes, data_bytes)
-        lengths.append(length_of[kind])
+            length_of[layout_key] = _file_size(metadata, entry_bytes, data_bytes)
+        lengths.append(length_of[layout_key])
     return lengths
 
 
@@ -326,11 +326,11 @@ def _header(text: str) -> tuple[Header, Any, Receipts]:
         FrameError: the string does not parse, or its values are not those of a header.
     """
     try:
-        values, scalars, *rest = json.loads(text)
+        values, scalars, *receipt_values = json.loads(text)
         _check_header(values)
-        if len(rest) > 1:
+        if len(receipt_values) > 1:
             raise ValueError("it has more than receipts")
-        receipts = receipts_from_json(rest[0]) if rest else ()
+        receipts = receipts_from_json(receipt_values[0]) if receipt_values else ()
         return Header(*values), scalars, receipts
     except (ValueError, TypeError, RecursionError) as error:
         raise FrameError(
@@ -426,9 +426,9 @@ def decode_reply(data: bytes, message: type[A]) -> tuple[Header, A, Receipts]:
 def _check_receipts(message: type, receipts: Receipts) -> None:
     """Raise FrameError for receipts of fields that a message does not have."""
     # those of fields that the message holds in another form are named beside its own
-    known = {*kinds(cast(Hashable, message)), *getattr(message, "__hidden_fields__", ())}
+    field_names = {*kinds(cast(Hashable, message)), *getattr(message, "__hidden_fields__", ())}
     for receipt in receipts:
-        unknown = sorted(set(receipt.fields) - known)
+        unknown = sorted(set(receipt.fields) - field_names)
         if unknown:
             raise FrameError(
                 f"a {message.__name__} frame has a receipt of {unknown[0]!r}, which it does not "

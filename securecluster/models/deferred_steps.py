@@ -104,9 +104,9 @@ class DeferredSteps:
             self._samples = x
             self._x = x.new_zeros(clients, rows, weights.shape[2])
             for k in range(clients):
-                own = {name: value[k : k + 1] for name, value in params.items()}
-                own |= kernels(own)
-                self._clients.append((own, Sgd(own, lr)))
+                client_params = {name: value[k : k + 1] for name, value in params.items()}
+                client_params |= kernels(client_params)
+                self._clients.append((client_params, Sgd(client_params, lr)))
         # zeros for clients without a step, whose rows then change nothing
         self._gradients = x.new_zeros(*x.shape[:2], weights.shape[1])
 
@@ -147,8 +147,8 @@ class DeferredSteps:
         """Change the weights by all steps of the window."""
         weights = self._params[self._dense.weight]
         # client by client, whose change is still in cache when it is added
-        for own, gradients, x in zip(weights, self._gradients, self._x, strict=True):
-            own.sub_(product(gradients.T, x), alpha=self._lr)
+        for client_weights, gradients, x in zip(weights, self._gradients, self._x, strict=True):
+            client_weights.sub_(product(gradients.T, x), alpha=self._lr)
         for k, (params, _) in enumerate(self._clients):
             for name, kernel in kernels(params).items():
                 self._params[name][k : k + 1].copy_(kernel)

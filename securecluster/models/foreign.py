@@ -124,13 +124,14 @@ class ForeignModel(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the functions' names, by which a configuration tells models apart."""
-        given = []
+        settings = []
         for name, function in vars(self.functions).items():
             if function is not None:
-                given.append(f"{name}={_name(function)}")
+                settings.append(f"{name}={_name(function)}")
         if self.example_privacy is not None:
-            given.append(f"example_privacy={tuple(map(float, self.example_privacy))}")
-        return ", ".join(given)
+            privacy = tuple(map(float, self.example_privacy))
+            settings.append(f"example_privacy={privacy}")
+        return ", ".join(settings)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs for samples x, (n, …).
@@ -180,8 +181,8 @@ class ForeignModel(nn.Module):
         first = 0
         for parameter, dtype in zip(self.parameters(), self.dtypes, strict=True):
             size = parameter.numel()
-            part = numbers[first : first + size]
-            arrays.append(part.astype(dtype).reshape(tuple(parameter.shape)))
+            segment = numbers[first : first + size]
+            arrays.append(segment.astype(dtype).reshape(tuple(parameter.shape)))
             first += size
         return arrays
 
@@ -202,7 +203,7 @@ class ForeignModel(nn.Module):
                 f"{function} returned {len(listed)} arrays, and the model has {len(parameters)}: "
                 "return all of them, in the order of start"
             )
-        parts = []
+        vectors = []
         for k, (array, parameter) in enumerate(zip(listed, parameters, strict=True)):
             value = _real(array, f"array {k} of what {function} returned")
             if value.shape != tuple(parameter.shape):
@@ -210,8 +211,8 @@ class ForeignModel(nn.Module):
                     f"array {k} of what {function} returned has shape {value.shape}, and that of "
                     f"start has {tuple(parameter.shape)}: return the arrays in the order of start"
                 )
-            parts.append(value.astype(np.float64).ravel())
-        return torch.from_numpy(np.concatenate(parts))
+            vectors.append(value.astype(np.float64).ravel())
+        return torch.from_numpy(np.concatenate(vectors))
 
     def arrays_of(self, state: Mapping[str, torch.Tensor]) -> Arrays:
         """Return a fitted model as arrays, in the order and types of `start`.
@@ -247,8 +248,8 @@ def _listed(arrays: Any, function: str) -> list[Any]:
     if isinstance(arrays, list | tuple):
         return list(arrays)
     said = "is" if function == "start" else "returned"
-    kind = "None" if arrays is None else type(arrays).__name__
-    raise UsageError(f"{function} {said} {kind}: it must be a list of NumPy arrays")
+    type_name = "None" if arrays is None else type(arrays).__name__
+    raise UsageError(f"{function} {said} {type_name}: it must be a list of NumPy arrays")
 
 
 def _real(array: Any, subject: str) -> NDArray[Any]:

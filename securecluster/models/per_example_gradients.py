@@ -158,12 +158,12 @@ def clip_factors(
     Returns:
         min(1, limit/‖g‖)·weight, (b, n), 0 for those that are wrong; and the mask of these.
     """
-    whole = torch.linalg.vector_norm(norms, dim=0)
+    joint_norms = torch.linalg.vector_norm(norms, dim=0)
     # A gradient of zeros has an infinite ratio, and the factor 1.
-    shrinkage = (limit / whole).clamp_(max=1)
+    shrinkage = (limit / joint_norms).clamp_(max=1)
     factors = shrinkage.to(weight.dtype).mul_(weight)
     # Negated, so that a norm that is not a number is wrong as well.
-    wrong = ~(torch.cat([whole[None], others]).amax(0) < largest)
+    wrong = ~(torch.cat([joint_norms[None], others]).amax(0) < largest)
     return factors.masked_fill_(wrong, 0), wrong
 
 
@@ -216,12 +216,12 @@ def _once(change: Change) -> Change:
     Args:
         change: the function. Its arguments must live as long as its use.
     """
-    known: dict[int, torch.Tensor] = {}
+    cached: dict[int, torch.Tensor] = {}
 
     def once(values: torch.Tensor) -> torch.Tensor:
-        if id(values) not in known:
-            known[id(values)] = change(values)
-        return known[id(values)]
+        if id(values) not in cached:
+            cached[id(values)] = change(values)
+        return cached[id(values)]
 
     return once
 

@@ -186,7 +186,7 @@ def _batch_first(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tens
 
 
 class _Recurrence(torch.autograd.Function):
-    """All clients' steps together, and back through time."""
+    """Recurrent steps of all clients together, and their gradients back through time."""
 
     @staticmethod
     def forward(

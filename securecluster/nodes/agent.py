@@ -137,16 +137,19 @@ class Agent:
         with end:
             end.settimeout(SECONDS_FOR_MESSAGE)
             try:
-                kind = receive(end, 16).decode("ascii", "replace")
-                data = receive(end, SHORT if kind != FRAME else self._longest_frame)
-                self._answer(end, kind, data)
+                message_type = receive(end, 16).decode("ascii", "replace")
+                limit: int | Callable[[int], int] = SHORT
+                if message_type == FRAME:
+                    limit = self._longest_frame
+                data = receive(end, limit)
+                self._answer(end, message_type, data)
             except (OSError, EOFError):
                 # who asked is gone, and asks again if it still wants to know
                 return
             finally:
                 self._forget(end)
 
-    def _answer(self, end: socket.socket, kind: str, data: bytes) -> None:
+    def _answer(self, end: socket.socket, message_type: str, data: bytes) -> None:
         """Answer a message, unless too many wait to be answered."""
         with self._lock:
             self._waiting.pop(end, None)
@@ -155,7 +158,7 @@ class Agent:
             self._answered += 1
         try:
             end.settimeout(None)
-            status, reply = answer(lambda: self.node, kind, data)
+            status, reply = answer(lambda: self.node, message_type, data)
             send(end, status.encode())
             send(end, reply)
         finally:
@@ -177,12 +180,12 @@ class Agent:
         return max(self._longest.values(), default=SHORT)
 
 
-def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, bytes]:
+def answer(node_of: Callable[[], Party], message_type: str, data: bytes) -> tuple[str, bytes]:
     """Return the status and the data of a node's answer; no text of an error leaves.
 
     Args:
         node_of: returns the node.
-        kind: of the message.
+        message_type: of the message.
         data: of the message.
     """
     try:
@@ -196,9 +199,9 @@ def answer(node_of: Callable[[], Party], kind: str, data: bytes) -> tuple[str, b
         if isinstance(node, Node):  # which has data
             answers[FACTS] = lambda data: json.dumps(node.facts().as_json()).encode()
             answers[SCORE] = lambda data: node.score(_short(data))
-        if kind not in answers:
-            raise UsageError(f"a node answers {', '.join(answers)}, and not {kind[:20]!r}")
-        return OK, answers[kind](data)
+        if message_type not in answers:
+            raise UsageError(f"a node answers {', '.join(answers)}, and not {message_type[:20]!r}")
+        return OK, answers[message_type](data)
     except SecureClusterError as error:
         refusals.log(error)
         return refusals.code_of(error), b""
@@ -214,12 +217,14 @@ def _short(data: bytes) -> bytes:
     return data
 
 
-def ask(path: Path | str, kind: str, data: bytes = b"", seconds: float | None = None) -> bytes:
+def ask(
+    path: Path | str, message_type: str, data: bytes = b"", seconds: float | None = None
+) -> bytes:
     """Return what an agent answers.
 
     Args:
         path: of its socket.
-        kind: of the message.
+        message_type: of the message.
         data: of the message.
         seconds: to wait for the answer; None waits as long as it takes.
 
@@ -231,14 +236,14 @@ def ask(path: Path | str, kind: str, data: bytes = b"", seconds: float | None = 
         with socket.socket(socket.AF_UNIX) as end:
             end.settimeout(seconds)
             end.connect(os.fspath(path))
-            send(end, kind.encode())
+            send(end, message_type.encode())
             send(end, data)
             status = receive(end, 16).decode("ascii", "replace")
             reply = receive(end, MOST_BYTES)
     except (OSError, EOFError) as error:
         raise ConnectionError(f"no agent answers at {path} ({type(error).__name__})") from error
     if status != OK:
-        raise refusals.refusal(kind, status)
+        raise refusals.refusal(message_type, status)
     return reply
 
 
@@ -252,20 +257,20 @@ def send(end: socket.socket, data: bytes) -> None:
     end.sendall(struct.pack("<Q", len(data)) + data)
 
 
-def receive(end: socket.socket, most: int | Callable[[int], int]) -> bytes:
+def receive(end: socket.socket, limit: int | Callable[[int], int]) -> bytes:
     """Return the bytes that `send` sent.
 
     Args:
         end: of a connection.
-        most: length that is taken, or a function from the announced length to it.
+        limit: length that is taken, or a function from the announced length to it.
 
     Raises:
         EOFError: the connection ended, or more bytes were announced.
     """
     (length,) = struct.unpack("<Q", _exactly(end, 8))
-    if callable(most):
-        most = most(length)
-    if length > most:
+    if callable(limit):
+        limit = limit(length)
+    if length > limit:
         raise EOFError(f"{length} bytes")
     return _exactly(end, length)
 
@@ -276,15 +281,15 @@ def _exactly(end: socket.socket, count: int) -> bytes:
     Raises:
         EOFError: it ended before.
     """
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     missing = count
     while missing:
-        part = end.recv(min(missing, 1 << 20))
-        if not part:
+        chunk = end.recv(min(missing, 1 << 20))
+        if not chunk:
             raise EOFError
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return b"".join(chunks)
 
 
 def _listener(path: Path) -> socket.socket:

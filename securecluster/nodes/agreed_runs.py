@@ -62,7 +62,7 @@ class Agreement:
 
 
 class AgreedRuns:
-    """What a party keeps of all runs, in its folder.
+    """Record that a party keeps of all runs, in its folder.
 
     Args:
         folder: of the party, which nobody else changes meanwhile.
@@ -90,13 +90,15 @@ class AgreedRuns:
         self._roster = roster
         self._durable = durable
 
-    def drawn(self, proposal: Proposal, config: Mapping[str, Any], most: int | None) -> str | None:
+    def drawn(
+        self, proposal: Proposal, config: Mapping[str, Any], run_limit: int | None
+    ) -> str | None:
         """Return a client's commitments, or the nonces that open them; None where all are open.
 
         Args:
             proposal: of the server.
             config: that the client derived from it.
-            most: runs that the owner allows; None is no bound.
+            run_limit: runs that the owner allows; None is no bound.
 
         Raises:
             OwnerPolicyError: a run more than the owner allows.
@@ -110,7 +112,7 @@ class AgreedRuns:
         nonces = self._nonces(draw)
         commitments = draw.commitments(self._number, *nonces)
         if proposal.commitments is None:
-            self._check_new(self._agreement(config, "", ""), most)
+            self._check_new(self._agreement(config, "", ""), run_limit)
             return self._signed(commitments, draw.commitment_statement(self._number, *commitments))
         listed = [Signed.read(text) for text in proposal.commitments]
         draw.check_commitments(listed)
@@ -119,15 +121,15 @@ class AgreedRuns:
             raise ProposalError("the server gives other commitments in this client's name")
         digest = public_randomness.digest_of(pairs)
         of_cohorts = public_randomness.cohorts_digest_of(pairs)
-        self._keep(self._agreement(config, digest, of_cohorts), most)
+        self._keep(self._agreement(config, digest, of_cohorts), run_limit)
         return self._signed(nonces, draw.nonce_statement(self._number, digest))
 
-    def keep(self, config: Mapping[str, Any], most: int | None) -> None:
+    def keep(self, config: Mapping[str, Any], run_limit: int | None) -> None:
         """Write down that the party agrees to a run, whose nonces are open where it has a roster.
 
         Args:
             config: of the run.
-            most: runs that the owner allows; None is no bound.
+            run_limit: runs that the owner allows; None is no bound.
 
         Raises:
             OwnerPolicyError: a run more than the owner allows.
@@ -145,7 +147,7 @@ class AgreedRuns:
             pairs = draw.check_nonces(public_randomness.nonces_in(config))
             listed = public_randomness.digest_of(pairs)
             of_cohorts = public_randomness.cohorts_digest_of(pairs)
-        self._keep(self._agreement(config, listed, of_cohorts), most)
+        self._keep(self._agreement(config, listed, of_cohorts), run_limit)
 
     def runs(self) -> list[Agreement]:
         """Return all runs that the party agreed to, in their order.
@@ -169,25 +171,25 @@ class AgreedRuns:
             None if cohorts is None else len(cohorts.of(range(clients))),
         )
 
-    def _keep(self, agreement: Agreement, most: int | None) -> None:
+    def _keep(self, agreement: Agreement, run_limit: int | None) -> None:
         """Write down a run, unless it is there."""
-        if self._check_new(agreement, most):
+        if self._check_new(agreement, run_limit):
             self._log.append([json.dumps(asdict(agreement))])
 
-    def _check_new(self, agreement: Agreement, most: int | None) -> bool:
+    def _check_new(self, agreement: Agreement, run_limit: int | None) -> bool:
         """Return whether a run is new, or raise PolicyError where it must not be agreed to."""
         runs = self.runs()
-        for known in runs:
-            if known.run == agreement.run:
-                if agreement.commitments not in ("", known.commitments):
+        for earlier in runs:
+            if earlier.run == agreement.run:
+                if agreement.commitments not in ("", earlier.commitments):
                     raise ProposalError(
                         "the server gives a second list of commitments for a run, and this client "
                         "has opened its own for the first one"
                     )
                 return False
-        if most is not None and len(runs) >= most:
+        if run_limit is not None and len(runs) >= run_limit:
             raise OwnerPolicyError(
-                f"this client takes part in {most} runs at most, and has agreed to as many "
+                f"this client takes part in {run_limit} runs at most, and has agreed to as many "
                 "(most_runs of its policy)"
             )
         self._check_cohorts(agreement, runs)
@@ -195,28 +197,28 @@ class AgreedRuns:
 
     def _check_cohorts(self, agreement: Agreement, runs: list[Agreement]) -> None:
         """Raise ProposalError for another division of the clients of a roster into cohorts."""
-        before = [known for known in runs if known.roster == agreement.roster != ""]
-        for known in before:
-            same_clients = known.clients == agreement.clients
-            others = known.cohort_commitments != agreement.cohort_commitments
+        before = [earlier for earlier in runs if earlier.roster == agreement.roster != ""]
+        for earlier in before:
+            same_clients = earlier.clients == agreement.clients
+            others = earlier.cohort_commitments != agreement.cohort_commitments
             if same_clients and agreement.cohort_commitments and others:
                 raise ProposalError(
                     "the clients of this roster committed themselves to other cohorts in its first "
                     "run: a node that lost its folder since needs it back from a copy, or a new "
                     "key on a new roster"
                 )
-            if known.cohorts is None or agreement.cohorts is None:
+            if earlier.cohorts is None or agreement.cohorts is None:
                 continue
             if not same_clients:
                 raise ProposalError(
-                    f"runs on this roster have cohorts of {known.clients} clients, and this one of "
-                    f"{agreement.clients}: sums of both could be solved for single clients, so "
+                    f"runs on this roster have cohorts of {earlier.clients} clients, and this one "
+                    f"of {agreement.clients}: sums of both could be solved for single clients, so "
                     "give other clients a roster of their own"
                 )
-            if known.cohorts != agreement.cohorts:
-                size = known.clients // known.cohorts
+            if earlier.cohorts != agreement.cohorts:
+                size = earlier.clients // earlier.cohorts
                 raise ProposalError(
-                    f"runs on this roster divide its clients into {known.cohorts} cohorts, and "
+                    f"runs on this roster divide its clients into {earlier.cohorts} cohorts, and "
                     f"this one into {agreement.cohorts}: sums of both could be solved for single "
                     f"clients, so give cohort_size={size}, or a new roster"
                 )

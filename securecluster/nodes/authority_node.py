@@ -125,8 +125,8 @@ class AuthorityNode(Party):
         self._refuse_revoked(run)
         stamp = stamp_of(self._folder_of(run) / STATE)
         if run in self._running:
-            authority, *known = self._running[run]
-            if known == [stamp, policy]:
+            authority, *cached_key = self._running[run]
+            if cached_key == [stamp, policy]:
                 return authority
         authority = self._authority(self._check_allowed(run, policy), policy)
         if stamp is not None:
@@ -137,8 +137,8 @@ class AuthorityNode(Party):
     def _authority(self, config: Mapping[str, Any], policy: Policy) -> Authority:
         """Return the authority as it is before the first request."""
         deployment = Deployment(server_copy(self.method), config)
-        least = math.ceil(policy.least_clients)
-        authority = deployment.authority(False, self._identity, roster=self._roster, least=least)
+        minimum = math.ceil(policy.least_clients)
+        authority = deployment.authority(False, self._identity, roster=self._roster, least=minimum)
         assert authority is not None  # of the method, as was checked
         return authority
 

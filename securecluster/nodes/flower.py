@@ -76,18 +76,18 @@ def client_app(node_of: Callable[[Context], Party]) -> ClientApp:
             (`node_config` is the owner's).
     """
     app = ClientApp()
-    for kind in KINDS:
-        app.query(kind)(_handler(kind, node_of))
+    for message_type in KINDS:
+        app.query(message_type)(_handler(message_type, node_of))
     return app
 
 
 def _handler(
-    kind: str, node_of: Callable[[Context], Party]
+    message_type: str, node_of: Callable[[Context], Party]
 ) -> Callable[[Message, Context], Message]:
     """Return the function that answers messages of a kind."""
 
     def handle(message: Message, context: Context) -> Message:
-        code, data = answer(lambda: node_of(context), kind, bytes_of(message.content))
+        code, data = answer(lambda: node_of(context), message_type, bytes_of(message.content))
         return Message(record_of(data, code), reply_to=message)
 
     return handle
@@ -147,11 +147,12 @@ class FlowerTransport(Framed):
         """
         requests = (((0, client), client, data) for client, data in self.frames_of(call))
         sent = self._push([call], requests)
-        asked = {client for _, client in sent.values()}
+        recipients = {client for _, client in sent.values()}
 
         def collected() -> Response:
             answers = {client: data for (_, client), data in self._pull(sent)}
-            return self.read(call, [(i, answers[i]) for i in call.to if i in answers], asked)
+            in_order = [(i, answers[i]) for i in call.to if i in answers]
+            return self.read(call, in_order, recipients)
 
         return collected
 
@@ -170,9 +171,9 @@ class FlowerTransport(Framed):
         answers = dict(self._pull(sent))
         responses = []
         for position, call in enumerate(calls):
-            own = [(i, answers[position, i]) for i in call.to if (position, i) in answers]
-            asked = {client for of_call, client in sent.values() if of_call == position}
-            responses.append(self.read(call, own, asked))
+            call_answers = [(i, answers[position, i]) for i in call.to if (position, i) in answers]
+            recipients = {client for of_call, client in sent.values() if of_call == position}
+            responses.append(self.read(call, call_answers, recipients))
         return responses
 
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[tuple[Call, Response]]:
@@ -186,18 +187,18 @@ class FlowerTransport(Framed):
         """
         requests = (((0, client), client, data) for client, data in self.frames_of(call))
         sent = self._push([call], requests)
-        asked = {client for _, client in sent.values()}
+        recipients = {client for _, client in sent.values()}
         arriving = self._pull(sent)
         waiting: dict[int, bytes] = {}
 
-        def replies_of(part: Call) -> Response:
-            missing = set(part.to) - waiting.keys()
+        def replies_of(subcall: Call) -> Response:
+            missing = set(subcall.to) - waiting.keys()
             while missing and (arrived := next(arriving, None)) is not None:
                 (_, client), data = arrived
                 waiting[client] = data
                 missing.discard(client)
-            answers = [(i, waiting.pop(i)) for i in part.to if i in waiting]
-            return self.read(part, answers, asked.intersection(part.to))
+            answers = [(i, waiting.pop(i)) for i in subcall.to if i in waiting]
+            return self.read(subcall, answers, recipients.intersection(subcall.to))
 
         return in_chunks(replies_of, call, chunk)
 
@@ -297,9 +298,9 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     parties = [*range(clients)]
     if opened_verbs(method):
         parties.append(AUTHORITY_NUMBER)
-    told = gathered(grid, parties, context.run_id, roster, patience, server=server)
-    nodes = {number: one.node for number, one in told.items()}
-    facts = [one.facts for _, one in sorted(told.items()) if one.facts is not None]
+    introductions = gathered(grid, parties, context.run_id, roster, patience, server=server)
+    nodes = {number: one.node for number, one in introductions.items()}
+    facts = [one.facts for _, one in sorted(introductions.items()) if one.facts is not None]
     proposal = Proposal.of(method, agree(facts, seed, classes), dtype, roster, folder)
     proposal = agreed(proposal, roster, sorted(nodes), partial(_answers, grid, nodes, patience))
     nodes = proven(grid, nodes, config_hash(proposal.config), roster, patience, server)
@@ -310,7 +311,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
         return call_types(method, name)[1]
 
     check = Deployment(method, proposal.config).reply_check(roster)
-    clocks = _clocks(told)
+    clocks = _clocks(introductions)
     transport: Transport = FlowerTransport(grid, nodes, replies, check, patience, clocks)
     if authority is not None:
         door = _door(grid, authority, patience)
@@ -325,9 +326,9 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     return run.carried_out(folder, report)
 
 
-def _clocks(told: Mapping[int, Introduction]) -> dict[int, float]:
+def _clocks(introductions: Mapping[int, Introduction]) -> dict[int, float]:
     """Return the clocks of the parties that told theirs."""
-    return {number: one.clock for number, one in told.items() if one.clock is not None}
+    return {number: one.clock for number, one in introductions.items() if one.clock is not None}
 
 
 def _answers(
@@ -346,7 +347,7 @@ def _answers(
     """
     records = {nodes[party]: record_of(data) for party, data in sent.items()}
     answers = asked(grid, AGREE, records, patience.call)
-    told = {}
+    replies = {}
     for party in sorted(sent):
         node = nodes[party]
         if node not in answers:
@@ -359,8 +360,8 @@ def _answers(
         if code != OK:
             refusal = refusals.refusal("the run", code)
             raise RefusedError(f"{name_of(party)}: {refusal}", refusal.code)
-        told[party] = data.decode("ascii", "replace")
-    return told
+        replies[party] = data.decode("ascii", "replace")
+    return replies
 
 
 def join(  # noqa: PLR0913 (what a run over Flower is made of)
@@ -399,10 +400,11 @@ def join(  # noqa: PLR0913 (what a run over Flower is made of)
     method = as_agreed(method, config)
     clients = range(int(config["clients"]))
     needed = [*newcomers, *(clients if needs_samples(method) else ())]
-    told = gathered(grid, needed, context.run_id, roster, patience, clients, server)
-    nodes = {number: one.node for number, one in told.items()}
+    introductions = gathered(grid, needed, context.run_id, roster, patience, clients, server)
+    nodes = {number: one.node for number, one in introductions.items()}
     samples = {
-        number: None if one.facts is None else one.facts.samples for number, one in told.items()
+        number: None if one.facts is None else one.facts.samples
+        for number, one in introductions.items()
     }
     of_clients = tuple(samples[i] or 0 for i in clients) if needs_samples(method) else None
     proposal = Proposal(config, of_clients, joins=True)
@@ -413,7 +415,7 @@ def join(  # noqa: PLR0913 (what a run over Flower is made of)
         return call_types(method, name)[1]
 
     check = Deployment(method, config).reply_check(roster)
-    transport = FlowerTransport(grid, nodes, replies, check, patience, _clocks(told))
+    transport = FlowerTransport(grid, nodes, replies, check, patience, _clocks(introductions))
     run = ServerRun(method, config, transport, content["clients"], roster=roster)
     return run.join(folder, {i: samples[i] for i in newcomers})
 
@@ -524,7 +526,7 @@ _SIMULATED: dict[Path, Party] = {}
 
 
 def simulated(
-    kind: str,
+    message_type: str,
     message: Message,
     context: Context,
     method: Method,
@@ -536,7 +538,7 @@ def simulated(
     key authority the last partition is the authority's, and no client's.
 
     Args:
-        kind: of the message.
+        message_type: of the message.
         message: from the server.
         context: with the number of the partition, and the app's configuration.
         method: the protocol.
@@ -555,11 +557,11 @@ def simulated(
             if number == clients:
                 _SIMULATED[folder] = AuthorityNode(method, folder, policy=policy)
             else:
-                own = load(number, clients)
+                client_data = load(number, clients)
                 _SIMULATED[folder] = Node(
-                    method, own, folder, number=number, policy=policy, durable=False
+                    method, client_data, folder, number=number, policy=policy, durable=False
                 )
         return _SIMULATED[folder]
 
-    code, data = answer(node, kind, bytes_of(message.content))
+    code, data = answer(node, message_type, bytes_of(message.content))
     return Message(record_of(data, code), reply_to=message)

@@ -32,7 +32,7 @@ LATEST = 1 << 40  # seconds since 1970, of a clock
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server waits.
+    """Times for which a server waits.
 
     Args:
         call: seconds for the replies to one call; None waits for all of them.
@@ -45,7 +45,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a party told of itself.
+    """Facts that a party told of itself.
 
     Args:
         node: Flower's.
@@ -87,18 +87,20 @@ def gathered(
         UsageError: not all parties are there, or two nodes are one of them.
     """
     began = time.monotonic()
-    found: dict[int, Introduction] = {}
+    introductions: dict[int, Introduction] = {}
     missing = list(parties)
     while missing:
-        known = {told.node for told in found.values()}
-        for number, told in _introductions(grid, known, run, roster, patience, server):
-            if number in found:
+        known_nodes = {introduction.node for introduction in introductions.values()}
+        for number, introduction in _introductions(
+            grid, known_nodes, run, roster, patience, server
+        ):
+            if number in introductions:
                 party = name_of(number)
                 raise UsageError(f"two of Flower's nodes are {party}: stop one of them")
             if number in parties or number in welcome:
-                found[number] = told
+                introductions[number] = introduction
         late = patience.start is not None and time.monotonic() - began > patience.start
-        missing = [i for i in parties if i not in found]
+        missing = [i for i in parties if i not in introductions]
         if missing and late:
             listed = ", ".join(map(name_of, missing))
             raise UsageError(
@@ -107,7 +109,7 @@ def gathered(
             )
         if missing:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-    return found
+    return introductions
 
 
 def name_of(number: int) -> str:
@@ -120,7 +122,12 @@ def name_of(number: int) -> str:
 
 
 def _introductions(
-    grid: Grid, known: set[int], run: int, roster: Roster | None, patience: Patience, server: str
+    grid: Grid,
+    known_nodes: set[int],
+    run: int,
+    roster: Roster | None,
+    patience: Patience,
+    server: str,
 ) -> Iterator[tuple[int, Introduction]]:
     """Yield the number of each node that says who it is, and what it told.
 
@@ -128,7 +135,7 @@ def _introductions(
 
     Args:
         grid: of the ServerApp.
-        known: nodes that are not asked again.
+        known_nodes: nodes that are not asked again.
         run: Flower's number of the run.
         roster: public keys of the clients; None takes their word.
         patience: how long to wait.
@@ -138,7 +145,7 @@ def _introductions(
     challenges = {
         node: hello.challenge_of(run, node, nonce, roster, server)
         for node in grid.get_node_ids()
-        if node not in known
+        if node not in known_nodes
     }
     sent = (
         (node, node, record_of(json.dumps(challenge).encode()))
@@ -176,10 +183,10 @@ def introduced(
         FrameError: no introduction, or one that the roster's key did not sign.
     """
     try:
-        told = json.loads(data)
-        number = told["number"]
-        signature = bytes.fromhex(told["signature"])
-        clock = told.get("clock")
+        answer = json.loads(data)
+        number = answer["number"]
+        signature = bytes.fromhex(answer["signature"])
+        clock = answer.get("clock")
         if clock is not None and not (type(clock) is int and 0 <= clock < LATEST):
             raise ValueError
         if type(number) is not int or number < 0:
@@ -191,7 +198,7 @@ def introduced(
     time_there = None if clock is None else float(clock)
     if number == AUTHORITY_NUMBER:
         return number, None, time_there
-    return number, ClientFacts.read(told["facts"]), time_there
+    return number, ClientFacts.read(answer["facts"]), time_there
 
 
 def proven(
@@ -225,18 +232,17 @@ def proven(
     }
     sent = {node: record_of(json.dumps(one).encode()) for node, one in challenges.items()}
     answers = asked(grid, HELLO, sent, patience.call)
-    found = {}
+    proven_nodes = {}
     for party, node in sorted(nodes.items()):
         code, data = answers.get(node, (refusals.FAILED, b""))
         if code == OK and _signed(party, data, challenges[node], roster):
-            found[party] = node
+            proven_nodes[party] = node
         elif needed is None or party in needed:
             refusal = refusals.refusal("to sign that it agreed to the run", code)
             reason = "its signature is not that of its key" if code == OK else str(refusal)
-            raise RefusedError(
-                f"{name_of(party)}: {reason}", refusals.FRAME if code == OK else refusal.code
-            )
-    return found
+            refusal_code = refusals.FRAME if code == OK else refusal.code
+            raise RefusedError(f"{name_of(party)}: {reason}", refusal_code)
+    return proven_nodes
 
 
 def _signed(party: int, data: bytes, challenge: Mapping[str, object], roster: Roster) -> bool:

@@ -54,39 +54,41 @@ def bytes_of(content: RecordDict) -> bytes:
 
 
 def asked(
-    grid: Grid, kind: str, sent: Mapping[int, RecordDict], seconds: float | None
+    grid: Grid, message_type: str, sent: Mapping[int, RecordDict], seconds: float | None
 ) -> dict[int, tuple[str, bytes]]:
     """Return the (code, data) that each of Flower's nodes answered, of those that did.
 
     Args:
         grid: of the ServerApp.
-        kind: of the messages.
+        message_type: of the messages.
         sent: content by node.
         seconds: to wait; None waits for all.
     """
     messages = ((node, node, content) for node, content in sent.items())
-    answers = pulled(grid, pushed(grid, kind, messages), seconds)
+    answers = pulled(grid, pushed(grid, message_type, messages), seconds)
     return {node: (code, data) for node, code, data in answers if code is not None}
 
 
-def pushed(grid: Grid, kind: str, sent: Iterable[tuple[R, int, RecordDict]]) -> dict[str, R]:
+def pushed(
+    grid: Grid, message_type: str, sent: Iterable[tuple[R, int, RecordDict]]
+) -> dict[str, R]:
     """Send messages, and return the request of each by the number of its message.
 
     Args:
         grid: of the ServerApp.
-        kind: of the messages.
+        message_type: of the messages.
         sent: (request, node, content), made as they are taken; requests are of the caller's choice.
     """
     waiting: dict[str, R] = {}
     contents = iter(sent)
     # Pushed in parts, so that not all requests are in memory at once.
-    while part := list(islice(contents, FIRST_CHUNK)):
+    while chunk := list(islice(contents, FIRST_CHUNK)):
         messages = [
-            Message(content, dst_node_id=node, message_type=f"query.{kind}")
-            for _, node, content in part
+            Message(content, dst_node_id=node, message_type=f"query.{message_type}")
+            for _, node, content in chunk
         ]
         numbers = grid.push_messages(messages)
-        for (request, _, _), number in zip(part, numbers, strict=False):
+        for (request, _, _), number in zip(chunk, numbers, strict=False):
             if number:  # Flower has none for a message that it could not take
                 waiting[number] = request
     return waiting
@@ -114,13 +116,13 @@ def pulled(
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id)
             yield request, *_answer_in(reply)
-        left = due - time.monotonic()
-        if not waiting or left <= 0:
+        remaining = due - time.monotonic()
+        if not waiting or remaining <= 0:
             return
         pause = SHORTEST_PAUSE if replies else min(1.5 * pause, LONGEST_PAUSE)
         # a look at many messages takes the processor, and in a simulation a lock, from the nodes
         pause = max(pause, PAUSE_PER_LOOK * (ended - began))
-        time.sleep(min(pause, left))
+        time.sleep(min(pause, remaining))
 
 
 def _answer_in(reply: Message) -> tuple[str | None, bytes]:

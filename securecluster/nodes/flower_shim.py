@@ -30,38 +30,38 @@ def receive(end: socket.socket) -> bytes:
     def exactly(count: int) -> bytes:
         data = b""
         while len(data) < count:
-            part = end.recv(count - len(data))
-            if not part:
+            chunk = end.recv(count - len(data))
+            if not chunk:
                 raise ConnectionError("the agent ended before it answered")
-            data += part
+            data += chunk
         return data
 
     (length,) = struct.unpack("<Q", exactly(8))
     return exactly(length)
 
 
-def forward(path: str, kind: str, data: bytes) -> tuple[bytes, bytes]:
+def forward(path: str, message_type: str, data: bytes) -> tuple[bytes, bytes]:
     """Return the status and the data of the agent's answer.
 
     Args:
         path: of its socket.
-        kind: of the message.
+        message_type: of the message.
         data: of the message.
     """
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(path)
-        for part in (kind.encode(), data):
-            end.sendall(struct.pack("<Q", len(part)) + part)
+        for payload in (message_type.encode(), data):
+            end.sendall(struct.pack("<Q", len(payload)) + payload)
         return receive(end), receive(end)
 
 
-def handler(kind: str) -> Callable[[Message, Context], Message]:
+def handler(message_type: str) -> Callable[[Message, Context], Message]:
     """Return the function that hands messages of a kind to the agent."""
 
     def handle(message: Message, context: Context) -> Message:
         path = str(context.node_config["socket"])
         data = message.content["data"]["data"].numpy().tobytes()
-        status, reply = forward(path, kind, data)
+        status, reply = forward(path, message_type, data)
         array = Array(np.frombuffer(reply, np.uint8))
         content = RecordDict(
             {"data": ArrayRecord({"data": array}), "code": ConfigRecord({"code": status.decode()})}

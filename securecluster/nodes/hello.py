@@ -45,15 +45,15 @@ def challenge_of(
     return {"run": run, "node": node, "nonce": nonce, "roster": digest, "server": server}
 
 
-def statement_of(kind: str, challenge: Mapping[str, Any]) -> bytes:
+def statement_of(purpose: str, challenge: Mapping[str, Any]) -> bytes:
     """Return what a node signs.
 
     Args:
-        kind: INTRODUCTION or HELLO.
+        purpose: INTRODUCTION or HELLO.
         challenge: of the server.
     """
     entries = {name: challenge[name] for name in ENTRIES}
-    return f"securecluster {kind} ".encode() + json.dumps(entries, sort_keys=True).encode()
+    return f"securecluster {purpose} ".encode() + json.dumps(entries, sort_keys=True).encode()
 
 
 def challenge_in(data: bytes, roster: Roster | None, policy: Policy) -> dict[str, Any]:

@@ -21,12 +21,14 @@ MOST_IDLE = 64
 SECONDS_FOR_FIRST = 3600.0  # how long the first half of them keep their place
 
 
-def forget_surplus(party: Path, own: Own, runs: Iterable[str], files: tuple[str, ...]) -> None:
+def forget_surplus(
+    party: Path, own_files: Own, runs: Iterable[str], files: tuple[str, ...]
+) -> None:
     """Remove runs beyond those that a party keeps.
 
     Args:
         party: its folder.
-        own: what is the party's there.
+        own_files: what is the party's there.
         runs: names of the folders of runs in which nothing was released.
         files: names of what a run has there; the last one says since when it waits.
     """
@@ -37,16 +39,17 @@ def forget_surplus(party: Path, own: Own, runs: Iterable[str], files: tuple[str,
     waiting = sorted(since)
     while len(waiting) > MOST_IDLE:
         oldest, _ = waiting[0]
-        kept = MOST_IDLE // 2 if time.time() - oldest / 1e9 < SECONDS_FOR_FIRST else 0
-        _, run = waiting.pop(kept)
-        _forget(party, own, run, files)
+        is_recent = time.time() - oldest / 1e9 < SECONDS_FOR_FIRST
+        retained_count = MOST_IDLE // 2 if is_recent else 0
+        _, run = waiting.pop(retained_count)
+        _forget(party, own_files, run, files)
 
 
-def _forget(party: Path, own: Own, run: str, files: tuple[str, ...]) -> None:
+def _forget(party: Path, own_files: Own, run: str, files: tuple[str, ...]) -> None:
     """Remove a run's files, and its folder unless somebody has put others there."""
-    atomic_files.remove_half_written(party / run, own)
+    atomic_files.remove_half_written(party / run, own_files)
     for name in files:
         with suppress(FileNotFoundError):
-            atomic_files.remove_below(party, PurePath(run, name), own)
+            atomic_files.remove_below(party, PurePath(run, name), own_files)
     with suppress(OSError):
-        atomic_files.remove_below(party, PurePath(run), own)
+        atomic_files.remove_below(party, PurePath(run), own_files)

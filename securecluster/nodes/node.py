@@ -108,9 +108,9 @@ class Node(Party):
                 f"a node is one client, and these data are of {len(data)}: give one node to each"
             )
         data.facts_of(0)  # refuses classes whose names would tell of this client's labels
-        own = number_of(number, identity, roster)
-        super().__init__(method, folder, own, identity, roster, policy, durable)
-        self.recipient = f"client/{own}"
+        own_number = number_of(number, identity, roster)
+        super().__init__(method, folder, own_number, identity, roster, policy, durable)
+        self.recipient = f"client/{own_number}"
         self._data = data
         self._settings = settings or Settings(threads=1)
         self._running: dict[str, _Running] = {}
@@ -132,8 +132,8 @@ class Node(Party):
 
     def _agree(self, proposal: Proposal) -> str:
         """Take part in a run, and return as `agree` does, or raise PolicyError."""
-        own = self._data.facts_of(0, samples=True, classes=True)
-        config = accepted(proposal, self.method, own, self.number, self.policy, self._roster)
+        own_facts = self._data.facts_of(0, samples=True, classes=True)
+        config = accepted(proposal, self.method, own_facts, self.number, self.policy, self._roster)
         drawn = self._drawn(proposal, config)
         if drawn is not None:
             return drawn
@@ -148,8 +148,8 @@ class Node(Party):
 
     def _check(self, config: Mapping[str, Any], policy: Policy) -> None:
         """Raise OwnerPolicyError for a run that the owner does not allow."""
-        own = self._data.facts_of(0, samples=True, classes=True)
-        check_run(policy, self.method, facts_in(config, own), config)
+        own_facts = self._data.facts_of(0, samples=True, classes=True)
+        check_run(policy, self.method, facts_in(config, own_facts), config)
 
     def _start_anew(self, run: str) -> None:
         """Let a newcomer join a run from the beginning, with the keys that it has.
@@ -242,9 +242,9 @@ class Node(Party):
         if math.isnan(score):
             return None
         event = Event("score", GATHER, ("score",), number, (self.number,))
-        for each in endpoint.reservations:
-            if isinstance(each, ReleaseBudget):
-                each.record(event)
+        for reservation in endpoint.reservations:
+            if isinstance(reservation, ReleaseBudget):
+                reservation.record(event)
         return float(score)
 
     def _check_scores(self, config: Mapping[str, Any]) -> None:

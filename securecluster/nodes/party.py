@@ -122,9 +122,9 @@ class Party(ABC):
             UsageError: no run, or several, that begin so; or one that was revoked already.
         """
         with self._alone():
-            found = revoke(self.folder, run, self._durable)
-            self._forget(found)
-            return found
+            fingerprint = revoke(self.folder, run, self._durable)
+            self._forget(fingerprint)
+            return fingerprint
 
     def agree(self, data: bytes) -> str:
         """Take part in a run that a server proposes.
@@ -176,13 +176,13 @@ class Party(ABC):
             PolicyError: of another server or roster than this party's.
         """
         named = hello.challenge_in(challenge, self._roster, self.policy)
-        told = {
+        introduction = {
             "number": self.number,
             "facts": self._told(),
             "signature": self._signature(hello.INTRODUCTION, named),
             "clock": int(time.time()),  # by which the server names deadlines
         }
-        return json.dumps(told).encode()
+        return json.dumps(introduction).encode()
 
     def hello(self, challenge: bytes) -> bytes:
         """Return a signature by which this party is the one that agreed to a run.
@@ -198,14 +198,14 @@ class Party(ABC):
         named = hello.challenge_in(challenge, self._roster, self.policy)
         with self._alone():
             self._check_allowed(str(named["run"]), self.policy)
-        told = {"number": self.number, "signature": self._signature(hello.HELLO, named)}
-        return json.dumps(told).encode()
+        answer = {"number": self.number, "signature": self._signature(hello.HELLO, named)}
+        return json.dumps(answer).encode()
 
-    def _signature(self, kind: str, challenge: Mapping[str, Any]) -> str:
+    def _signature(self, purpose: str, challenge: Mapping[str, Any]) -> str:
         """Return the signature of a statement; "" of a party without a roster."""
         if self._identity is None or self._roster is None:
             return ""
-        return self._identity.sign(hello.statement_of(kind, challenge)).hex()
+        return self._identity.sign(hello.statement_of(purpose, challenge)).hex()
 
     def answer(self, frame: bytes) -> bytes:
         """Answer a frame of a run that the party agreed to.
@@ -336,10 +336,10 @@ class Party(ABC):
         path = self._folder_of(run) / STATE
         begins = not path.exists()
         atomic_files.write_atomic(path, data, atomic_files.OWNER, durable=self._durable)
-        asked = [name for name in self.runs() if self._begun(name)] if begins else []
-        if len(asked) > idle_runs.MOST_IDLE:  # else nobody reads the ledger for it
+        begun_runs = [name for name in self.runs() if self._begun(name)] if begins else []
+        if len(begun_runs) > idle_runs.MOST_IDLE:  # else nobody reads the ledger for it
             released = self._released_in()
-            idle = [name for name in asked if name.removeprefix(RUN) not in released]
+            idle = [name for name in begun_runs if name.removeprefix(RUN) not in released]
             idle_runs.forget_surplus(self.folder, OWN, idle, IN_RUN)
         return stamp_of(path)
 
@@ -405,14 +405,14 @@ def revoke(folder: Path, run: str, durable: bool = True) -> str:
     revoked = RevokedRuns(folder, durable)
     before = revoked.read()
     agreed = [path.parent.name.removeprefix(RUN) for path in folder.glob(f"{RUN}*/{AGREED}")]
-    found = named(run, agreed, before)
-    if found not in before:
-        revoked.add(found)
-    with atomic_files.as_run_folder_error(folder / f"{RUN}{found}", "remove"):
-        revoked.erase(f"{RUN}{found}", OWN)
-    if found in before:
-        raise UsageError(f"the run {found} was revoked at {before[found]}: it stays so")
-    return found
+    fingerprint = named(run, agreed, before)
+    if fingerprint not in before:
+        revoked.add(fingerprint)
+    with atomic_files.as_run_folder_error(folder / f"{RUN}{fingerprint}", "remove"):
+        revoked.erase(f"{RUN}{fingerprint}", OWN)
+    if fingerprint in before:
+        raise UsageError(f"the run {fingerprint} was revoked at {before[fingerprint]}: it stays so")
+    return fingerprint
 
 
 def number_of(number: int | None, identity: Identity | None, roster: Roster | None) -> int:
@@ -432,12 +432,14 @@ def number_of(number: int | None, identity: Identity | None, roster: Roster | No
         return number
     if identity is None:
         raise UsageError("a node on a roster signs what it sends: give identity")
-    found = roster.number(identity.public)
-    if found is None:
+    roster_number = roster.number(identity.public)
+    if roster_number is None:
         raise UsageError("the roster has no key of this identity: ask who enrols the clients")
-    if number not in (None, found):
-        raise UsageError(f"the roster has this identity as client {found}, and not {number}")
-    return found
+    if number not in (None, roster_number):
+        raise UsageError(
+            f"the roster has this identity as client {roster_number}, and not {number}"
+        )
+    return roster_number
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:

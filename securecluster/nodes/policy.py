@@ -20,7 +20,7 @@ from securecluster.privacy.dp.ledger import DELTA
 
 @dataclass(frozen=True)
 class Policy:
-    """What runs a client takes part in; by default in any of its own protocol.
+    """Conditions of runs that a client takes part in; by default any of its own protocol.
 
     Args:
         protocols: names of protocols; None allows any.
@@ -145,11 +145,13 @@ class Policy:
                 f"this client takes part in runs of at least {self.least_clients:g} clients, and "
                 f"this one has {clients}"
             )
-        asked = round(float(config.get("participation", 1.0)) * clients)  # of cohorts: `check_run`
-        if config.get("aggregation", "plain") != "plain" and asked < self.least_clients:
+        # of cohorts: `check_run`
+        participation = float(config.get("participation", 1.0))
+        round_clients = round(participation * clients)
+        if config.get("aggregation", "plain") != "plain" and round_clients < self.least_clients:
             raise OwnerPolicyError(
                 f"this client takes part in sums over at least {self.least_clients:g} clients, and "
-                f"a round of this run asks {asked}"
+                f"a round of this run asks {round_clients}"
             )
         unit = config["dp_unit"]
         if self.unit is not None and unit != self.unit:
@@ -168,9 +170,9 @@ SWITCHES = ("samples", "roster", "scores")
 
 def _check_entry(name: str, value: Any) -> None:
     """Raise UsageError for an entry that no policy has, or of another type."""
-    known = [field.name for field in fields(Policy)]
-    if name not in known:
-        raise UsageError(f"a policy has no {name}: choose of {', '.join(known)}")
+    known_names = [field.name for field in fields(Policy)]
+    if name not in known_names:
+        raise UsageError(f"a policy has no {name}: choose of {', '.join(known_names)}")
     if name in LISTS and not _are_names(value):
         raise UsageError(f'{name} is a list of names, such as ["none"]')
     if name in SWITCHES and not isinstance(value, bool):

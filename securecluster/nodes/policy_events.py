@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What stand-ins sent in a run.
+    """Releases of stand-ins in a run.
 
     Args:
         multipliers: the least of each field's releases, by "method.field"; where `target_epsilon`
@@ -74,14 +74,15 @@ def check_run(policy: Policy, method: Method, facts: Facts, config: Mapping[str,
     if policy.least_noise == 0 and policy.samples:
         return
     method = as_agreed(method, config)
-    found = _rehearsed(method, facts, config)
-    if found.counts and not policy.samples:
+    rehearsed = _rehearsed(method, facts, config)
+    if rehearsed.counts and not policy.samples:
         raise OwnerPolicyError(
             f"this client does not tell its number of samples, and {method.name} sends it in the "
-            f"clear as {found.counts[0]}: give a clip, or take a uniform average where there is one"
+            f"clear as {rehearsed.counts[0]}: give a clip, or take a uniform average where there "
+            "is one"
         )
     scale = float(config["noise"]) if method.privacy.target_epsilon is not None else 1.0
-    for name, multiplier in found.multipliers.items():
+    for name, multiplier in rehearsed.multipliers.items():
         if scale * multiplier < policy.least_noise:
             noise = f"with {scale * multiplier:g}" if multiplier else "without noise"
             raise OwnerPolicyError(
@@ -96,9 +97,9 @@ def _check_cohorts(policy: Policy, method: Method, config: Mapping[str, Any]) ->
     if not method.sums.hide_replies or size == 0:
         return
     clients = range(int(config["clients"]))
-    least = max(least_members(config), method.sums.least_cohort(method))
+    minimum = max(least_members(config), method.sums.least_cohort(method))
     # their sizes are those of any order of the clients
-    cohorts = Cohorts(least, float(config["participation"]), size, tuple(clients)).of(clients)
+    cohorts = Cohorts(minimum, float(config["participation"]), size, tuple(clients)).of(clients)
     smallest = min(map(len, cohorts))
     if smallest < policy.least_clients:
         raise OwnerPolicyError(
@@ -146,11 +147,11 @@ def _rehearsed(method: Method, facts: Facts, config: Mapping[str, Any]) -> Rehea
 
 def _least(events: Iterable[Event]) -> dict[str, float]:
     """Return the least multiplier of each field, the smallest first."""
-    least: dict[str, float] = {}
+    smallest: dict[str, float] = {}
     for event in events:
         if event.mechanism in COSTLESS:
             continue
         field = event.fields[0] if event.fields else "training"
         name = f"{event.method}.{field}"
-        least[name] = min(multiplier_of(event), least.get(name, float("inf")))
-    return dict(sorted(least.items(), key=lambda item: (item[1], item[0])))
+        smallest[name] = min(multiplier_of(event), smallest.get(name, float("inf")))
+    return dict(sorted(smallest.items(), key=lambda item: (item[1], item[0])))

@@ -85,9 +85,9 @@ class Proposal:
         number: str | None = run_number.drawn()
         if folder is None or not run_folder.is_run(Path(folder)):
             return cls(agreed_config(method, facts, dtype, roster, number), samples, shared)
-        known = _config_in(Path(folder))
-        config = agreed_config(method, facts, dtype, roster, run_number.of(known))
-        return cls(_as_drawn(config, known, roster, Path(folder)), samples, shared)
+        earlier_config = _config_in(Path(folder))
+        config = agreed_config(method, facts, dtype, roster, run_number.of(earlier_config))
+        return cls(_as_drawn(config, earlier_config, roster, Path(folder)), samples, shared)
 
     def packed(self) -> bytes:
         """Return the proposal as bytes."""
@@ -120,13 +120,13 @@ class Proposal:
             counted = [config["clients"], config["classes"], *(samples or ())]
             commitments = content.get("commitments")
             commitments = None if commitments is None else tuple(map(str, commitments))
-            known = all(isinstance(value, str) for value in described)
-            known = known and config["dtype"] in DTYPES
-            whole = all(type(n) is int and 0 <= n < MOST_CLIENTS for n in counted)
+            texts_valid = all(isinstance(value, str) for value in described)
+            texts_valid = texts_valid and config["dtype"] in DTYPES
+            counts_valid = all(type(n) is int and 0 <= n < MOST_CLIENTS for n in counted)
             run_number.of(config)
         except (KeyError, TypeError, ValueError, RecursionError, UsageError):
             raise FrameError("the server proposed no run") from None
-        if not known or not whole or type(config["seed"]) is not int:
+        if not texts_valid or not counts_valid or type(config["seed"]) is not int:
             raise FrameError("the server proposed no run")
         samples = None if samples is None else tuple(samples)
         return cls(config, samples, facts, joins, commitments)
@@ -144,20 +144,22 @@ def _config_in(folder: Path) -> Mapping[str, Any]:
 
 
 def _as_drawn(
-    config: dict[str, Any], known: Mapping[str, Any], roster: Roster | None, folder: Path
+    config: dict[str, Any], earlier: Mapping[str, Any], roster: Roster | None, folder: Path
 ) -> dict[str, Any]:
     """Return a configuration with the nonces of the run in a folder, which goes on."""
-    if roster is None or not public_randomness.is_drawn(known):
+    if roster is None or not public_randomness.is_drawn(earlier):
         return config
-    own = json.loads(json.dumps(config))
-    proposed = public_randomness.proposed_of(known)
-    differing = [name for name in sorted(own | proposed) if own.get(name) != proposed.get(name)]
+    derived = json.loads(json.dumps(config))
+    proposed = public_randomness.proposed_of(earlier)
+    differing = [
+        name for name in sorted(derived | proposed) if derived.get(name) != proposed.get(name)
+    ]
     if differing:
         raise RunFolderError(
             f"{folder} holds a run of another configuration ({', '.join(differing)}): resume with "
             "the same one, or give another folder"
         )
-    nonces = public_randomness.nonces_in(known)
+    nonces = public_randomness.nonces_in(earlier)
     return public_randomness.Draw(config, roster).configured(nonces)
 
 
@@ -194,7 +196,7 @@ def agreed_config(
 def accepted(
     proposal: Proposal,
     method: Method,
-    own: ClientFacts,
+    own_facts: ClientFacts,
     number: int,
     policy: Policy,
     roster: Roster | None,
@@ -204,7 +206,7 @@ def accepted(
     Args:
         proposal: of the server.
         method: the client's own protocol object.
-        own: facts of the client's data, with its numbers of samples and classes.
+        own_facts: facts of the client's data, with its numbers of samples and classes.
         number: of the client.
         policy: of its owner.
         roster: that the owner was given; None for none.
@@ -220,12 +222,12 @@ def accepted(
     if (number >= clients) is not proposal.joins:
         without = "with" if proposal.joins else "without"
         raise ProposalError(f"the server proposes a run of {clients} clients {without} this one")
-    if own.classes is not None and int(proposed["classes"]) < own.classes:
+    if own_facts.classes is not None and int(proposed["classes"]) < own_facts.classes:
         raise ProposalError(
             f"the server proposes {proposed['classes']} classes, and this client's data need more"
         )
-    _check_samples(proposal, method, own, number, policy)
-    return _derived(proposal, method, own, policy, roster)
+    _check_samples(proposal, method, own_facts, number, policy)
+    return _derived(proposal, method, own_facts, policy, roster)
 
 
 def accepted_by_authority(
@@ -264,7 +266,11 @@ def _check_protocol(proposal: Proposal, method: Method) -> None:
 
 
 def _derived(
-    proposal: Proposal, method: Method, own: ClientFacts, policy: Policy, roster: Roster | None
+    proposal: Proposal,
+    method: Method,
+    own_facts: ClientFacts,
+    policy: Policy,
+    roster: Roster | None,
 ) -> dict[str, Any]:
     """Return the configuration that follows from a method and facts, which is the proposed one.
 
@@ -272,7 +278,7 @@ def _derived(
         ProposalError: it is not, or its owner forbids it.
     """
     proposed = public_randomness.proposed_of(proposal.config)
-    facts = facts_in(proposed, own, proposal.samples)
+    facts = facts_in(proposed, own_facts, proposal.samples)
     # all but number and seed is derived here: the server draws the one, and clients the other
     number = run_number.of(proposed)
     config = agreed_config(method, facts, str(proposed["dtype"]), roster, number)
@@ -287,33 +293,33 @@ def _derived(
 
 
 def facts_in(
-    config: Mapping[str, Any], own: ClientFacts, samples: tuple[int, ...] | None = None
+    config: Mapping[str, Any], own_facts: ClientFacts, samples: tuple[int, ...] | None = None
 ) -> Facts:
     """Return the facts of all clients of a run, as one of them knows them.
 
     Args:
         config: of the run.
-        own: facts of the client's data.
+        own_facts: facts of the client's data.
         samples: number of training samples of each client; None where no client told it.
     """
     return Facts(
         clients=int(config["clients"]),
-        x=own.x,
-        y=own.y,
+        x=own_facts.x,
+        y=own_facts.y,
         classes=int(config["classes"]),
         seed=int(config["seed"]),
-        objective=objective(own.objective),
-        feature_names=own.feature_names,
-        class_names=own.class_names,
-        scaling=own.scaling,
-        bright=own.bright,
-        mean=own.mean,
+        objective=objective(own_facts.objective),
+        feature_names=own_facts.feature_names,
+        class_names=own_facts.class_names,
+        scaling=own_facts.scaling,
+        bright=own_facts.bright,
+        mean=own_facts.mean,
         samples=samples,
     )
 
 
 def _check_samples(
-    proposal: Proposal, method: Method, own: ClientFacts, number: int, policy: Policy
+    proposal: Proposal, method: Method, own_facts: ClientFacts, number: int, policy: Policy
 ) -> None:
     """Raise ProposalError for numbers of samples that are not the clients'."""
     if not needs_samples(method):
@@ -324,22 +330,22 @@ def _check_samples(
         )
     samples = proposal.samples or ()
     clients = int(proposal.config["clients"])
-    if len(samples) != clients or (number < clients and samples[number] != own.samples):
+    if len(samples) != clients or (number < clients and samples[number] != own_facts.samples):
         raise ProposalError("the server proposes other numbers of samples than the clients told")
 
 
 def _check_equal(proposed: Mapping[str, Any], derived: Mapping[str, Any]) -> None:
     """Raise ProposalError for a proposal that is not what this client's own protocol gives."""
     # as the other side of a wire reads it, where a tuple is a list
-    own = json.loads(json.dumps(derived))
-    if dict(proposed) == own:
+    expected = json.loads(json.dumps(derived))
+    if dict(proposed) == expected:
         return
-    names = sorted(proposed.keys() | own.keys())
-    name, *others = [name for name in names if proposed.get(name) != own.get(name)]
+    names = sorted(proposed.keys() | expected.keys())
+    name, *others = [name for name in names if proposed.get(name) != expected.get(name)]
     too = f" (and {', '.join(others)} differ, too)" if others else ""
     raise ProposalError(
         f"the server proposes {name} = {_short(proposed.get(name))}, and this client's protocol "
-        f"has {_short(own.get(name))}{too}"
+        f"has {_short(expected.get(name))}{too}"
     )
 
 

@@ -60,40 +60,40 @@ class RevokedRuns:
             self._folder / NAME, line, atomic_files.OWNER, durable=self._durable
         )
 
-    def erase(self, folder: str, own: Own) -> None:
+    def erase(self, folder: str, own_files: Own) -> None:
         """Remove what a party keeps of a run, but for its ledger and for files of somebody else.
 
         Args:
             folder: name of the run's folder.
-            own: what is the party's.
+            own_files: what is the party's.
 
         Raises:
             OSError: a file cannot be removed.
         """
-        place = self._folder / folder
-        if not place.is_dir() or place.is_symlink():
+        run_path = self._folder / folder
+        if not run_path.is_dir() or run_path.is_symlink():
             return
-        for path in sorted(place.iterdir()):
+        for path in sorted(run_path.iterdir()):
             name = PurePath(folder, path.name)
-            if own.has(name):
-                atomic_files.remove_below(self._folder, name, own)
+            if own_files.has(name):
+                atomic_files.remove_below(self._folder, name, own_files)
         with suppress(OSError):  # somebody has put a file there
-            atomic_files.remove_below(self._folder, PurePath(folder), own)
+            atomic_files.remove_below(self._folder, PurePath(folder), own_files)
 
 
-def named(text: str, known: Iterable[str], revoked: Iterable[str]) -> str:
+def named(text: str, agreed: Iterable[str], revoked: Iterable[str]) -> str:
     """Return the one run whose fingerprint begins with a text.
 
     Args:
         text: as its owner gives it, with or without the `run-` of its folder.
-        known: fingerprints of runs that the party takes part in.
+        agreed: fingerprints of runs that the party takes part in.
         revoked: of those that were revoked.
 
     Raises:
         UsageError: none or several begin so.
     """
     start = text.strip().lower().removeprefix("run-")
-    living = sorted(set(known) - set(revoked))
+    living = sorted(set(agreed) - set(revoked))
     every = [run for run in (*living, *sorted(revoked)) if start and run.startswith(start)]
     if len(every) == 1:
         return every[0]

@@ -18,7 +18,7 @@ CHECKS = "1"  # changes with what a policy is compared with
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a node came in a run.
+    """Progress of a node in a run.
 
     Args:
         round: the latest that it has answered a frame of.

@@ -119,9 +119,9 @@ class ServerRun:
             UsageError: numbers of clients of the run.
         """
         run_folder.check_same(folder, run_folder.run_config(folder), self._content())
-        kept = read_kept(folder)
+        fitted_state = read_kept(folder)
         record = NewcomerRecord(folder, int(self.config["clients"]))
-        return join_over(self.method, kept, record, self.transport, newcomers, self.roster)
+        return join_over(self.method, fitted_state, record, self.transport, newcomers, self.roster)
 
     @property
     def _settings(self) -> Settings:
@@ -171,9 +171,9 @@ class ServerRun:
             run = half.started(folder, observe=self._line, report=report)
             with named_in_errors(self._names) if self.names else nullcontext():
                 state = half.final_state(run)
-            kept = self._kept(half, run, state)
+            fitted_state = self._kept(half, run, state)
         fitted_class = self.method.fitted_class
-        fitted: FittedRun = fitted_class(self.method, kept, half.transcript, folder)
+        fitted: FittedRun = fitted_class(self.method, fitted_state, half.transcript, folder)
         return fitted
 
     def _transcript(self, folder: Path | None) -> Transcript:
@@ -193,8 +193,8 @@ class ServerRun:
 
     def _line(self, state: Any) -> Line:
         """Return what the server knows after a round, for the history."""
-        known = set(self._labels(state)) - {UNKNOWN_LABEL}
-        return {"clusters": len(known)}
+        labels = set(self._labels(state)) - {UNKNOWN_LABEL}
+        return {"clusters": len(labels)}
 
     def _kept(self, half: ServerHalf, run: Run, state: Any) -> FittedState:
         """Return what the server keeps of the run."""

@@ -219,12 +219,12 @@ class Deployment:
             return []
         return cohorts.of(range(int(self.config["clients"])))
 
-    def _sum_facts(self, draws: NoiseStreams | None = None, least: int = 0) -> SumFacts:
+    def _sum_facts(self, draws: NoiseStreams | None = None, fewest: int = 0) -> SumFacts:
         """Return what the halves of the protection of sums are made from.
 
         Args:
             draws: the clients' streams of noise; None elsewhere.
-            least: as of `client_halves`.
+            fewest: as `least` of `client_halves`.
         """
         method = self.method
         # Under noise an error would tell of the data, so numbers are clamped instead.
@@ -240,7 +240,7 @@ class Deployment:
             ranges=ranges,
             dtype=self.dtype,
             minimum=least_members(self.config),
-            shares=max(self.pipeline().shares, least),
+            shares=max(self.pipeline().shares, fewest),
             fixed=fixed_sums(method.client),
             cohorts=self._cohorts_of_all(),
             opened=self._opened,

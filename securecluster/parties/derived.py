@@ -40,14 +40,14 @@ def given_options(method: Any) -> set[str]:
     Args:
         method: the protocol.
     """
-    given = set(vars(method).get(GIVEN, ()))
+    names = set(vars(method).get(GIVEN, ()))
     for option in dataclasses.fields(method):
         value = getattr(method, option.name)
         # an array, or another object that cannot be compared, is no default
         same = isinstance(value, type(option.default)) and value == option.default
         if same is not True:
-            given.add(option.name)
-    return given
+            names.add(option.name)
+    return names
 
 
 def server_copy(method: M) -> M:

@@ -242,7 +242,7 @@ def _of_small_network(
     small = {**changes, "model": SMALL_NETWORK}
     # Options may name layers that it lacks, and text has no such network.
     with suppress(SecureClusterError):
-        return _counted(protocol, federation, small, whole=True)
+        return _counted(protocol, federation, small, complete=True)
     return _counted(protocol, federation, changes)
 
 
@@ -258,7 +258,7 @@ def _releases(counts: Mapping[tuple[Expense, bool], int]) -> RunReleases:
 
 
 def _counted(
-    protocol: Method, federation: Federation, changes: Mapping[str, Any], whole: bool = False
+    protocol: Method, federation: Federation, changes: Mapping[str, Any], complete: bool = False
 ) -> Counter[tuple[Expense, bool]]:
     """Return how often a client releases each kind of thing, and whether in shares of noise.
 
@@ -266,7 +266,7 @@ def _counted(
         protocol: the method.
         federation: of stand-ins for its clients.
         changes: further hyper-parameters.
-        whole: whether a run that does not come to its end is an error.
+        complete: whether a run that does not come to its end is an error.
     """
     params = protocol.get_params()
     common = {name: value for name, value in COMMON.items() if name in params}
@@ -274,7 +274,7 @@ def _counted(
     dry.privacy = dry.privacy.for_stand_ins()
     in_shares = protocol.privacy.placed(protocol) == "distributed"
     counts: Counter[tuple[Expense, bool]] = Counter()
-    by_client, _ = _events_by_client(dry, federation, whole)
+    by_client, _ = _events_by_client(dry, federation, complete)
     for events in by_client.values():
         of_client: Counter[tuple[Expense, bool]] = Counter()
         for event in events:
@@ -322,14 +322,14 @@ def _events_of_runs(
 ) -> list[Event]:
     """Return what `events_of_stand_ins` does, with other hyper-parameters for all runs."""
     stand_ins = _stand_ins(facts, clients)
-    found: list[Event] = []
+    collected: list[Event] = []
     for further in ({}, *protocol.dry_runs()):
         dry = type(protocol)(**{**protocol.get_params(), **common, **further})
         dry.privacy = dry.privacy.for_stand_ins()
         by_client, _ = _events_by_client(dry, stand_ins, not further, watch=watch)
         for events in by_client.values():
-            found += events
-    return found
+            collected += events
+    return collected
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Observed:
-    """What the client that releases most releases in a run of stand-ins.
+    """Releases, in a run of stand-ins, of the client that releases most.
 
     Args:
         events: of the server's ledger.
@@ -419,10 +419,10 @@ def _observed(dry: Any, stand_ins: Federation) -> Observed:
 
     events, state = _events_by_client(dry, stand_ins, True, Recording)
     labels = getattr(state, "labels", None) or []
-    most = max(events, key=lambda client: len(events[client]), default=0)
+    busiest_client = max(events, key=lambda client: len(events[client]), default=0)
     return Observed(
-        events.get(most, []),
-        [draw for draw in draws if draw.client == most],
+        events.get(busiest_client, []),
+        [draw for draw in draws if draw.client == busiest_client],
         initial_model(dry, stand_ins.facts).dimension,
         alone=len(labels) > 1 and len(set(labels)) == len(labels),
     )
@@ -431,7 +431,7 @@ def _observed(dry: Any, stand_ins: Federation) -> Observed:
 def _events_by_client(
     dry: Any,
     federation: Federation,
-    whole: bool,
+    complete: bool,
     streams: type[NoiseStreams] = StandInStreams,
     watch: Callable[[Call, Any], Any] | None = None,
 ) -> tuple[dict[int, list[Event]], Any]:
@@ -442,8 +442,8 @@ def _events_by_client(
     Args:
         dry: the method.
         federation: the stand-ins.
-        whole: whether a run that does not come to its end is an error; otherwise what it released
-            before counts, and a run that goes further is held to its target.
+        complete: whether a run that does not come to its end is an error; otherwise what it
+            released before counts, and a run that goes further is held to its target.
         streams: class of their noise.
         watch: called with each reply before the pipeline, and returns it; None for none.
     """
@@ -469,7 +469,7 @@ def _events_by_client(
     state = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with nullcontext() if whole else suppress(SecureClusterError):
+        with nullcontext() if complete else suppress(SecureClusterError):
             state = half.final_state(Run(begin=half.begin_round, dry=True))
     events: dict[int, list[Event]] = {}
     for event in net.state.ledger.events:

@@ -111,13 +111,13 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
             another key for these; an identity or a roster of simulated clients; or a budget for
             several clients, or of another unit.
     """
-    given = joins if agreed is None else agreed
-    if given is None:
+    known_config = joins if agreed is None else agreed
+    if known_config is None:
         config: Mapping[str, Any] = method.config(federation, settings.dtype)
         method = as_agreed(method, config)
         flat = initial_model(method, federation)
     else:
-        config = given
+        config = known_config
         method = as_agreed(method, config)
         flat = Deployment(method, config).initial_model()
         if numbers is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MethodObserver(Protocol):
-    """What the experimenter computes outside the protocol, of all clients' data."""
+    """Figures that the experimenter computes outside the protocol, of all clients' data."""
 
     @property
     def server_knows_labels(self) -> bool:

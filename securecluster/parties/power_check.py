@@ -194,7 +194,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class PowerCheck:
-    """What noise leaves of a private run, as far as public quantities tell.
+    """Check of what noise leaves of a private run, as far as public quantities tell.
 
     Args:
         powers: of everything that clients release with noise.
@@ -210,8 +210,8 @@ class PowerCheck:
         Args:
             use: "clusters" or "training".
         """
-        used = [power for power in self.powers if power.use == use]
-        return max(used, key=lambda power: power.strain, default=None)
+        candidates = [power for power in self.powers if power.use == use]
+        return max(candidates, key=lambda power: power.strain, default=None)
 
     def verdict(self, use: str) -> str | None:
         """Return the verdict of a use; None where nothing noisy is used for it.
@@ -231,7 +231,7 @@ class PowerCheck:
     @property
     def sentences(self) -> list[str]:
         """Return a sentence for each use, and one on what would change it."""
-        told = []
+        sentences = []
         for use in (CLUSTERS, TRAINING):
             worst = self.worst(use)
             if worst is None:
@@ -240,7 +240,7 @@ class PowerCheck:
             if worst.rows > 1:
                 read = f"in a mean over {worst.rows:.0f} clients"
             carried, drowned = worst.limits
-            told.append(
+            sentences.append(
                 f"{_FOLLOWS[use, worst.verdict]}: the noise is {short(worst.ratio)} times as long "
                 f"as the longest {_WORDS[worst.kind]} ({worst.numbers:,} numbers, {read}), where "
                 f"{carried:g} is borne and {drowned:g} is too much"
@@ -249,8 +249,8 @@ class PowerCheck:
                 f"{short(remedy.ratio)} times with {remedy.change}" for remedy in self.changes(use)
             ]
             if changes:
-                told.append(f"it would be {', '.join(changes)}")
-        return told
+                sentences.append(f"it would be {', '.join(changes)}")
+        return sentences
 
     @property
     def warning(self) -> str | None:
@@ -375,15 +375,15 @@ class _Measured:
 
     def powers(self) -> Iterator[Power]:
         """Yield the power of each kind of release, once for each use."""
-        known = set()
+        emitted = set()
         rows = list(self._rows())
-        by_losses = any(kind == LOSSES for _, _, kind, _, _ in rows)
-        for event, field, kind, numbers, ratio in rows:
-            for use, name, clients in self._uses(event, kind, by_losses):
+        by_losses = any(release_type == LOSSES for _, _, release_type, _, _ in rows)
+        for event, field, release_type, numbers, ratio in rows:
+            for use, name, clients in self._uses(event, release_type, by_losses):
                 key = (event.method, field, use, name)
-                if key in known:
+                if key in emitted:
                     continue
-                known.add(key)
+                emitted.add(key)
                 read = numbers
                 if (use, name) == (CLUSTERS, GRADIENTS) and self.sketched:
                     # a random rotation to q numbers has q/d of the noise
@@ -460,12 +460,14 @@ class _Measured:
         longest = plan.number(self.samples) * plan.lr * float(self.config["clip"])
         return math.sqrt(self.dimension * plan.variance(self.samples)) / float(longest)
 
-    def _uses(self, event: Event, kind: str, by_losses: bool) -> Iterator[tuple[str, str, float]]:
+    def _uses(
+        self, event: Event, release_type: str, by_losses: bool
+    ) -> Iterator[tuple[str, str, float]]:
         """Yield what a release is used for, the kind of limits, and how many rows are averaged.
 
         Args:
             event: the release.
-            kind: of its rows.
+            release_type: of its rows.
             by_losses: whether clusters follow from losses under models.
         """
         clients = max(1.0, self.facts.clients * self.participation / self.k)
@@ -473,16 +475,16 @@ class _Measured:
             clients = 1.0
         finds = not self.dry.alone
         summed = event.verb == SUM
-        if kind in (UPDATE, GRADIENTS):
-            yield TRAINING, kind, clients
+        if release_type in (UPDATE, GRADIENTS):
+            yield TRAINING, release_type, clients
             if finds and by_losses:
                 yield CLUSTERS, MODELS, clients if summed else 1.0
             elif finds and not summed:
-                yield CLUSTERS, kind, 1.0
-        elif finds and summed and kind != LOSSES:
+                yield CLUSTERS, release_type, 1.0
+        elif finds and summed and release_type != LOSSES:
             yield CLUSTERS, SUMS, clients
         elif finds and not summed:
-            yield CLUSTERS, kind, 1.0
+            yield CLUSTERS, release_type, 1.0
 
 
 def _draw_of(event: Event, draws: Sequence[Draw]) -> Draw | None:
@@ -507,8 +509,8 @@ def _remedies(measured: _Measured, check: PowerCheck) -> Iterator[Remedy]:
         worst = check.worst(use)
         if worst is None or worst.verdict == CARRIES:
             continue
-        for change, ratio, kind in _changes(measured, worst):
-            after = replace(worst, kind=kind, ratio=ratio)
+        for change, ratio, release_type in _changes(measured, worst):
+            after = replace(worst, kind=release_type, ratio=ratio)
             if after.strain < worst.strain:
                 yield Remedy(change, use, ratio, after.verdict)
 
@@ -542,8 +544,8 @@ def _changes(measured: _Measured, worst: Power) -> Iterator[tuple[str, float, st
             yield f"a smaller network (--model {SMALL_NETWORK})", ratio * share, worst.kind
     if of_network and worst.use == CLUSTERS and params.get("sketch", 1) is None:
         share = math.sqrt(SKETCHED / worst.numbers)
-        kind = SKETCH if worst.kind == UPDATE else worst.kind
-        yield f"clusters from sketches (--sketch {SKETCHED})", ratio * share, kind
+        release_type = SKETCH if worst.kind == UPDATE else worst.kind
+        yield f"clusters from sketches (--sketch {SKETCHED})", ratio * share, release_type
     mean = worst.rows > 1
     local = measured.config["placement"] == "local"
     if mean and local and _possible(measured, placement="distributed", aggregation="secagg"):
@@ -566,9 +568,10 @@ def _less_noise(measured: _Measured, worst: Power, share: float) -> str:
         share: of its noise that is left.
     """
     params = measured.method.get_params()
-    own = OWN_NOISE.get(worst.kind, "")
-    if params.get(own):
-        return f"less noise (--{own.replace('_', '-')} {short(float(params[own]) * share)})"
+    option = OWN_NOISE.get(worst.kind, "")
+    if params.get(option):
+        flag = option.replace("_", "-")
+        return f"less noise (--{flag} {short(float(params[option]) * share)})"
     noise = float(measured.config["noise"]) * share
     if params.get("target_epsilon") is None:
         return f"less noise (--noise {short(noise)})"

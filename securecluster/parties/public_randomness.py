@@ -129,49 +129,49 @@ class Draw:
         """
         return encoded("securecluster nonces v1", self.digest, self.of_roster, number, commitments)
 
-    def check_commitment(self, number: int, given: Signed) -> None:
+    def check_commitment(self, number: int, signed: Signed) -> None:
         """Check that a client signed its commitments.
 
         Args:
             number: of the client.
-            given: its commitments.
+            signed: its commitments.
 
         Raises:
             ProposalError: it did not.
         """
-        statement = self.commitment_statement(number, given.run, given.cohorts)
-        self._check(number, statement, given, "commitments")
+        statement = self.commitment_statement(number, signed.run, signed.cohorts)
+        self._check(number, statement, signed, "commitments")
 
-    def check_commitments(self, given: Sequence[Signed]) -> None:
+    def check_commitments(self, signed: Sequence[Signed]) -> None:
         """Check the commitments of all clients.
 
         Args:
-            given: by each client, in the order of their numbers.
+            signed: by each client, in the order of their numbers.
 
         Raises:
             ProposalError: they are not of all clients, or one has those of another, or did not sign
                 its own.
         """
-        self._check_whole([one.run for one in given], "commitments")
-        self._check_whole([one.cohorts for one in given], "commitments")
-        for number, one in enumerate(given):
+        self._check_whole([one.run for one in signed], "commitments")
+        self._check_whole([one.cohorts for one in signed], "commitments")
+        for number, one in enumerate(signed):
             self.check_commitment(number, one)
 
-    def check_nonces(self, given: Sequence[Signed]) -> list[tuple[bytes, bytes]]:
+    def check_nonces(self, signed: Sequence[Signed]) -> list[tuple[bytes, bytes]]:
         """Return the commitments that nonces open, after a check of the nonces of all clients.
 
         Args:
-            given: by each client, in the order of their numbers.
+            signed: by each client, in the order of their numbers.
 
         Raises:
             ProposalError: they are not of all clients, or one of them did not sign the commitments
                 that these nonces open.
         """
-        self._check_whole([one.run for one in given], "nonces")
-        self._check_whole([one.cohorts for one in given], "nonces")
-        opened = [self.commitments(i, one.run, one.cohorts) for i, one in enumerate(given)]
+        self._check_whole([one.run for one in signed], "nonces")
+        self._check_whole([one.cohorts for one in signed], "nonces")
+        opened = [self.commitments(i, one.run, one.cohorts) for i, one in enumerate(signed)]
         listed = digest_of(opened)
-        for number, one in enumerate(given):
+        for number, one in enumerate(signed):
             self._check(number, self.nonce_statement(number, listed), one, "nonces")
         return opened
 
@@ -226,10 +226,10 @@ class Draw:
                 )
             first[value] = number
 
-    def _check(self, number: int, statement: bytes, given: Signed, what: str) -> None:
+    def _check(self, number: int, statement: bytes, signed: Signed, what: str) -> None:
         """Raise ProposalError unless a client signed a statement."""
         try:
-            self._roster.check(number, statement, given.signature)
+            self._roster.check(number, statement, signed.signature)
         except FrameError:
             raise ProposalError(
                 f"client {number} did not sign these {what} for this run and this roster: the "
@@ -252,8 +252,8 @@ def digest_of(commitments: Sequence[tuple[bytes, bytes]]) -> str:
     Args:
         commitments: for the run and for the roster, of each client.
     """
-    parts = [part for pair in commitments for part in pair]
-    return hashlib.sha256(encoded("securecluster list v1", *parts)).hexdigest()
+    flattened = [commitment for pair in commitments for commitment in pair]
+    return hashlib.sha256(encoded("securecluster list v1", *flattened)).hexdigest()
 
 
 def cohorts_digest_of(commitments: Sequence[tuple[bytes, bytes]]) -> str:
@@ -262,8 +262,8 @@ def cohorts_digest_of(commitments: Sequence[tuple[bytes, bytes]]) -> str:
     Args:
         commitments: for the run and for the roster, of each client.
     """
-    parts = [cohorts for _, cohorts in commitments]
-    return hashlib.sha256(encoded("securecluster cohort list v1", *parts)).hexdigest()
+    cohort_commitments = [cohorts for _, cohorts in commitments]
+    return hashlib.sha256(encoded("securecluster cohort list v1", *cohort_commitments)).hexdigest()
 
 
 def is_drawn(config: Mapping[str, Any]) -> bool:

@@ -95,7 +95,7 @@ class ServerHalf:
     def started(
         self,
         folder: Path | None = None,
-        parts: Mapping[str, CheckpointPart] | None = None,
+        components: Mapping[str, CheckpointPart] | None = None,
         observe: Callable[[Any], Line] = lambda state: {},
         report: Callable[[Line], None] = lambda line: None,
     ) -> Run:
@@ -103,13 +103,13 @@ class ServerHalf:
 
         Args:
             folder: where to write checkpoints; None stores everything in memory.
-            parts: of other components, which checkpoints have beside the server's own.
+            components: of other components, which checkpoints have beside the server's own.
             observe: measures the state after each round, outside the protocol.
             report: called with the history line of each round.
         """
         run = Run(
             folder,
-            {**(parts or {}), **self._parts()},
+            {**(components or {}), **self._parts()},
             lambda state: {**observe(state), **self._traffic()},
             report,
             self.begin_round,

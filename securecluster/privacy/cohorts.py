@@ -77,12 +77,16 @@ class Cohorts:
         ordered = [client for client in self.order if client in chosen]
         size = self.size
         if size is None:
-            asked = round(self.share * len(ordered))
-            if asked == len(ordered):
-                asked = len(ordered) // 3
-            size = max(self.minimum, min(asked, LARGEST_DEFAULT))
+            requested = round(self.share * len(ordered))
+            if requested == len(ordered):
+                requested = len(ordered) // 3
+            size = max(self.minimum, min(requested, LARGEST_DEFAULT))
         count = max(1, len(ordered) // size)
-        return [tuple(sorted(part.tolist())) for part in np.array_split(ordered, count)]
+        cohorts = []
+        for cohort in np.array_split(ordered, count):
+            members: list[int] = cohort.tolist()
+            cohorts.append(tuple(sorted(members)))
+        return cohorts
 
 
 def whole_cohorts(clients: Iterable[int], cohorts: Sequence[Cohort]) -> set[int]:
@@ -93,11 +97,11 @@ def whole_cohorts(clients: Iterable[int], cohorts: Sequence[Cohort]) -> set[int]
         cohorts: disjoint.
     """
     present = set(clients)
-    whole: set[int] = set()
+    complete: set[int] = set()
     for cohort in cohorts:
         if present.issuperset(cohort):
-            whole.update(cohort)
-    return whole
+            complete.update(cohort)
+    return complete
 
 
 # Row spaces are computed modulo this prime: the product of two numbers below it fits 64 bits.
@@ -147,8 +151,8 @@ class RowSpace:
         row = np.zeros(self._rows.shape[1], dtype=np.int64)
         row[list(members)] = 1
         # A pivot's column has zeros in all other rows, so all pivots are eliminated at once.
-        used = np.flatnonzero(row[self._pivots])
-        row = (row - self._rows[used].sum(0)) % PRIME
+        pivot_rows = np.flatnonzero(row[self._pivots])
+        row = (row - self._rows[pivot_rows].sum(0)) % PRIME
         columns = np.flatnonzero(row)
         if not len(columns):
             return False

@@ -140,12 +140,12 @@ class FixedPoint:
         return encoded
 
     def decode(
-        self, total: torch.Tensor, count: int, dtype: torch.dtype | None = None
+        self, row_sum: torch.Tensor, count: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Return the numbers that a sum of encoded rows stands for.
 
         Args:
-            total: sum (…) of `dtype` integers.
+            row_sum: sum (…) of `dtype` integers.
             count: number of clients in the sum.
             dtype: type of the numbers; float32 by default.
 
@@ -156,42 +156,42 @@ class FixedPoint:
             FrameError: a sum that no `count` clients can have: forged, or still masked.
         """
         # Before scaling: a remaining mask would look like any other number afterwards.
-        self.check(total, count)
+        self.check(row_sum, count)
         target = dtype or torch.float32
-        numbers = torch.empty(total.shape, dtype=target)
+        numbers = torch.empty(row_sum.shape, dtype=target)
         unit = math.ldexp(1.0, -self.exponent)
-        scratch = torch.empty(min(BLOCK, total.numel()), dtype=torch.float64)
-        for integers, decoded in _blocks(total, numbers):
+        scratch = torch.empty(min(BLOCK, row_sum.numel()), dtype=torch.float64)
+        for integers, decoded in _blocks(row_sum, numbers):
             block = scratch[: integers.numel()].copy_(integers)
             decoded.copy_(block.mul_(unit))
         return numbers
 
-    def check(self, total: torch.Tensor, count: int) -> None:
+    def check(self, row_sum: torch.Tensor, count: int) -> None:
         """Raise FrameError for a sum that no `count` clients can have.
 
         Args:
-            total: sum (…) of `dtype` integers.
+            row_sum: sum (…) of `dtype` integers.
             count: number of clients in the sum.
 
         Raises:
             FrameError: another type, no clients, more than `members`, or an integer of a magnitude
                 above `count · largest`.
         """
-        if total.dtype != self.dtype:
-            raise FrameError(f"{self.field}: a secure sum holds {self.dtype}, not {total.dtype}")
+        if row_sum.dtype != self.dtype:
+            raise FrameError(f"{self.field}: a secure sum holds {self.dtype}, not {row_sum.dtype}")
         if not 1 <= count <= self.members:
             raise FrameError(
                 f"{self.field}: a secure sum over {count} clients was planned for 1 to "
                 f"{self.members}"
             )
-        if not self.in_range(total, count):
+        if not self.in_range(row_sum, count):
             raise FrameError(
                 f"{self.field}: the sum is beyond what {count} clients within the bound "
                 f"{self.bound:g} can have: a row was forged, or a mask was not removed; ask for "
                 "the sum again"
             )
 
-    def in_range(self, total: torch.Tensor, count: int) -> bool:
+    def in_range(self, row_sum: torch.Tensor, count: int) -> bool:
         """Return whether `count` encoded rows can have a sum.
 
         A sum of `count` rows that stays within the signed range and is outside of this one has a
@@ -199,14 +199,14 @@ class FixedPoint:
         into the range by chance.
 
         Args:
-            total: sum (…) of `dtype` integers.
+            row_sum: sum (…) of `dtype` integers.
             count: number of clients in the sum.
         """
         limit = count * self.largest
-        if total.numel() == 0:
+        if row_sum.numel() == 0:
             return True
         # One pass, and no copy, over what may be the largest array of the server.
-        low, high = torch.aminmax(total)
+        low, high = torch.aminmax(row_sum)
         return -limit <= int(low) and int(high) <= limit
 
     def _check(self, numbers: torch.Tensor) -> None:

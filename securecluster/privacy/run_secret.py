@@ -86,9 +86,9 @@ def missing(folder: Path | None) -> RunFolderError:
     Args:
         folder: of the run; None where it is not known.
     """
-    place = "this run" if folder is None else str(folder)
+    subject = "this run" if folder is None else str(folder)
     return RunFolderError(
-        f"{place} is without the secret from which its keys and noise follow: restore {FILE} in "
+        f"{subject} is without the secret from which its keys and noise follow: restore {FILE} in "
         "its folder, or start the run anew"
     )
 

@@ -29,7 +29,7 @@ Bits = NDArray[np.uint8]
 
 @dataclass
 class FieldOccupancy:
-    """How many members moved the coordinates and blocks of one field, over all of its sums.
+    """Counts of members that moved coordinates and blocks of one field, over all of its sums.
 
     Attributes:
         method: the client method.
@@ -53,29 +53,29 @@ class FieldOccupancy:
     blocks_of_one: int = 0
     least_members: int = 0
 
-    def add(self, moved: Moved) -> None:
+    def add(self, moves: Moved) -> None:
         """Count one more sum.
 
         Args:
-            moved: by its members.
+            moves: by its members.
         """
         self.sums += 1
-        self.coordinates += moved.coordinates
-        for one, two, three in moved.at_least():
+        self.coordinates += moves.coordinates
+        for one, two, three in moves.at_least():
             self.of_one += _count(one & ~two)
             self.of_few += _count(one & ~three)
-        members = moved.members_of_blocks()
+        members = moves.members_of_blocks()
         filled = members[members > 0]
         self.blocks += len(filled)
         self.blocks_of_one += int((filled == 1).sum())
         if len(filled):
-            least = int(filled.min())
-            self.least_members = min(self.least_members or least, least)
+            smallest = int(filled.min())
+            self.least_members = min(self.least_members or smallest, smallest)
 
 
 @dataclass
 class Occupancy:
-    """How many members moved what, by field, as far as it was counted."""
+    """Counts of members that moved coordinates, by field, as far as they were counted."""
 
     fields: list[FieldOccupancy] = field(default_factory=list)
 
@@ -86,15 +86,15 @@ class Occupancy:
             method: the client method.
             name: of the field.
         """
-        for known in self.fields:
-            if (known.method, known.field) == (method, name):
-                return known
+        for figures in self.fields:
+            if (figures.method, figures.field) == (method, name):
+                return figures
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """Which coordinates some clients moved, a bit each.
+    """Coordinates that some clients moved, a bit each.
 
     Args:
         bits: for each number that everybody can know, a one where a client's number is another,
@@ -133,25 +133,25 @@ class Moved:
         return Moved(tuple(bits[rows] for bits in self.bits), self.coordinates)
 
     @classmethod
-    def together(cls, parts: Sequence[Moved]) -> Moved:
-        """Return what the clients of several parts move.
+    def together(cls, batches: Sequence[Moved]) -> Moved:
+        """Return what the clients of several batches move.
 
         Args:
-            parts: one or more.
+            batches: one or more.
         """
-        if len(parts) == 1:
-            return parts[0]
-        columns = zip(*(part.bits for part in parts), strict=True)
+        if len(batches) == 1:
+            return batches[0]
+        columns = zip(*(batch.bits for batch in batches), strict=True)
         bits = tuple(np.concatenate(column) for column in columns)
-        return cls(bits, parts[0].coordinates)
+        return cls(bits, batches[0].coordinates)
 
     def at_least(self) -> Iterator[tuple[Bits, Bits, Bits]]:
         """Yield the coordinates that at least one, two and three clients move, part by part."""
         flat = [bits.reshape(len(bits), -1) for bits in self.bits]
         for first in range(0, flat[0].shape[1], BYTES):
-            found = [_at_least(bits[:, first : first + BYTES]) for bits in flat]
+            levels = [_at_least(bits[:, first : first + BYTES]) for bits in flat]
             # a number that everybody can know is whichever most members have
-            one, two, three = (np.bitwise_and.reduce(level) for level in zip(*found, strict=True))
+            one, two, three = (np.bitwise_and.reduce(level) for level in zip(*levels, strict=True))
             yield one, two, three
 
     def members_of_blocks(self) -> NDArray[np.int64]:
@@ -216,16 +216,16 @@ class SumTap:
         if self._call != (method, step):
             return
         sums = [members for members in groups if len(members)]
-        for name, parts in self._parts.items():
+        for name, batches in self._parts.items():
             figures = self.occupancy.of(method, name)
             if figures is None:
                 figures = FieldOccupancy(method, name)
                 self.occupancy.fields.append(figures)
-            moved = Moved.together(parts)
+            moves = Moved.together(batches)
             # of a client that was asked again, the last row
             position_of = {client: row for row, client in enumerate(self._clients[name])}
             for members in sums:
-                figures.add(moved.chosen([position_of[client] for client in members]))
+                figures.add(moves.chosen([position_of[client] for client in members]))
         self._forget("", 0)
 
     def _forget(self, method: str, step: int) -> None:
@@ -248,13 +248,13 @@ def _at_least(bits: Bits) -> tuple[Bits, Bits, Bits]:
     three = two
     while len(one) > 1:
         half = len(one) // 2
-        a, b, rest = slice(0, half), slice(half, 2 * half), slice(2 * half, None)
+        a, b, remainder = slice(0, half), slice(half, 2 * half), slice(2 * half, None)
         threes = three[a] | three[b] | two[a] & one[b] | one[a] & two[b]
         twos = two[a] | two[b] | one[a] & one[b]
         ones = one[a] | one[b]
-        one = np.concatenate([ones, one[rest]])
-        two = np.concatenate([twos, two[rest]])
-        three = np.concatenate([threes, three[rest]])
+        one = np.concatenate([ones, one[remainder]])
+        two = np.concatenate([twos, two[remainder]])
+        three = np.concatenate([threes, three[remainder]])
     return one[0], two[0], three[0]
 
 

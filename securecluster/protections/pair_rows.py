@@ -44,16 +44,16 @@ class PairRange:
     itself: float
     clamped: bool = False
 
-    def fixed_point(self, name: str, most: int | None = None) -> FixedPoint:
+    def fixed_point(self, name: str, largest: int | None = None) -> FixedPoint:
         """Return the encoding of the numbers.
 
         Args:
             name: name of the field, for messages.
-            most: largest integer, where that is less than what fits the ring.
+            largest: largest integer, where that is less than what fits the ring.
         """
         members = PAIR << SPARE_BITS[self.bits]
         remedy = "its range in the fields of PairOptions"
-        return FixedPoint(self.bound, members, self.bits, name, remedy, most)
+        return FixedPoint(self.bound, members, self.bits, name, remedy, largest)
 
     @property
     def bound(self) -> float:

@@ -13,7 +13,7 @@ from securecluster.runtime.pair_aggregators import PlainPairs
 
 
 class _Plain(Protection):
-    """What no protection of sums and none of pairs have in common."""
+    """Common base of the protections of sums and of pairs that hide nothing."""
 
     name = "plain"
     hides = False

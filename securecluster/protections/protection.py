@@ -53,7 +53,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class SumFacts:
-    """What the halves of a protection of sums are made from, at each party of a run.
+    """Facts from which each party of a run makes its half of a protection of sums.
 
     Args:
         run: hash of the run's configuration.
@@ -79,7 +79,7 @@ class SumFacts:
 
 @dataclass(frozen=True)
 class PairFacts:
-    """What the halves of a protection of pairs are made from, at each party of a run.
+    """Facts from which each party of a run makes its half of a protection of pairs.
 
     Args:
         run: hash of the run's configuration.
@@ -104,7 +104,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class AuthorityFacts:
-    """What a key authority is made from.
+    """Facts from which a key authority is made.
 
     Args:
         run: hash of the run's configuration.

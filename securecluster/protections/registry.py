@@ -33,7 +33,7 @@ ENCRYPTED = (
 
 
 class Place(NamedTuple):
-    """Where a protection is.
+    """Module and maker of a protection.
 
     Args:
         about: what it does, as help says it.
@@ -89,8 +89,8 @@ class Registry(MutableMapping[str, P], Generic[P]):
         names: dict[str, list[str]] = {}
         for name, entry in self._entries.items():
             names.setdefault(entry.about, []).append(name)
-        parts = [f"{' or '.join(same)} ({about})" for about, same in names.items()]
-        return f"{', '.join(parts[:-1])} or {parts[-1]}"
+        choices = [f"{' or '.join(same)} ({about})" for about, same in names.items()]
+        return f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
 # of sums, by the values of the option `aggregation`; the first is the default

@@ -67,10 +67,10 @@ def check_cohorts(client: int, members: Collection[int], cohorts: Sequence[Cohor
     """
     if not cohorts:
         return
-    parts = set(members) - whole_cohorts(members, cohorts)
-    if parts:
+    partial = set(members) - whole_cohorts(members, cohorts)
+    if partial:
         raise PolicyError(
-            f"client {client} refuses a secure sum over part of a cohort (client {min(parts)} is "
+            f"client {client} refuses a secure sum over part of a cohort (client {min(partial)} is "
             "in it without others of its cohort): sums over ever other clients can be solved for "
             "each of them"
         )

@@ -67,7 +67,7 @@ class SumRanges:
         return self.saturate or name in self.clamped
 
     def fixed_point(
-        self, name: str, bits: int, members: int, most: int | None = None
+        self, name: str, bits: int, members: int, largest: int | None = None
     ) -> FixedPoint:
         """Return the encoding of a field in sums over some clients.
 
@@ -75,7 +75,7 @@ class SumRanges:
             name: name of the field.
             bits: 32 or 64.
             members: number of clients in the sum.
-            most: largest integer of one client, where fewer than fit the ring can be summed.
+            largest: largest integer of one client, where fewer than fit the ring can be summed.
 
         Raises:
             UsageError: the field has no range.
@@ -86,12 +86,14 @@ class SumRanges:
                 f"{name} has no range, so no secure sum can hold it: declare one in the fields of "
                 f"your SumOptions (declared: {names})"
             )
-        return _fixed_point(self.bounds[name], members, bits, name, most)
+        return _fixed_point(self.bounds[name], members, bits, name, largest)
 
 
 @lru_cache(maxsize=1024)
-def _fixed_point(bound: float, members: int, bits: int, name: str, most: int | None) -> FixedPoint:
-    return FixedPoint(bound, members, bits, name, "sum_bound", most)
+def _fixed_point(
+    bound: float, members: int, bits: int, name: str, largest: int | None
+) -> FixedPoint:
+    return FixedPoint(bound, members, bits, name, "sum_bound", largest)
 
 
 @lru_cache(maxsize=256)

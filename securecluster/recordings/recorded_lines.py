@@ -83,12 +83,12 @@ def updaters(line: Mapping[str, Any]) -> set[int]:
     Args:
         line: of an exchange.
     """
-    found = set()
+    senders = set()
     for number in line["to"]:
         note = line["notes"].get(str(number), "")
         if note not in WITHOUT_UPDATE and not note.startswith(f"{ERROR} "):
-            found.add(number)
-    return found
+            senders.add(number)
+    return senders
 
 
 @dataclass
@@ -105,34 +105,34 @@ class Rounds:
     labels: dict[str, int] = field(default_factory=dict)
     updates: set[tuple[str, int]] = field(default_factory=set)
 
-    def of(self, told: str, average: str, updates: set[tuple[str, int]]) -> int:
+    def of(self, label: str, average: str, updates: set[tuple[str, int]]) -> int:
         """Return the round of an exchange.
 
         Args:
-            told: what the app calls the round; empty where it tells none.
+            label: what the app calls the round; empty where it tells none.
             average: digest of the model that was sent; empty if there is none.
             updates: message type and client of each update.
         """
-        if NUMBER.fullmatch(told):
-            return int(told)
-        if told:
-            return self.labels.get(told, self.last + 1)
+        if NUMBER.fullmatch(label):
+            return int(label)
+        if label:
+            return self.labels.get(label, self.last + 1)
         other = bool(average and self.average and average != self.average)
         if not self.last or other or updates & self.updates:
             return self.last + 1
         return self.round
 
-    def learn(self, round: int, told: str, average: str, updates: set[tuple[str, int]]) -> None:
+    def learn(self, round: int, label: str, average: str, updates: set[tuple[str, int]]) -> None:
         """Take an exchange in.
 
         Args:
             round: its round.
-            told: as in `of`.
+            label: as in `of`.
             average: as in `of`.
             updates: as in `of`.
         """
-        if told:
-            self.labels[told] = round
+        if label:
+            self.labels[label] = round
         if round != self.round:
             self.average = ""
             self.updates = set()

@@ -66,7 +66,7 @@ def vector_of(content: Any, most_bytes: int = MOST_BYTES) -> Vector:
     size = sum(len(array.data) for _, array in arrays)
     if size > most_bytes:
         return Vector(reason=f"its arrays have {size:,} bytes, and {most_bytes:,} are stored")
-    parts = []
+    flat_arrays = []
     layout = []
     for name, array in arrays:
         values, reason = _read(name, array)
@@ -74,11 +74,12 @@ def vector_of(content: Any, most_bytes: int = MOST_BYTES) -> Vector:
             return Vector(reason=reason)
         # counters, such as those of batch normalization, are no parameters
         if values is not None:
-            parts.append(values.ravel())
+            flat_arrays.append(values.ravel())
             layout.append((name, tuple(values.shape)))
-    if not parts:
+    if not flat_arrays:
         return Vector(reason="it has no floating-point array")
-    return Vector(torch.from_numpy(np.concatenate(parts)), tuple(layout))
+    numbers = torch.from_numpy(np.concatenate(flat_arrays))
+    return Vector(numbers, tuple(layout))
 
 
 def _read(name: str, array: Any) -> tuple[NDArray[np.float32] | None, str]:
@@ -112,15 +113,15 @@ def numbers_of(content: Any) -> dict[str, float]:
     Args:
         content: of the message.
     """
-    found = {}
+    metrics = {}
     records = list(content.metric_records.values())
     # apps of NumPyClient have them among their settings
     records += [item for name, item in content.config_records.items() if name.endswith(".metrics")]
     for record in records:
         for name, value in record.items():
             if is_number(value):
-                found[name[:NOT_PRINTED]] = float(value)
-    return found
+                metrics[name[:NOT_PRINTED]] = float(value)
+    return metrics
 
 
 def bytes_of(content: Any) -> int:
@@ -145,11 +146,12 @@ def _config_bytes(record: Any) -> int:
     count = 0
     for name, value in record.items():
         count += len(name)
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, str | bytes):
-                count += len(part)
+        entries = value if isinstance(value, list) else [value]
+        for entry in entries:
+            if isinstance(entry, str | bytes):
+                count += len(entry)
             else:
-                count += 1 if isinstance(part, bool) else 8
+                count += 1 if isinstance(entry, bool) else 8
     return count
 
 
@@ -168,13 +170,13 @@ def told_round(message: Any) -> str:
     return str(message.metadata.group_id or "")[:NOT_PRINTED]
 
 
-def action_of(kind: str) -> str:
+def action_of(message_type: str) -> str:
     """Return what a type of message is about: "train" of "train" and of "train.head".
 
     Args:
-        kind: type of a message.
+        message_type: type of a message.
     """
-    return kind.partition(".")[0]
+    return message_type.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client answered.
+    """A client's answer.
 
     Args:
         vector: of its arrays.
@@ -292,8 +294,10 @@ class Exchange:
         """Return the bytes of the vectors that this holds."""
         vectors = [sent.vector for sent in self.sent.values()]
         vectors += [reply.vector for reply in self.replies.values()]
-        kept = {id(vector.values): vector.values for vector in vectors if vector.values is not None}
-        return sum(values.nbytes for values in kept.values())
+        unique_arrays = {
+            id(vector.values): vector.values for vector in vectors if vector.values is not None
+        }
+        return sum(values.nbytes for values in unique_arrays.values())
 
     def rows(self, order: Iterable[int]) -> tuple[Layout, dict[int, torch.Tensor], dict[int, str]]:
         """Return the layout of what was sent, the updates, and why there are no others, by node.
@@ -350,7 +354,7 @@ def exchanges_of(messages: Iterable[tuple[int, Sent]]) -> list[Exchange]:
     Args:
         messages: node and what it is sent.
     """
-    found: dict[tuple[str, str, int], Exchange] = {}
+    exchange_by_key: dict[tuple[str, str, int], Exchange] = {}
     placed = []
     model: Vector | None = None
     for node, sent in messages:
@@ -359,9 +363,9 @@ def exchanges_of(messages: Iterable[tuple[int, Sent]]) -> list[Exchange]:
         elif sent.vector.values is not None:
             model = sent.vector
         key = (sent.kind, sent.told, 0)
-        while key in found and node in found[key].sent:
+        while key in exchange_by_key and node in exchange_by_key[key].sent:
             key = (sent.kind, sent.told, key[2] + 1)
-        exchange = found.setdefault(key, Exchange(sent.kind, sent.told, {}))
+        exchange = exchange_by_key.setdefault(key, Exchange(sent.kind, sent.told, {}))
         exchange.sent[node] = sent
         placed.append(exchange)
     return placed

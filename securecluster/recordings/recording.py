@@ -88,7 +88,7 @@ Placed = list[tuple[Exchange, int]]  # of each message of a push: its exchange a
 
 @dataclass
 class Missed:
-    """What a process could not write, so that it writes it down as soon as it can.
+    """Exchanges that a process could not write, which it writes down as soon as it can.
 
     Args:
         gaps: exchanges that are missing.
@@ -153,12 +153,12 @@ class Recorder:
             atomic_files.make_folder(self.folder)
             self._lock = self._acquired()
         if self._recording is None:
-            found = Recording.begin(self.folder, self._app, self._facts, missed.knows_rest)
+            recording = Recording.begin(self.folder, self._app, self._facts, missed.knows_rest)
             missed.knows_rest = True
-            if missed.gaps and missed.seal and missed.seal == found.last_seal:
+            if missed.gaps and missed.seal and missed.seal == recording.last_seal:
                 del missed.gaps[0]
             missed.seal = ""
-            self._recording = found
+            self._recording = recording
         while missed.gaps:
             self._recording.note(missed.gaps[0])
             del missed.gaps[0]
@@ -253,7 +253,7 @@ def gap_of(exchange: Exchange) -> Gap:
 
 @dataclass(frozen=True)
 class _Silent:
-    """What is kept of a message whose exchange was written without its reply.
+    """Trace of a message whose exchange was written without its reply.
 
     Args:
         sent: the message, without its values.
@@ -282,7 +282,7 @@ class _Silent:
 
 
 class _Exchanges:
-    """What a server has asked, and what of it was answered.
+    """Requests of a server, and the answers to them so far.
 
     Args:
         recorder: that writes it down.
@@ -309,8 +309,8 @@ class _Exchanges:
         Returns:
             Nothing if they cannot be recorded.
         """
-        kind = str(messages[0].metadata.message_type) if messages else ""
-        unread = Gap(gap="", kind=kind, told="", messages=len(messages))
+        message_type = str(messages[0].metadata.message_type) if messages else ""
+        unread = Gap(gap="", kind=message_type, told="", messages=len(messages))
         with self._alone, self.recorder.guarded(unread):
             sent = []
             for message in messages:
@@ -334,14 +334,14 @@ class _Exchanges:
             placed: what `push` returned.
         """
         with self._alone, self.recorder.guarded():
-            given = list(numbers)
-            if len(given) != len(messages):
+            sent_ids = list(numbers)
+            if len(sent_ids) != len(messages):
                 # Flower's grids write the numbers into the messages
-                own = [message.metadata.message_id for message in messages]
-                given = [number if number in numbers else None for number in own]
+                message_ids = [message.metadata.message_id for message in messages]
+                sent_ids = [number if number in numbers else None for number in message_ids]
             if not placed:
-                self._done.update(number for number in given if number is not None)
-            for number, (exchange, node) in zip(given, placed, strict=False):
+                self._done.update(number for number in sent_ids if number is not None)
+            for number, (exchange, node) in zip(sent_ids, placed, strict=False):
                 if number is None:
                     exchange.unsent.add(node)
                 else:
@@ -356,8 +356,8 @@ class _Exchanges:
         """
         with self._alone:
             for reply in replies:
-                kind = str(reply.metadata.message_type)
-                unknown = Gap(gap="", kind=kind, told="", messages=1)
+                message_type = str(reply.metadata.message_type)
+                unknown = Gap(gap="", kind=message_type, told="", messages=1)
                 with self.recorder.guarded(unknown):
                     self._pulled(reply, reply.metadata.reply_to_message_id)
 
@@ -378,8 +378,8 @@ class _Exchanges:
             if silent.written is not None:
                 sent = {silent.node: self._as_it_was_sent(silent)}
                 replies = {silent.node: Reply.of(reply, self._most_bytes)}
-                kind, told = silent.sent.kind, silent.sent.told
-                late = Exchange(kind, told, sent, replies, late=silent.written.round)
+                message_type, label = silent.sent.kind, silent.sent.told
+                late = Exchange(message_type, label, sent, replies, late=silent.written.round)
                 self.recorder.write(late, self._open)
         else:
             raise SecureClusterError(UNKNOWN)
@@ -393,17 +393,17 @@ class _Exchanges:
             placed: what `push` returned for them.
         """
         with self._alone, self.recorder.guarded():
-            own = [message.metadata.message_id for message in messages]
-            left = dict(enumerate(placed))
+            message_ids = [message.metadata.message_id for message in messages]
+            pending = dict(enumerate(placed))
             for reply in replies if placed else ():
                 number = reply.metadata.reply_to_message_id
                 node = reply.metadata.src_node_id
-                fits = [k for k in left if number and own[k] == number]
+                fits = [k for k in pending if number and message_ids[k] == number]
                 # a grid that numbers no messages has one for each node
-                fits += [k for k, (_, asked) in left.items() if asked == node]
+                fits += [k for k, (_, recipient) in pending.items() if recipient == node]
                 if fits:
-                    exchange, asked = left.pop(fits[0])
-                    exchange.replies[asked] = Reply.of(reply, self._most_bytes)
+                    exchange, recipient = pending.pop(fits[0])
+                    exchange.replies[recipient] = Reply.of(reply, self._most_bytes)
             self._close(exchange for exchange, _ in placed)
 
     def end(self) -> None:
@@ -444,8 +444,8 @@ class _Exchanges:
                 continue
             self._open.remove(exchange)
             written = self.recorder.write(exchange, self._open)
-            for number, (asked, node) in list(self._asked.items()):
-                if asked is exchange:
+            for number, (open_exchange, node) in list(self._asked.items()):
+                if open_exchange is exchange:
                     del self._asked[number]
                     self._silent[number] = _Silent.of(exchange.sent[node], node, written)
 
@@ -586,17 +586,17 @@ def recorded_client(folder: Path | str, facts: TrainingFacts | None = None, app:
 
     def mod(message: Any, context: Any, call_next: Any) -> Any:
         node = int(context.node_id)
-        own = missed.setdefault(node, Missed())
-        own.warned = any(one.warned for one in missed.values())
+        node_missed = missed.setdefault(node, Missed())
+        node_missed.warned = any(one.warned for one in missed.values())
         # messages of one node may run at once: each has a recorder, which waits for the others'
         recorder = Recorder(
-            parent / str(node), name, facts or TrainingFacts(), SECONDS_FOR_LOCK, own
+            parent / str(node), name, facts or TrainingFacts(), SECONDS_FOR_LOCK, node_missed
         )
-        kind = str(message.metadata.message_type)
-        exchange = Exchange(kind, "", {})
-        with recorder.guarded(Gap(gap="", kind=kind, told="", messages=1)):
+        message_type = str(message.metadata.message_type)
+        exchange = Exchange(message_type, "", {})
+        with recorder.guarded(Gap(gap="", kind=message_type, told="", messages=1)):
             sent = Sent.of(message, MOST_BYTES)
-            exchange = Exchange(kind, sent.told, {node: sent})
+            exchange = Exchange(message_type, sent.told, {node: sent})
         exchange.replies[node] = Reply(Vector(reason=f"{ERROR} of the app"))
         try:
             reply = call_next(message, context)

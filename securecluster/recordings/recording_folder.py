@@ -57,7 +57,7 @@ KILLED = "its recorder ended before it was written"
 
 
 class Written(NamedTuple):
-    """Where an exchange is.
+    """Position of an exchange.
 
     Args:
         round: of the exchange.
@@ -150,14 +150,14 @@ class Recording:
             RunFolderError: the recording is damaged, or the disk refuses.
         """
         if is_recording(folder):
-            found = cls.read(folder)
-            if (found.app, found.facts) != (app, facts):
+            existing = cls.read(folder)
+            if (existing.app, existing.facts) != (app, facts):
                 raise UsageError(
                     f"{folder} is a recording of another app, or with other facts: give another "
                     "folder"
                 )
-            found._go_on(anew)
-            return found
+            existing._go_on(anew)
+            return existing
         if not _is_vacant(folder):
             raise UsageError(f"{folder} is not empty, and no recording: give another folder")
         atomic_files.remove_half_written(folder, OWN)
@@ -201,13 +201,13 @@ class Recording:
             facts = TrainingFacts(**head["facts"])
         except (TypeError, UsageError):
             raise _damaged_head(path / FACTS) from None
-        found = cls(path, head["app"], facts)
-        contents, later = found._lines.read(Mark(**head["exchanges"]))
+        recording = cls(path, head["app"], facts)
+        contents, later = recording._lines.read(Mark(**head["exchanges"]))
         # after the lines, whose nodes were written before them
-        found._read_nodes(Mark(**head["nodes"]))
-        found._take_lines(contents)
-        found._read_transcript()
-        found.is_open = head["under_way"] is not None
+        recording._read_nodes(Mark(**head["nodes"]))
+        recording._take_lines(contents)
+        recording._read_transcript()
+        recording.is_open = head["under_way"] is not None
         behind = contents[len(contents) - later :]
         written = Counter((line["kind"], line["told"]) for line in behind if not line.get("late"))
         for gap in head["under_way"] or []:
@@ -215,10 +215,10 @@ class Recording:
             # one may have been written before the head could say so
             written[key] -= 1
             if written[key] < 0:
-                found.unfinished.append(gap)
-        if found._left_behind() and not found.unfinished:
-            found.unfinished.append(Gap(gap=KILLED, kind=TRAIN, told="", messages=0))
-        return found
+                recording.unfinished.append(gap)
+        if recording._left_behind() and not recording.unfinished:
+            recording.unfinished.append(Gap(gap=KILLED, kind=TRAIN, told="", messages=0))
+        return recording
 
     @property
     def names(self) -> list[str]:
@@ -314,16 +314,16 @@ class Recording:
             nodes: their ids.
             partitions: by id, the part of a simulation's data that a node has.
         """
-        known = set(self.nodes)
+        known_nodes = set(self.nodes)
         for node in sorted(nodes):
-            if node in known:
+            if node in known_nodes:
                 continue
             line = NodeLine(node=node)
             if partitions and node in partitions:
                 line["partition"] = self.partitions[node] = partitions[node]
             self._nodes.append(line)
             self.nodes.append(node)
-            known.add(node)
+            known_nodes.add(node)
         self.transcript.names = tuple(self.names)
 
     def write_head(self, under_way: Sequence[Gap] | None) -> None:
@@ -385,8 +385,8 @@ class Recording:
         """
         number_of = self._numbers()
         order = sorted(exchange.sent, key=number_of.__getitem__)
-        asked = [node for node in order if exchange.sent[node].vector.layout == layout]
-        numbers = tuple(number_of[node] for node in asked)
+        recipients = [node for node in order if exchange.sent[node].vector.layout == layout]
+        numbers = tuple(number_of[node] for node in recipients)
         call = Call(
             config=self.app,
             method=_method(exchange.kind),
@@ -394,10 +394,10 @@ class Recording:
             round=round,
             step=self.transcript.count + 1,
             to=numbers,
-            query=SentModel(_models([exchange.sent[node].vector.values for node in asked])),
-            members=(1,) * len(asked),
+            query=SentModel(_models([exchange.sent[node].vector.values for node in recipients])),
+            members=(1,) * len(recipients),
         )
-        replied = [node for node in asked if node in rows]
+        replied = [node for node in recipients if node in rows]
         sizes = [exchange.replies[node].size for node in replied]
         size = None
         if None not in sizes:
@@ -447,10 +447,10 @@ class Recording:
     def _take(self, line: dict[str, Any]) -> None:
         """Add the line of an exchange to those that are known."""
         self.exchanges.append(line)
-        told, average, updates = _signs(line)
+        label, average, updates = _signs(line)
         # a late reply belongs to a round that is over
         if not line["late"]:
-            self._rounds_of(line).learn(line["round"], told, average, updates)
+            self._rounds_of(line).learn(line["round"], label, average, updates)
 
     def _rounds_of(self, line: Mapping[str, Any]) -> Rounds:
         """Return the rounds of what an exchange is about."""
@@ -532,10 +532,10 @@ def partitions_in(folder: Path) -> dict[int, int]:
     Raises:
         RunFolderError: one of them is damaged.
     """
-    found: dict[int, int] = {}
+    partitions: dict[int, int] = {}
     for path in sorted(folder.glob(f"*/{FACTS}")):
-        found |= Recording.read(path.parent).partitions
-    return found
+        partitions |= Recording.read(path.parent).partitions
+    return partitions
 
 
 def _head(path: Path, data: bytes) -> Head:
@@ -578,12 +578,12 @@ def _is_vacant(folder: Path) -> bool:
 
 def _signs(line: Mapping[str, Any]) -> tuple[str, str, set[tuple[str, int]]]:
     """Return what tells the round of an exchange: its name, the average, and who sent updates."""
-    kind = line["kind"]
-    if action_of(kind) == TRAIN:
+    message_type = line["kind"]
+    if action_of(message_type) == TRAIN:
         answered = updaters(line)
     else:
         answered = {number for number in line["to"] if str(number) in line["metrics"]}
-    return line["told"], line["average"], {(kind, number) for number in answered}
+    return line["told"], line["average"], {(message_type, number) for number in answered}
 
 
 def _is_of(entry: Entry, line: Mapping[str, Any]) -> bool:
@@ -595,8 +595,8 @@ def _is_of(entry: Entry, line: Mapping[str, Any]) -> bool:
     )
 
 
-def _method(kind: str) -> str:
-    return kind.replace(".", "_")
+def _method(message_type: str) -> str:
+    return message_type.replace(".", "_")
 
 
 def _bytes(exchange: Exchange, node: int) -> int:

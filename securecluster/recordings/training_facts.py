@@ -15,7 +15,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What a user declares of an app's training; None where it is not known.
+    """Facts that a user declares of an app's training; None where one is not known.
 
     Attacks that need an absent fact are not applicable, and say which one it is.
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What a block is made of.
+    """Plan by which a block is made.
 
     Args:
         method: with the hyper-parameters of the run.
@@ -55,7 +55,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a block replies.
+    """Reply of a block.
 
     Args:
         value: of the work; None where it failed.
@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class BlockEnd:
-    """What clients of a block have at the end of a run.
+    """Models that clients of a block have at the end of a run.
 
     Args:
         models: that each client keeps.
@@ -136,7 +136,7 @@ def shared_rows(
 
 @dataclass(frozen=True)
 class Piece:
-    """What the server wants of the replies to a call.
+    """Selection of the replies to a call that the server wants.
 
     Args:
         ids: of clients whose replies it wants.
@@ -187,22 +187,22 @@ class Block:
         outcome = self._done(answer)
         return outcome, packed(self._held), self._done(self._state)
 
-    def piece(self, wanted: Parcel, held: Parcel) -> Parcel:
+    def piece(self, request: Parcel, held: Parcel) -> Parcel:
         """Return some of the replies that are held, or their sums by group.
 
         Args:
-            wanted: a `Piece`.
+            request: a `Piece`.
             held: the response, for a process that was started since.
         """
 
         def piece() -> Response:
             if self._held is None:
                 self._held = opened(held)
-            part: Piece = opened(wanted)
-            replies = self._held.of(part.ids)
-            if replies.reply is None or not part.group_of:
+            selection: Piece = opened(request)
+            replies = self._held.of(selection.ids)
+            if replies.reply is None or not selection.group_of:
                 return replies
-            return added(replies, [part.group_of[client] for client in replies.ids])
+            return added(replies, [selection.group_of[client] for client in replies.ids])
 
         return self._done(piece)
 
@@ -224,10 +224,10 @@ class Block:
 
         def restore() -> None:
             endpoint = self._made()
-            kept: ClientState | None = opened(state).value
-            if kept is not None:
-                endpoint.client.restore(kept)
-                endpoint.keys.restore(kept.secrets)
+            client_state: ClientState | None = opened(state).value
+            if client_state is not None:
+                endpoint.client.restore(client_state)
+                endpoint.keys.restore(client_state.secrets)
             for reservation in endpoint.reservations:
                 if isinstance(reservation, ReleaseTarget):
                     reservation.learn(opened(events))

@@ -82,32 +82,32 @@ class _Replies:
         self._responses: dict[int, Response] = {}
         self._group_of = dict(zip(call.to, call.adds, strict=False))  # empty where nothing is added
         self._settled: set[int] = set()  # blocks that have answered
-        parts: dict[int, list[int]] = {}
+        positions_of: dict[int, list[int]] = {}
         for k, client in enumerate(call.to):
             if client not in lost:
-                parts.setdefault(blocks.block_of[client], []).append(k)
+                positions_of.setdefault(blocks.block_of[client], []).append(k)
         # clients of each block whose replies were not taken yet
-        self._left = {b: len(positions) for b, positions in parts.items()}
-        requests = {b: call.select(positions) for b, positions in parts.items()}
+        self._left = {b: len(positions) for b, positions in positions_of.items()}
+        requests = {b: call.select(positions) for b, positions in positions_of.items()}
         blocks.send("hold" if call.adds else "answer", requests)
 
-    def part(self, part: Call) -> Response:
+    def part(self, subcall: Call) -> Response:
         """Return the replies of some clients of the call, in its order.
 
         Args:
-            part: the call to these clients.
+            subcall: the call to these clients.
         """
-        wanted = [client for client in part.to if client not in self._lost]
-        if not wanted:
+        reachable = [client for client in subcall.to if client not in self._lost]
+        if not reachable:
             return Response((), None)
         by_block: dict[int, list[int]] = {}
-        for client in wanted:
+        for client in reachable:
             by_block.setdefault(self._blocks.block_of[client], []).append(client)
         if self._group_of:
             pieces = self._held_pieces(by_block)
         else:
             pieces = [self._piece(b, clients) for b, clients in by_block.items()]
-        return _joined(pieces, wanted)
+        return _joined(pieces, reachable)
 
     def _held_pieces(self, by_block: Mapping[int, Sequence[int]]) -> list[Response]:
         """Return replies that blocks hold: their sums, where one block has all of them."""
@@ -115,11 +115,11 @@ class _Replies:
             if b not in self._settled:
                 self._blocks.reply(b)
                 self._settled.add(b)
-        wanted = {b: Piece(clients) for b, clients in by_block.items()}
+        requests = {b: Piece(clients) for b, clients in by_block.items()}
         if len(by_block) == 1:
             ((b, clients),) = by_block.items()
-            wanted = {b: Piece(clients, {client: self._group_of[client] for client in clients})}
-        return list(self._blocks.ask("piece", wanted).values())
+            requests = {b: Piece(clients, {client: self._group_of[client] for client in clients})}
+        return list(self._blocks.ask("piece", requests).values())
 
     def _piece(self, b: int, clients: Sequence[int]) -> Response:
         """Return the replies of some clients of a block."""
@@ -147,7 +147,8 @@ def _joined(pieces: Sequence[Response], order: Sequence[int]) -> Response:
         reply = stack([piece.reply for piece in pieces if piece.ids])
     receipts = [piece.receipts_at(k) for piece in pieces for k in range(len(piece.ids))]
     refused = {client: code for piece in pieces for client, code in piece.refused.items()}
-    whole = Response(tuple(ids), reply, tuple(receipts) if any(receipts) else (), refused)
+    joined_receipts = tuple(receipts) if any(receipts) else ()
+    joined = Response(tuple(ids), reply, joined_receipts, refused)
     if ids == list(order):
-        return whole
-    return whole.of(order)
+        return joined
+    return joined.of(order)

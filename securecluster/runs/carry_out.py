@@ -67,8 +67,8 @@ def carry_out(
             with without_clients(server.method):
                 state = server.method.run_server(server.net, run)
             server.check(state)
-            kept, chance = simulated.fitted(run, state)
-        fitted: FittedRun = method.fitted_class(method, kept, server.transcript, folder)
+            fitted_state, chance = simulated.fitted(run, state)
+        fitted: FittedRun = method.fitted_class(method, fitted_state, server.transcript, folder)
         if chance is not None:
             fitted.warning_ = chance_warning(fitted, chance, federation)
         # in fewer rounds nobody expects clusters yet, but a target ε buys no more of them

@@ -63,7 +63,7 @@ UNEVEN = 1.1
 
 @dataclass
 class Traffic:
-    """What has moved between processes since a run began.
+    """Messages that have moved between processes since a run began.
 
     Args:
         messages: requests to blocks, and their replies.
@@ -179,18 +179,18 @@ class RayBlocks:
         Raises:
             UsageError: Ray has no GPU, or no room for them.
         """
-        total = self._cluster.count(self._resource)
-        if total < 1:
+        resource_count = self._cluster.count(self._resource)
+        if resource_count < 1:
             raise UsageError(
                 f"Ray has no {self._resource}: start it with one, or give --device cpu"
             )
         workers = min(workers, self._clients)
         # several blocks share a GPU or a core where there are more blocks
-        self._share = 1 / math.ceil(workers / total)
+        self._share = 1 / math.ceil(workers / resource_count)
         positions = blocks_of(self._clients, workers)
-        self.block_of = {k: b for b, part in enumerate(positions) for k in part}
+        self.block_of = {k: b for b, block in enumerate(positions) for k in block}
         self.positions = positions
-        self._actors = [_Actor(self._plan(part)) for part in positions]
+        self._actors = [_Actor(self._plan(block)) for block in positions]
         for actor in self._actors:
             self._begin(actor)
         ready = [self._ready(actor) for actor in self._actors]
@@ -337,10 +337,14 @@ class RayBlocks:
     def states(self) -> list[ClientState]:
         """Return the clients' state, block by block."""
         missing = [b for b, actor in enumerate(self._actors) if actor.state is None]
-        asked = self.ask("state", dict.fromkeys(missing))
+        fetched = self.ask("state", dict.fromkeys(missing))
         states: list[ClientState] = []
         for b, actor in enumerate(self._actors):
-            state = asked[b] if b in asked else _value(opened(self._cluster.got(actor.state)))
+            if b in fetched:
+                state = fetched[b]
+            else:
+                outcome = opened(self._cluster.got(actor.state))
+                state = _value(outcome)
             states.append(state)
         return states
 
@@ -398,7 +402,7 @@ def blocks_of(clients: int, workers: int) -> list[list[int]]:
         workers: number of blocks, at most as many.
     """
     even = np.array_split(np.arange(clients), workers)
-    firsts = [FIRST_CHUNK * round(part[0] / FIRST_CHUNK) for part in even[1:]]
+    firsts = [FIRST_CHUNK * round(chunk[0] / FIRST_CHUNK) for chunk in even[1:]]
     blocks = np.split(np.arange(clients), firsts)
     if max(map(len, blocks)) > UNEVEN * len(even[0]):
         blocks = even
@@ -433,8 +437,8 @@ class BlockedClients(ObservedClients):
         placed = replace(settings, device=self.device.type)
 
         def plan(positions: Sequence[int]) -> BlockPlan:
-            own = replace(federation.select(map(at, positions)), truth=None)
-            return BlockPlan(carried, own, placed, positions, config, secrets)
+            block_federation = replace(federation.select(map(at, positions)), truth=None)
+            return BlockPlan(carried, block_federation, placed, positions, config, secrets)
 
         self.blocks = RayBlocks(plan, len(federation), settings.workers, self.device)
         self._elsewhere = _Elsewhere(method, federation, self._gathered)
@@ -505,8 +509,11 @@ class BlockedClients(ObservedClients):
         Args:
             models: (m, d) of the clients.
         """
-        parts = {b: models.select(part) for b, part in enumerate(self.blocks.positions)}
-        return np.concatenate(list(self.blocks.ask("scores", parts).values()))
+        block_models = {
+            b: models.select(positions) for b, positions in enumerate(self.blocks.positions)
+        }
+        block_scores = self.blocks.ask("scores", block_models)
+        return np.concatenate(list(block_scores.values()))
 
     def tuned_once(self, models: Rows) -> Rows:
         """Return the clients' models after a round in which each trains its own alone, (m, d).
@@ -514,8 +521,11 @@ class BlockedClients(ObservedClients):
         Args:
             models: (m, d) of the clients.
         """
-        parts = {b: models.select(part) for b, part in enumerate(self.blocks.positions)}
-        return _all_rows(list(self.blocks.ask("tuned_once", parts).values()))
+        block_models = {
+            b: models.select(positions) for b, positions in enumerate(self.blocks.positions)
+        }
+        tuned_models = self.blocks.ask("tuned_once", block_models)
+        return _all_rows(list(tuned_models.values()))
 
     def final(self, models: Rows, labels: Sequence[int]) -> ClientState:
         """Return what clients keep of the run: their models and secrets.
@@ -526,8 +536,8 @@ class BlockedClients(ObservedClients):
         """
         assert models.index is not None
         shared = next((end.shared for end in self._end if end.shared is not None), None)
-        parts = [end.untuned for end in self._end if end.untuned is not None]
-        untuned = _all_rows(parts) if parts else None
+        untuned_blocks = [end.untuned for end in self._end if end.untuned is not None]
+        untuned = _all_rows(untuned_blocks) if untuned_blocks else None
         extra = shared_rows(shared, untuned, labels, self.unshared)
         secrets = _all_secrets([state.secrets for state in self.blocks.states()])
         return ClientState(models.table, list(models.index), secrets, extra=extra)
@@ -623,35 +633,35 @@ def _all_rows(blocks: Sequence[Rows]) -> Rows:
     table: list[torch.Tensor] = []
     index: list[int] = []
     for rows in blocks:
-        found: dict[int, int] = {}
+        index_of: dict[int, int] = {}
         for row in rows.index or range(len(rows.table)):
-            if row not in found:
+            if row not in index_of:
                 values = rows.table[row]
                 key = values.cpu().numpy().tobytes()
                 if key not in unique:
                     unique[key] = len(table)
                     table.append(values)
-                found[row] = unique[key]
-            index.append(found[row])
+                index_of[row] = unique[key]
+            index.append(index_of[row])
     return Rows(torch.stack(table), tuple(index))
 
 
 def _all_secrets(blocks: Sequence[Secrets]) -> Secrets:
     """Return the secrets of the clients of all blocks."""
-    whole = Secrets()
+    merged = Secrets()
     for secrets in blocks:
-        _add(whole, secrets)
-    return whole
+        _add(merged, secrets)
+    return merged
 
 
-def _add(whole: Any, part: Any) -> None:
-    """Add the entries of a part's dictionaries to those of the whole."""
-    for each in fields(part):
-        entries = getattr(part, each.name)
+def _add(target: Any, source: Any) -> None:
+    """Add the entries of a source's dictionaries to those of a target."""
+    for entry in fields(source):
+        entries = getattr(source, entry.name)
         if isinstance(entries, PairwiseKeys | AuthorityKeys):
-            _add(getattr(whole, each.name), entries)
-        elif each.name == "records":
+            _add(getattr(target, entry.name), entries)
+        elif entry.name == "records":
             for protection, records in entries.items():
-                whole.records.setdefault(protection, {}).update(records)
+                target.records.setdefault(protection, {}).update(records)
         else:
-            getattr(whole, each.name).update(entries)
+            getattr(target, entry.name).update(entries)

@@ -64,16 +64,16 @@ class RayCluster:
         with self._watched():
             return int(self._ray.cluster_resources().get(resource, 0))
 
-    def begin(self, kind: type, options: Mapping[str, Any], *arguments: Any) -> Any:
+    def begin(self, actor_class: type, options: Mapping[str, Any], *arguments: Any) -> Any:
         """Return the handle of a new actor, which starts meanwhile.
 
         Args:
-            kind: its class.
+            actor_class: its class.
             options: of Ray.
             arguments: of its constructor.
         """
         with self._watched():
-            return self._ray.remote(kind).options(**options).remote(*arguments)
+            return self._ray.remote(actor_class).options(**options).remote(*arguments)
 
     def ready(self, handle: Any) -> Any:
         """Return a reference that is there when an actor has started.
@@ -170,9 +170,9 @@ class RayCluster:
             return ActorLostError(
                 f"a process of the run died in Ray ({_first_line(error)}): {RESUME}"
             )
-        for kind in type(error).__mro__:
-            if kind.__name__ in ADVICE:
-                return RunFolderError(f"{ADVICE[kind.__name__]}, and {RESUME}")
+        for error_class in type(error).__mro__:
+            if error_class.__name__ in ADVICE:
+                return RunFolderError(f"{ADVICE[error_class.__name__]}, and {RESUME}")
         name = type(error).__name__
         return RunFolderError(
             f"Ray failed ({name}: {_first_line(error)}): start it again, and {RESUME}"

@@ -166,18 +166,18 @@ def _of_another_program(folder: Path, error: Exception, unknown: bool) -> str:
         unknown: whether nobody knows if the program has changed.
     """
     # the sentence of an error that was meant for a reader
-    found = type(error).__name__
+    reason = type(error).__name__
     if isinstance(error, SecureClusterError):
-        found = str(error).removeprefix(f"{folder}: ").removesuffix(PEEKED)
+        reason = str(error).removeprefix(f"{folder}: ").removesuffix(PEEKED)
     if unknown:
         return (
             f"{folder}: the replay differs from the run, which does not say by which program it "
             "was made: either the program has changed since, or the server used something that no "
-            f"message contained ({found})"
+            f"message contained ({reason})"
         )
     return (
         f"{folder}: the program has changed since this run, and a replay differs: replay it with "
-        f"the version that made it ({found})"
+        f"the version that made it ({reason})"
     )
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Origin:
-    """What began the run of a checkpoint.
+    """Configuration and program with which the run of a checkpoint began.
 
     Attributes:
         config: hash of its configuration.
@@ -149,19 +149,21 @@ class SimulatedRun:
         Args:
             report: called with the history line of each round.
         """
-        parts = {
+        checkpoint_parts = {
             "origin": CheckpointPart(Origin, self._origin, self._check_origin),
             "clients": self.clients.part(),
         }
         tap = self._tap
         if tap is not None:
-            parts["occupancy"] = CheckpointPart(Occupancy, lambda: tap.occupancy, tap.restore)
+            checkpoint_parts["occupancy"] = CheckpointPart(
+                Occupancy, lambda: tap.occupancy, tap.restore
+            )
         authority = self._authority
         if authority is not None:
-            parts["authority"] = CheckpointPart(
+            checkpoint_parts["authority"] = CheckpointPart(
                 type(authority.state), lambda: authority.state, authority.restore
             )
-        run = self.server.started(self._folder, parts, self.clients.observe, report)
+        run = self.server.started(self._folder, checkpoint_parts, self.clients.observe, report)
         if self.method.privacy.holds_target:
             self._hold_target()
         return run

@@ -166,10 +166,10 @@ class Plain(Connected):
                 continue
             reply_groups = [group_of[client] for client in response.ids]
             if response.added is None:
-                part = part_sums(response.reply, reply_groups, self._wide)
+                chunk_sums = part_sums(response.reply, reply_groups, self._wide)
             else:
-                part = _rows_by_group(response.reply, response.added.groups)
-            sums = _add(sums, response.reply, part, groups)
+                chunk_sums = _rows_by_group(response.reply, response.added.groups)
+            sums = _add(sums, response.reply, chunk_sums, groups)
             ids += response.ids
             for group in reply_groups:
                 counts[group] += 1
@@ -233,9 +233,10 @@ def added(response: Response, groups: Sequence[int]) -> Response:
     for name, by_group in part_sums(response.reply, groups).items():
         sums[name] = Rows(torch.stack(list(by_group.values())))
     digests = reply_digests(response.reply, len(response.ids))
-    known = Added(tuple(sorted(set(groups))), digests)
+    group_numbers = tuple(sorted(set(groups)))
+    added_groups = Added(group_numbers, digests)
     reply = dataclasses.replace(response.reply, **sums)
-    return dataclasses.replace(response, reply=reply, added=known)
+    return dataclasses.replace(response, reply=reply, added=added_groups)
 
 
 def _rows_by_group(reply: Any, groups: Sequence[int]) -> dict[str, dict[int, torch.Tensor]]:
@@ -249,25 +250,27 @@ def _rows_by_group(reply: Any, groups: Sequence[int]) -> dict[str, dict[int, tor
     return {name: dict(zip(groups, rows, strict=True)) for name, rows in addends.items()}
 
 
-def _add(sums: Any, reply: Any, part: Mapping[str, dict[int, torch.Tensor]], groups: int) -> Any:
+def _add(
+    sums: Any, reply: Any, chunk_sums: Mapping[str, dict[int, torch.Tensor]], groups: int
+) -> Any:
     """Add the sums of a part to those of the parts before, in place, and return them.
 
     Args:
         sums: reply message with (groups, …) fields; None before the first part.
         reply: the replies of the part.
-        part: their sums, by field and group.
+        chunk_sums: their sums, by field and group.
         groups: number of groups.
 
     Raises:
         FrameError: the replies of two parts do not have the same fields, shapes and types.
     """
     if sums is None:
-        sums = _zeros(reply, part, groups)
+        sums = _zeros(reply, chunk_sums, groups)
     for name, value in vars(reply).items():
         absent_so_far = getattr(sums, name) is None
         if (value is None) != absent_so_far:
             raise FrameError(f"{name}: present in some replies and absent in others")
-    for name, by_group in part.items():
+    for name, by_group in chunk_sums.items():
         table = getattr(sums, name).table  # (groups, …)
         for group, row in by_group.items():
             if row.shape != table[group].shape or row.dtype != table.dtype:
@@ -292,10 +295,10 @@ def _addends(reply: Any, wide: bool) -> dict[str, torch.Tensor]:
     return addends
 
 
-def _zeros(reply: Any, part: Mapping[str, dict[int, torch.Tensor]], groups: int) -> Any:
+def _zeros(reply: Any, chunk_sums: Mapping[str, dict[int, torch.Tensor]], groups: int) -> Any:
     """Return a reply message whose rows are zero sums, one per group."""
     empty = {}
-    for name, by_group in part.items():
+    for name, by_group in chunk_sums.items():
         row = next(iter(by_group.values()))
         shape = (groups, *row.shape)
         zeros = torch.zeros(shape, dtype=row.dtype, device=row.device)

@@ -395,13 +395,13 @@ def _check_bounds(method: Callable[..., Any], annotated: str, message: type) -> 
     if not unbounded or release_of(method).via == (RELAY,):
         return
     field = unbounded[0]
-    kind = kinds(message)[field]
-    bound = "Between(maximum=10)" if kind is int else 'Real(("width",))'
-    if kind is Picks:
+    field_type = kinds(message)[field]
+    bound = "Between(maximum=10)" if field_type is int else 'Real(("width",))'
+    if field_type is Picks:
         bound = 'Real((Upto("rows", "clients"), "width"))'
     raise UsageError(
         f"{method.__qualname__}'s {annotated} may hold anything as {message.__name__}.{field}: "
-        f"give it a bound, such as {field}: Annotated[{kind.__name__}, {bound}]"
+        f"give it a bound, such as {field}: Annotated[{field_type.__name__}, {bound}]"
     )
 
 
@@ -538,7 +538,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 class Reservation(Protocol):
-    """What a reply costs, and whether it may leave."""
+    """Count of what replies cost, which decides whether one may leave."""
 
     def reserve(
         self, call: Call, release: ReleasePolicy, reply: Any, receipts: Sequence[Receipts]
@@ -934,10 +934,10 @@ def _refuse_other_verbs(call: Call, release: ReleasePolicy) -> None:
 
 def _refuse_samples(call: Call, reply: Any) -> None:
     """Raise OwnerPolicyError for a reply with a field that declares a number of samples."""
-    told = [name for name in sample_fields(type(reply)) if getattr(reply, name) is not None]
-    if told:
+    counts = [name for name in sample_fields(type(reply)) if getattr(reply, name) is not None]
+    if counts:
         raise OwnerPolicyError(
-            f"{call.method} would tell this client's number of samples as {told[0]}, which its "
+            f"{call.method} would tell this client's number of samples as {counts[0]}, which its "
             "owner does not tell (samples of its policy)"
         )
 

@@ -42,14 +42,14 @@ def digest(values: torch.Tensor) -> bytes:
     return hasher.digest()
 
 
-def chained(earlier: bytes, *parts: bytes | str | int) -> bytes:
+def chained(earlier: bytes, *components: bytes | str | int) -> bytes:
     """Return the digest of an earlier digest and what came next, 32 bytes.
 
     Args:
         earlier: the digest so far; empty at the beginning.
-        parts: what came next.
+        components: what came next.
     """
-    return hashlib.sha256(transcript("securecluster origin v1", earlier, *parts)).digest()
+    return hashlib.sha256(transcript("securecluster origin v1", earlier, *components)).digest()
 
 
 def origins_of(query: Any, clients: Sequence[int], bound: Mapping[int, bytes]) -> list[bytes]:
@@ -62,10 +62,10 @@ def origins_of(query: Any, clients: Sequence[int], bound: Mapping[int, bytes]) -
     """
     common = _of_all(query)
     # clients of one sum have the same, as a rule
-    found: dict[bytes, bytes] = {}
+    digest_of: dict[bytes, bytes] = {}
     for origin in {bound.get(client, b"") for client in clients}:
-        found[origin] = chained(common, origin)
-    return [found[bound.get(client, b"")] for client in clients]
+        digest_of[origin] = chained(common, origin)
+    return [digest_of[bound.get(client, b"")] for client in clients]
 
 
 def _of_all(query: Any) -> bytes:

@@ -87,7 +87,7 @@ class PairFunctions:
 
 @dataclass(frozen=True, eq=False)
 class PairTotal:
-    """What an aggregator for pairs returns.
+    """Result of an aggregator for pairs.
 
     Args:
         ids: clients whose rows are in R, r of them, in the order of the call.

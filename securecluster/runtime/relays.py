@@ -186,11 +186,11 @@ def _digests_of_rows(table: torch.Tensor) -> Iterator[list[bytes]]:
     """
     flat = table.detach().cpu().reshape(len(table), -1).contiguous()
     octets = flat.view(torch.uint8).numpy()
-    parts = table.shape[1] if table.ndim > 2 else 0
+    subrow_count = table.shape[1] if table.ndim > 2 else 0
     for row in octets:
         pieces = [row]
-        if parts:
-            pieces += list(row.reshape(parts, -1))
+        if subrow_count:
+            pieces += list(row.reshape(subrow_count, -1))
         yield [hashlib.blake2b(piece.data, digest_size=DIGEST).digest() for piece in pieces]
 
 

@@ -202,7 +202,8 @@ class ReleaseAccounting:
         for charge in self._charges(release, reply, receipts[0]):
             event = self._field_event(release, call, charge)
             if charge.receipt is not None and receipts[0][charge.receipt].once:
-                event = replace(event, once=tuple(own[charge.receipt].once for own in receipts))
+                once = tuple(client_receipts[charge.receipt].once for client_receipts in receipts)
+                event = replace(event, once=once)
             if charge.mechanism == "skellam":
                 d = getattr(reply, charge.field).table[0].numel()
                 event = self._sum_event(event, charge.field, d, members, survivors)
@@ -310,7 +311,7 @@ class ReleaseAccounting:
 
 @dataclass(frozen=True)
 class _Charge:
-    """What one field of a reply costs, or one of the releases that it follows from.
+    """Cost of one field of a reply, or of one of the releases that it follows from.
 
     Args:
         receipt: position of the receipt that it is by; None where it is by none.

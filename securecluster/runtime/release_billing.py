@@ -97,7 +97,7 @@ class Asked:
 
 
 class Billing:
-    """What clients released in a server's calls, as events of the ledger.
+    """Record of clients' releases in a server's calls, as events of the ledger.
 
     Args:
         costs: accounting of the run's releases.
@@ -161,7 +161,7 @@ class Billing:
 
     def record(
         self,
-        asked: Asked,
+        request: Asked,
         ids: Sequence[int],
         reply: Any,
         digests: Sequence[str] | None = None,
@@ -170,7 +170,7 @@ class Billing:
         """Write what some clients released in one call to the ledger.
 
         Args:
-            asked: the call.
+            request: the call.
             ids: the clients.
             reply: as it arrived; under a trusted server with its noise, since a digest of the rows
                 without noise would distinguish them.
@@ -179,29 +179,31 @@ class Billing:
         """
         if not ids:
             return
-        release = asked.remote.release
+        release = request.remote.release
         paid = self._paid_once()
         due: list[Receipts] = []
         positions_of: dict[Receipts, list[int]] = {}
         for position, client in enumerate(ids):
             receipts = self._costs.receipts_or_assumed(release, self._receipts.get(client))
-            due.append(paid.due(client, receipts, asked.remote.name, asked.step))
+            due.append(paid.due(client, receipts, request.remote.name, request.step))
             positions_of.setdefault(without_digests(due[-1]), []).append(position)
         events: list[Event] = []
         for receipts, positions in positions_of.items():
-            told = self._digests(asked, reply, receipts, digests, positions, len(ids))
-            event = asked.event(
+            release_digests = self._digests(request, reply, receipts, digests, positions, len(ids))
+            event = request.event(
                 fields=(),  # set by `events`, field by field
                 ids=tuple(ids[k] for k in positions),
-                digests=told,
+                digests=release_digests,
             )
-            own = [due[k] for k in positions]
-            events += self._costs.events(release, event, reply, own, members, survivors=len(ids))
+            due_receipts = [due[k] for k in positions]
+            events += self._costs.events(
+                release, event, reply, due_receipts, members, survivors=len(ids)
+            )
         self._write(events)
 
     def record_sums(
         self,
-        asked: Asked,
+        request: Asked,
         sums: Total,
         rows: Any,
         group_of: Mapping[int, int],
@@ -210,7 +212,7 @@ class Billing:
         """Write the sums of one call to the ledger.
 
         Args:
-            asked: the call.
+            request: the call.
             sums: the clients whose rows are in sums.
             rows: the sums as the protocol sees them.
             group_of: group of every recipient of the call, by client id.
@@ -222,27 +224,27 @@ class Billing:
         digests = reply_digests(rows, len(sums.counts))
         if self._costs.sum_noise is None:
             of_clients = [digests[group_of[client]] for client in sums.ids]
-            self.record(asked, sums.ids, rows, of_clients)
+            self.record(request, sums.ids, rows, of_clients)
             return
         # Noise in shares differs with the numbers of clients, so each sum has an event of its own.
         row_counts = Counter(asked_groups)
         for group, survivors in enumerate(survivors_of):
             of_survivors = [digests[group]] * sums.counts[group]
             row_count = row_counts[group]
-            self.record(asked, survivors, rows, of_survivors, row_count)
+            self.record(request, survivors, rows, of_survivors, row_count)
 
-    def record_unseen(self, asked: Asked, seen: Sequence[int]) -> None:
+    def record_unseen(self, request: Asked, recorded: Sequence[int]) -> None:
         """Write to the ledger what clients may have released in a call without being heard.
 
         Args:
-            asked: the call.
-            seen: clients whose replies, or whose rows in a sum, are recorded.
+            request: the call.
+            recorded: clients whose replies, or whose rows in a sum, are recorded.
         """
-        release = asked.remote.release
+        release = request.remote.release
         if self._unseen is None or not release.private:
             return
-        call = asked.event(fields=(*release.through, *release.unmasked), ids=())
-        events = self._unseen.of(call, seen)
+        call = request.event(fields=(*release.through, *release.unmasked), ids=())
+        events = self._unseen.of(call, recorded)
         if events:
             self._write(events)
 
@@ -253,7 +255,7 @@ class Billing:
 
     def _digests(
         self,
-        asked: Asked,
+        request: Asked,
         reply: Any,
         receipts: Receipts,
         digests: Sequence[str] | None,
@@ -263,7 +265,7 @@ class Billing:
         """Return the digests of the replies of some clients with equal receipts.
 
         Args:
-            asked: the call.
+            request: the call.
             reply: of all clients.
             receipts: of the clients.
             digests: of each client's release, where `reply` is a sum; else of its frame.
@@ -274,8 +276,8 @@ class Billing:
             Nothing where a repetition has no cost of its own.
         """
         # One attempt pads one row only, so a repetition shows by its bits, which are integers.
-        padded = asked.verb == PAIRS and self._pads_pairs
-        if not self._costs.repeatable(asked.remote.release, reply, receipts):
+        padded = request.verb == PAIRS and self._pads_pairs
+        if not self._costs.repeatable(request.remote.release, reply, receipts):
             return ()
         if not padded and not tells_noise(reply):
             # Equal choices may come from different noise, so bits cannot show a repetition.
@@ -296,7 +298,7 @@ class Billing:
 
 
 class UnseenReleases:
-    """What nodes were asked for in the current calls, and what of it the server has not seen.
+    """Releases asked of nodes in the current calls, and those of them that nobody has seen.
 
     Args:
         state: returns the state of the channel, which a resumed run replaces.
@@ -318,31 +320,31 @@ class UnseenReleases:
             call: requests to nodes.
             response: what came of them.
         """
-        asked = self._asked.setdefault((call.method, call.step), set())
-        asked.update(set(call.to).difference(response.without_release))
+        pending = self._asked.setdefault((call.method, call.step), set())
+        pending.update(set(call.to).difference(response.without_release))
 
-    def of(self, call: Event, seen: Collection[int]) -> list[Event]:
+    def of(self, call: Event, observed: Collection[int]) -> list[Event]:
         """Return the unseen releases of a call that has ended, and of earlier ones with a price.
 
         Args:
             call: event with the call's names and numbers, and the names of what it asks for.
-            seen: nodes whose releases the server has read.
+            observed: nodes whose releases the server has read.
         """
         state = self._state()
-        asked = self._asked.pop((call.method, call.step), set()).difference(seen)
-        if asked:
+        unseen = self._asked.pop((call.method, call.step), set()).difference(observed)
+        if unseen:
             for event in state.ledger.events:
                 if (event.method, event.step) == (call.method, call.step):
-                    asked.difference_update(event.ids)
-        if asked:
-            state.unpriced.append(_unseen(call, sorted(asked)))
+                    unseen.difference_update(event.ids)
+        if unseen:
+            state.unpriced.append(_unseen(call, sorted(unseen)))
         events: list[Event] = []
         waiting: list[Event] = []
-        for each in state.unpriced:
-            priced = _priced(each, state.ledger)
+        for unpriced in state.unpriced:
+            priced = _priced(unpriced, state.ledger)
             events += priced
             if not priced:
-                waiting.append(each)
+                waiting.append(unpriced)
         state.unpriced = waiting
         return events
 
@@ -350,8 +352,10 @@ class UnseenReleases:
         """Return as exact what nobody ever replied to, at the end of a run."""
         state = self._state()
         events = []
-        for each in state.unpriced:
-            events += [replace(each, fields=(name,), mechanism="exact") for name in each.fields]
+        for unpriced in state.unpriced:
+            events += [
+                replace(unpriced, fields=(name,), mechanism="exact") for name in unpriced.fields
+            ]
         state.unpriced = []
         return events
 
@@ -361,17 +365,19 @@ def _unseen(event: Event, clients: Sequence[int]) -> Event:
     return replace(event, ids=tuple(clients), digests=(UNSEEN,) * len(clients))
 
 
-def _priced(asked: Event, ledger: Ledger) -> list[Event]:
+def _priced(call: Event, ledger: Ledger) -> list[Event]:
     """Return the events of releases that were asked for; none where nobody's has a price yet.
 
     Args:
-        asked: the call, with the clients.
+        call: the call, with the clients.
         ledger: of the run.
     """
-    known = [event for event in ledger.events if event.method == asked.method and not event.kept]
-    shown = [event for event in known if UNSEEN not in event.digests]
+    method_events = [
+        event for event in ledger.events if event.method == call.method and not event.kept
+    ]
+    shown = [event for event in method_events if UNSEEN not in event.digests]
     # the same method may leave in sums and in single replies, with other noise
-    shown = [event for event in shown if event.verb == asked.verb] or shown
+    shown = [event for event in shown if event.verb == call.verb] or shown
     by_reply: dict[tuple[int, tuple[int, ...]], list[Event]] = {}
     for event in shown:
         by_reply.setdefault((event.step, event.ids), []).append(event)
@@ -379,12 +385,12 @@ def _priced(asked: Event, ledger: Ledger) -> list[Event]:
         return []
     dearest = _dearest(list(by_reply.values()), ledger)
     # what is repeated to the bit however often it is asked for is paid for once
-    paid = {client for event in known if event.once for client in event.ids}
+    paid = {client for event in method_events if event.once for client in event.ids}
     events = []
-    for clients in (set(asked.ids) - paid, paid.intersection(asked.ids)):
+    for clients in (set(call.ids) - paid, paid.intersection(call.ids)):
         for event in dearest if clients else ():
-            made = replace(event, verb=asked.verb, round=asked.round, step=asked.step)
-            made = replace(made, reader=asked.reader, again=False, once=(), digests=())
+            made = replace(event, verb=call.verb, round=call.round, step=call.step)
+            made = replace(made, reader=call.reader, again=False, once=(), digests=())
             made = _unseen(made, sorted(clients))
             if event.once and clients <= paid:
                 made = replace(made, mechanism="free", noise_multiplier=None)

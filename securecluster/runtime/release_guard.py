@@ -23,7 +23,7 @@ from securecluster.training.data_access import DataAccess, Reads, Training
 
 @dataclass
 class Traces:
-    """What one call of a client method left behind.
+    """Traces that one call of a client method left behind.
 
     Args:
         method: its name, for messages.
@@ -38,7 +38,7 @@ class Traces:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one call left behind of one client.
+    """Outcome of one call for one client.
 
     Args:
         receipts: of its reply.

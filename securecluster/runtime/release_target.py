@@ -73,7 +73,7 @@ class ReleaseTarget:
                 clients_of.setdefault(alike, []).append(client)
         events: list[Event] = []
         for (members, _), clients in clients_of.items():
-            own = [due[client] for client in clients]
+            client_receipts = [due[client] for client in clients]
             event = Event(
                 method=call.method,
                 verb=call.verb,
@@ -86,7 +86,7 @@ class ReleaseTarget:
             if self.least_survivors is not None:
                 # Who survives is known later: the least noise that a client accepts counts.
                 survivors = self.least_survivors(members)
-            events += self.costs.events(release, event, reply, own, members, survivors)
+            events += self.costs.events(release, event, reply, client_receipts, members, survivors)
         self.target.admit(events)
         self._paid.learn(events)
         self._last.setdefault((call.method, call.verb), {}).update(

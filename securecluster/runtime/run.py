@@ -254,12 +254,12 @@ class Run:
 
     def _enter(self, name: str, state: Any) -> None:
         """Restore a loop's state, where a resumed run comes to the loop for the first time."""
-        part = f"loop-{name}"
-        if self._loop == part:
+        loop_key = f"loop-{name}"
+        if self._loop == loop_key:
             return
-        self._loop = part
-        if part in self._parts:
-            restored = unpack(self._parts[part], type(state))
+        self._loop = loop_key
+        if loop_key in self._parts:
+            restored = unpack(self._parts[loop_key], type(state))
             # in place, since the protocol holds a reference to the state
             vars(state).update(vars(restored))
 

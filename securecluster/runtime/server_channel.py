@@ -205,11 +205,11 @@ class ServerChannel:
         Returns:
             The replies that arrived, and the ids of the clients that did not reply.
         """
-        part: Aggregator | PairAggregator | None = None
+        key_source: Aggregator | PairAggregator | None = None
         if keys:  # of the part that needs some: pairs come before sums
-            part = self.pair_aggregator if self.pair_aggregator.keys else self.aggregator
+            key_source = self.pair_aggregator if self.pair_aggregator.keys else self.aggregator
         remote = Remote.of(method)
-        ready, step = self._open(query, to, part, step, tries)
+        ready, step = self._open(query, to, key_source, step, tries)
         members = [1] * len(ready)  # each reply is read on its own
         call = self._call(
             remote=remote, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
@@ -257,15 +257,15 @@ class ServerChannel:
         step = call.step
         reply = self._costs.read(remote.release, response.reply, step)
         self._remember(remote, response, reply, step)
-        asked = self._asked(remote, GATHER, step)
+        request = self._asked(remote, GATHER, step)
         if not self._billing.at_once(remote.release):
             recorded = response.ids
             if not remote.release.private:
                 # Such replies report on local training, which may have happened at any client
                 # that was called, although its reply did not arrive.
                 recorded = call.to
-            self._billing.record(asked, recorded, reply)
-        self._billing.record_unseen(asked, response.ids)
+            self._billing.record(request, recorded, reply)
+        self._billing.record_unseen(request, response.ids)
         check_squares(self.round, response.ids, reply)
         self._observe(remote, GATHER, step, [(client,) for client in response.ids], reply)
         lost = self._note_lost(to, response.ids)
@@ -379,13 +379,14 @@ class ServerChannel:
         rows = self._costs.read(release, rows, step, sums.counts)
         rows = self._in_run_dtype(release, rows)
         # Rows that are hidden release nothing before their sum is read.
-        asked = self._asked(remote, SUM, step)
+        request = self._asked(remote, SUM, step)
         at_once = self._billing.at_once(release) and not self.aggregator.hides_replies
-        members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
+        summed_groups = [group_of[client] for client in sums.ids]
+        members_of = members_by_group(sums.ids, summed_groups, groups)
         if sums.ids and not at_once:
             self._remember_lists(members_of)
-            self._billing.record_sums(asked, sums, rows, group_of, ready_groups)
-        self._billing.record_unseen(asked, sums.ids)
+            self._billing.record_sums(request, sums, rows, group_of, ready_groups)
+        self._billing.record_unseen(request, sums.ids)
         if self.settle is not None:
             self.settle(remote.name, step, members_of)
         self._observe(remote, SUM, step, members_of, rows)
@@ -425,8 +426,8 @@ class ServerChannel:
         for roster in rosters:
             if not answering.isdisjoint(roster):
                 cohorts += [c for c in self.cohorts.of(roster) if answering.issuperset(c)]
-        whole = {client for cohort in cohorts for client in cohort}
-        return [client for client in ready if client in whole], cohorts
+        complete = {client for cohort in cohorts for client in cohort}
+        return [client for client in ready if client in complete], cohorts
 
     def _remember_lists(self, groups: Sequence[Sequence[int]]) -> None:
         """Store the clients of secure sums, where they enlarge the row space of earlier ones.
@@ -567,14 +568,14 @@ class ServerChannel:
         self,
         query: Any,
         to: Sequence[int],
-        part: Aggregator | PairAggregator | None,
+        key_source: Aggregator | PairAggregator | None,
         step: int | None = None,
         tries: int = 1,
     ) -> tuple[list[int], int]:
         """Prepare a call: check its query, agree on the mask's key and number the call.
 
         Args:
-            part: whose keys are exchanged beside the mask's; None for none.
+            key_source: whose keys are exchanged beside the mask's; None for none.
             step: number of an earlier call to continue; the next number by default.
             tries: number of key agreements with clients that do not have the seed.
 
@@ -590,7 +591,7 @@ class ServerChannel:
             # A client that only receives needs the seed, too: it must undo the mask.
             members = [client for client in to if client < len(self.clients)]  # no newcomers
             for _ in range(tries):
-                beside = () if part is None else (part.beside(members),)
+                beside = () if key_source is None else (key_source.beside(members),)
                 ready = self._mask_keys.ready(to, *beside)
         if step is None:  # calls that continue an earlier one draw the same batches and masks
             self.state.step += 1
@@ -687,8 +688,8 @@ class ServerChannel:
         response = dataclasses.replace(response, reply=reply)
         if self._billing.at_once(release):
             digests = None if response.added is None else response.added.digests
-            asked = self._asked(remote, call.verb, call.step)
-            self._billing.record(asked, response.ids, reply, digests)
+            request = self._asked(remote, call.verb, call.step)
+            self._billing.record(request, response.ids, reply, digests)
         # After the ledger: a reply that is not finite has left its client all the same.
         if response.added is None:  # or else rows were finite before they were added
             check_finite(call, response)
@@ -736,8 +737,10 @@ class ServerChannel:
     def _send_all(self, messages: Sequence[KeyMessage]) -> list[Response]:
         """Send messages of exchanges of keys to clients, all at once."""
         requests = [
-            self._message(each.method, each.to, each.query, each.step, GATHER, each.from_server)
-            for each in messages
+            self._message(
+                message.method, message.to, message.query, message.step, GATHER, message.from_server
+            )
+            for message in messages
         ]
         responses = self._transport.exchange_all(requests)
         for request, response in zip(requests, responses, strict=True):
@@ -814,9 +817,9 @@ class ServerChannel:
         self, call: Call, chunk: int | None = None
     ) -> Iterator[tuple[Call, Response]]:
         """Yield what the transport brings for the parts of a call, and store who refused it."""
-        for part, response in self._transport.stream(call, chunk):
-            self._note_refusals(part, response)
-            yield part, response
+        for subcall, response in self._transport.stream(call, chunk):
+            self._note_refusals(subcall, response)
+            yield subcall, response
 
     def _note_refusals(self, call: Call, response: Response) -> None:
         """Store who refused a call, and who may have answered it unseen."""
@@ -839,10 +842,10 @@ class ServerChannel:
             return
         (code,) = reasons
         silent = sum(outcome == SILENT for outcome in self._outcomes.values())
-        who = f"all clients but {silent} that do not reply" if silent else "all clients"
+        refusers = f"all clients but {silent} that do not reply" if silent else "all clients"
         self._transport.give_up(
             RefusedError(
-                f"{who} refuse, {call.method} of round {call.round} for instance: "
+                f"{refusers} refuse, {call.method} of round {call.round} for instance: "
                 f"{SENTENCES[code]} (their own logs say more)",
                 code,
             )
@@ -903,8 +906,8 @@ class _MethodCalls:
         """Return the replies of all clients that answer one of several tries."""
         answered: set[int] = set()
         responses: list[Response] = []
-        for asked in self._attempts(call, answered):
-            response = self.checked(asked, self.carried(asked))
+        for attempt in self._attempts(call, answered):
+            response = self.checked(attempt, self.carried(attempt))
             if response.ids:
                 responses.append(response)
                 answered.update(response.ids)
@@ -917,10 +920,10 @@ class _MethodCalls:
     def stream(self, call: Call, chunk: int | None = None) -> Iterator[Response]:
         """Yield the replies in parts, of all clients that answer one of several tries."""
         answered: set[int] = set()
-        for asked in self._attempts(call, answered):
-            for part, response in self.carried_in_parts(asked, chunk):
+        for attempt in self._attempts(call, answered):
+            for subcall, response in self.carried_in_parts(attempt, chunk):
                 answered.update(response.ids)
-                yield self.checked(part, response)
+                yield self.checked(subcall, response)
 
     def _attempts(self, call: Call, answered: set[int]) -> Iterator[Call]:
         """Yield the call to the clients that have not answered yet, once for each try.
@@ -937,7 +940,7 @@ class _MethodCalls:
 
 
 def _without_shrunken_groups(
-    ready: Sequence[int], group_of: Mapping[int, int], least: int
+    ready: Sequence[int], group_of: Mapping[int, int], minimum: int
 ) -> list[int]:
     """Return the clients whose group is still large enough for a sum that hides its members.
 
@@ -948,7 +951,7 @@ def _without_shrunken_groups(
     Args:
         ready: ids of the clients that can answer.
         group_of: group of every recipient of the call, by client id.
-        least: members of the smallest sum.
+        minimum: members of the smallest sum.
     """
     requested = Counter(group_of.values())
     remaining = Counter(group_of[client] for client in ready)
@@ -957,7 +960,7 @@ def _without_shrunken_groups(
         group = group_of[client]
         # A group that was too small from the start is a mistake of the protocol and no temporary
         # shortage: its call goes out, and the endpoints refuse it with an error.
-        required = min(least, requested[group])
+        required = min(minimum, requested[group])
         if remaining[group] >= required:
             permitted.append(client)
     return permitted

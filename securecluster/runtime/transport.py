@@ -276,14 +276,14 @@ class Framed(Transport):
         return 0
 
     def read(
-        self, call: Call, answers: Iterable[tuple[int, bytes]], asked: Collection[int]
+        self, call: Call, answers: Iterable[tuple[int, bytes]], recipients: Collection[int]
     ) -> Response:
         """Decode and stack what clients answered.
 
         Args:
             call: requests to clients.
             answers: (client, bytes of its answer) of clients that did not drop out.
-            asked: clients of the call that the request was sent to.
+            recipients: clients of the call that the request was sent to.
 
         Raises:
             FrameError: as `exchange`.
@@ -293,7 +293,7 @@ class Framed(Transport):
         replies: dict[int, Any] = {}
         receipts: dict[int, Receipts] = {}
         refusals: dict[int, str] = {}
-        without_release = set(call.to).difference(asked)
+        without_release = set(call.to).difference(recipients)
         for client, frame in answers:
             try:
                 reply, receipts[client] = self._reply(client, requests[client], frame)
@@ -553,9 +553,9 @@ class Recorded(Transport):
         """
         if self._transcript.mode == "full":  # single replies are recorded
             call = replace(call, adds=())
-        for part, response in self._inner.stream(call, chunk):
-            self._transcript.record(part, response)
-            yield part, response
+        for subcall, response in self._inner.stream(call, chunk):
+            self._transcript.record(subcall, response)
+            yield subcall, response
 
     def relay(self, call: Call, answer: Response) -> None:
         """Pass frames between servers on and record them.
@@ -625,9 +625,9 @@ class Replay(Transport):
         while first < len(call.to):
             recorded, response = self._next(call)
             end = min(first + len(recorded.to), len(call.to))
-            part = call.select(range(first, end))
-            _check_same(part, recorded)
-            yield part, response
+            subcall = call.select(range(first, end))
+            _check_same(subcall, recorded)
+            yield subcall, response
             first = end
 
     def _next(self, call: Call) -> tuple[Call, Response]:

@@ -36,7 +36,7 @@ MOST_CLUSTERS = 20
 
 @dataclass(frozen=True)
 class Gain:
-    """How much higher clients score with one model than with another.
+    """Gain in clients' scores with one model over those with another.
 
     Args:
         before: mean score with the other model.
@@ -94,18 +94,18 @@ def alike(labels: Sequence[int], scores: FloatArray) -> tuple[int, int, Gain] | 
     Returns:
         None where all clusters differ, or too few clients say so.
     """
-    found: list[tuple[float, int, int, Gain]] = []
+    candidates: list[tuple[float, int, int, Gain]] = []
     clusters = clusters_of(labels)
     for first, second in combinations(range(len(clusters)), 2):
         one, other = clusters[first], clusters[second]
-        own = np.concatenate([scores[first, one], scores[second, other]])
+        own_scores = np.concatenate([scores[first, one], scores[second, other]])
         swapped = np.concatenate([scores[second, one], scores[first, other]])
-        gain = Gain.of(swapped, own)
+        gain = Gain.of(swapped, own_scores)
         if gain is None or gain.difference > NOTHING:
             continue
         if gain.difference + ERRORS * gain.error < POSSIBLE:
-            found.append((gain.difference, first, second, gain))
-    if not found:
+            candidates.append((gain.difference, first, second, gain))
+    if not candidates:
         return None
-    _, first, second, gain = min(found, key=lambda pair: pair[:3])
+    _, first, second, gain = min(candidates, key=lambda pair: pair[:3])
     return first, second, gain

@@ -136,9 +136,9 @@ def _ceiling(fitted: FittedRun) -> int | None:
     config = fitted.kept_.learned.config
     ceilings = []
     for options in option_groups(fitted.method):
-        most = options.most_clusters(fitted.method, config)
-        if most is not None and most < len(fitted.labels_):
-            ceilings.append(most)
+        ceiling = options.most_clusters(fitted.method, config)
+        if ceiling is not None and ceiling < len(fitted.labels_):
+            ceilings.append(ceiling)
     return min(ceilings, default=None)
 
 
@@ -214,13 +214,13 @@ def _reason(fitted: FittedRun, federation: Federation) -> str:
     if _verdict(fitted, "clusters") != CARRIES:
         return reason_of_noise(fitted, "clusters")
     readable = "the power check took clusters for readable"
-    known = _public_samples(fitted, federation)
-    if known is None:
+    public_samples = _public_samples(fitted, federation)
+    if public_samples is None:
         return (
             f"; noise is hardly the reason, since {readable}: there may be no clusters, or too few "
             "samples to tell them"
         )
-    of_classes, few = known
+    of_classes, few = public_samples
     if few:
         return f"; too few samples are the likeliest reason ({of_classes}), since {readable}"
     return (
@@ -260,13 +260,13 @@ def _chance_clusters(fitted: FittedRun, federation: Federation, count: int) -> s
             f"the {count} clusters of this run are most likely of noise alone, since the power "
             "check took clusters for lost: try less noise, or what the power check says"
         )
-    known = _public_samples(fitted, federation)
-    if known is None or not known[1] or count * SMALL <= len(fitted.labels_):
+    public_samples = _public_samples(fitted, federation)
+    if public_samples is None or not public_samples[1] or count * SMALL <= len(fitted.labels_):
         return None
     return (
         f"the {count} clusters of this run have fewer than {SMALL} clients on average, and too few "
-        f"samples are the likeliest reason ({known[0]}): try more of them, or give the number of "
-        "clusters where it is known (--k)"
+        f"samples are the likeliest reason ({public_samples[0]}): try more of them, or give the "
+        "number of clusters where it is known (--k)"
     )
 
 

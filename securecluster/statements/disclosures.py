@@ -139,15 +139,15 @@ class Disclosure:
         """Return whether one client's numbers may stand in sums of it as they are."""
         return self.summed and self.mechanism not in NOISY and self.mechanism not in COSTLESS
 
-    def covered(self, part: str) -> str:
+    def covered(self, numbers: str) -> str:
         """Return what covers numbers that one client alone moves, where they are not exact.
 
         Args:
-            part: what of a single client is not read by itself.
+            numbers: what of a single client is not read by itself.
         """
         if self.mechanism in NOISY:
-            return f"{part}: its noise is in every coordinate, also in one that it alone moves"
-        return f"{part}, {self._noise()}"
+            return f"{numbers}: its noise is in every coordinate, also in one that it alone moves"
+        return f"{numbers}, {self._noise()}"
 
     @property
     def plain(self) -> bool:
@@ -172,8 +172,8 @@ class Disclosure:
             released = SUMS
         elif field.get("paired"):
             released = MATRIX
-        known = {name: field[name] for name in names}
-        return cls(**known, released=released, by_authority=bool(field.get("encrypted")))
+        entries = {name: field[name] for name in names}
+        return cls(**entries, released=released, by_authority=bool(field.get("encrypted")))
 
     def form(self, masks: str) -> str:
         """Return how its reader has it, for a table.
@@ -384,8 +384,8 @@ def unseen(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[str]:
     names_read = {field.name for field in by_server}
     paired = [field for field in by_server if field.paired]
     # a field that the server read in another call is not hidden from it
-    apart = [field for field in disclosed if field.name not in names_read]
-    hidden = [_hidden_from_server(fitted, field) for field in (*paired, *apart)]
+    unread = [field for field in disclosed if field.name not in names_read]
+    hidden = [_hidden_from_server(fitted, field) for field in (*paired, *unread)]
     if not by_server and any(field.summed or field.opened for field in disclosed):
         return hidden
     if not by_server:
@@ -557,14 +557,14 @@ def _uncovered_at_server(fitted: FittedRun) -> list[str]:
     key = []
     if fitted.kept_.key is not None:
         key = [f"{run_secret.FILE}: the server's key, from which its noise follows: for it alone"]
-    told = []
+    score_sentences = []
     if not np.isnan(fitted.scores_).all():
         metric = fitted.metric_
-        told = [
+        score_sentences = [
             f"result.json, {LEARNED}: {metric} that clients told of their own test samples when "
             "the run had ended, without noise"
         ]
-    return [*_transcript(fitted), *told, *_sample_counts(fitted.kept_.learned), *key]
+    return [*_transcript(fitted), *score_sentences, *_sample_counts(fitted.kept_.learned), *key]
 
 
 def _observed(fitted: FittedRun) -> list[str]:

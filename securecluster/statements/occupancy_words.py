@@ -74,13 +74,13 @@ def in_averages(figures: FieldOccupancy | None, mixed: bool) -> str:
     if figures is None:
         return "; a coordinate that one client alone moved is its own number, which nobody counted"
     of_two = figures.of_few - figures.of_one
-    told = []
+    sentences = []
     if figures.of_one:
-        told.append(f"one client alone moved {figures.of_one:,}, which are its own numbers")
+        sentences.append(f"one client alone moved {figures.of_one:,}, which are its own numbers")
     if of_two:
-        told.append(f"two clients moved {of_two:,}, of which either reads the other's")
-    if told:
-        return f"; of {figures.coordinates:,} coordinates {', and '.join(told)}"
+        sentences.append(f"two clients moved {of_two:,}, of which either reads the other's")
+    if sentences:
+        return f"; of {figures.coordinates:,} coordinates {', and '.join(sentences)}"
     if mixed:
         return "; coordinates that one client alone moved were not counted, as the mask mixes them"
     return ""

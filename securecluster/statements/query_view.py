@@ -56,17 +56,17 @@ class Brought:
             methods: client methods whose queries have the field.
         """
         source = self.source or "replies"
-        place = f"{self.field} of {', '.join(methods)}"
+        location = f"{self.field} of {', '.join(methods)}"
         if self.average and self.relayed:
-            return f"averages of {source}, also of a single client's, {self.cover} ({place})"
+            return f"averages of {source}, also of a single client's, {self.cover} ({location})"
         if self.average:
             one = "; over one client it is that client's own" if self.lone else ""
-            return f"averages of {source}, {self.cover} ({place}){one}{self.few}"
+            return f"averages of {source}, {self.cover} ({location}){one}{self.few}"
         if self.relayed:
-            return f"rows of single clients: their {source}, {self.cover} ({place})"
+            return f"rows of single clients: their {source}, {self.cover} ({location})"
         if self.source:
-            return f"what the server made of {source}, {self.cover} ({place})"
-        return f"numbers of the server ({place})"
+            return f"what the server made of {source}, {self.cover} ({location})"
+        return f"numbers of the server ({location})"
 
 
 def query_view(fitted: FittedRun) -> list[str]:
@@ -152,11 +152,11 @@ def _in_averages(fitted: FittedRun, source: str) -> str:
         fitted: the result of the run.
         source: the field of replies.
     """
-    told: dict[str, None] = {}  # each sentence once, in order
+    sentences: dict[str, None] = {}  # each sentence once, in order
     for field in disclosures(fitted):
         if field.field == source and field.in_exact_sums:
-            told[in_averages(figures_of(fitted, field), mixed(fitted, field))] = None
-    return "".join(told)
+            sentences[in_averages(figures_of(fitted, field), mixed(fitted, field))] = None
+    return "".join(sentences)
 
 
 def _read_alone(fitted: FittedRun, source: str) -> bool:
@@ -165,8 +165,12 @@ def _read_alone(fitted: FittedRun, source: str) -> bool:
     releases = {
         event.method: release_of(getattr(fitted.method.client, event.method)) for event in events
     }
-    of_field = [own for own in releases.values() if source in own.through and not own.derived]
-    return any(GATHER in own.via for own in of_field)
+    of_field = [
+        release
+        for release in releases.values()
+        if source in release.through and not release.derived
+    ]
+    return any(GATHER in release.via for release in of_field)
 
 
 def occupied(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[FieldOccupancy]:
@@ -178,8 +182,8 @@ def occupied(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[FieldOc
         fitted: the result of the run.
         disclosed: all disclosures of the run.
     """
-    found = [figures_of(fitted, field) for field in _in_exact_sums(disclosed)]
-    return [figures for figures in found if figures is not None]
+    counted = [figures_of(fitted, field) for field in _in_exact_sums(disclosed)]
+    return [figures for figures in counted if figures is not None]
 
 
 def of_one_client(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[str]:

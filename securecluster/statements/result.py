@@ -27,7 +27,7 @@ Entries = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """What a result is about: the clients, as far as whoever writes it knows them.
+    """Subject of a result: the clients, as far as whoever writes it knows them.
 
     Args:
         names: of the clients.
@@ -150,8 +150,8 @@ def _metrics(target: float, subject: Subject, fitted: FittedRun, labels: list[in
     """
     at_target = None
     # a target is a score to reach; losses and errors have none
-    told = not np.isnan(fitted.scores_).all()
-    if subject.objective.higher and (subject.observer or told):
+    has_scores = not np.isnan(fitted.scores_).all()
+    if subject.objective.higher and (subject.observer or has_scores):
         at_target = share_at(fitted.scores_, target)
     return {
         **(fitted.agreement_ or NO_AGREEMENT),

@@ -140,9 +140,9 @@ def sizes_of_epochs(samples: IntArray, batch_size: int, steps: IntArray) -> IntA
         steps: number of each client's mini-batches, (b,); S is the largest.
     """
     of_epoch = np.maximum(1, -(-samples // batch_size))[:, None]  # mini-batches
-    left = samples[:, None] - (of_epoch - 1) * batch_size
+    remainder = samples[:, None] - (of_epoch - 1) * batch_size
     step = np.arange(steps.max(initial=0))
-    sizes = np.where(step % of_epoch == of_epoch - 1, left, batch_size)
+    sizes = np.where(step % of_epoch == of_epoch - 1, remainder, batch_size)
     return np.where(step < steps[:, None], sizes, 0)
 
 

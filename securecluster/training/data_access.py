@@ -48,7 +48,7 @@ class Training(NamedTuple):
 
 @dataclass
 class _Call:
-    """What a method may do in the current call.
+    """Permissions of a method in the current call.
 
     Args:
         method: its name, for messages.

@@ -46,8 +46,8 @@ def factors_there(
     norms: torch.Tensor, others: torch.Tensor, weight: torch.Tensor, limit: float, largest: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `clip_factors` of the same arguments by one operation."""
-    found: tuple[torch.Tensor, torch.Tensor] = _operation()(norms, others, weight, limit, largest)
-    return found
+    result: tuple[torch.Tensor, torch.Tensor] = _operation()(norms, others, weight, limit, largest)
+    return result
 
 
 @functools.cache
@@ -83,15 +83,16 @@ def launched(
         kernel: a function of a grid, a block and arguments that launches it.
         norms: as in `clip_factors`; so are the others.
     """
-    given = weight.contiguous()
-    factors = torch.empty_like(given)
-    wrong = torch.empty_like(given, dtype=torch.bool)
-    total = given.numel()
+    contiguous = weight.contiguous()
+    factors = torch.empty_like(contiguous)
+    wrong = torch.empty_like(contiguous, dtype=torch.bool)
+    example_count = contiguous.numel()
     wide = int(weight.dtype == torch.float64)
-    arguments: list[Any] = [norms.contiguous(), others.contiguous(), given, factors, wrong]
-    arguments += [len(norms), len(others), total, wide, float(limit), float(largest)]
-    if total:
-        kernel((-(-total // THREADS), 1, 1), (THREADS, 1, 1), arguments)
+    arguments: list[Any] = [norms.contiguous(), others.contiguous(), contiguous, factors, wrong]
+    arguments += [len(norms), len(others), example_count, wide, float(limit), float(largest)]
+    if example_count:
+        groups = -(-example_count // THREADS)
+        kernel((groups, 1, 1), (THREADS, 1, 1), arguments)
     return factors, wrong
 
 
@@ -107,8 +108,8 @@ def right(kernel: Callable[..., None], device: torch.device) -> bool:
     others = norms * 4
     for dtype, error in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
         weight = torch.linspace(0, 1, 300, dtype=dtype).view(3, 100)
-        given = norms.to(device), others.to(device), weight.to(device)
-        factors, wrong = launched(kernel, *given, 0.7, 9.0)
+        tensors = norms.to(device), others.to(device), weight.to(device)
+        factors, wrong = launched(kernel, *tensors, 0.7, 9.0)
         expected, as_wrong = clip_factors(norms, others, weight, 0.7, 9.0)
         if not torch.equal(wrong.cpu(), as_wrong):
             return False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TrainingCall:
-    """What a protocol asks of one client's training.
+    """Request of a protocol for one client's training.
 
     Args:
         client: number of the client.
@@ -160,18 +160,18 @@ class ForeignTrainer(LocalTrainer):
         x = np.array(self._x[rows].cpu().numpy())
         y = np.array(self._y[rows].cpu().numpy())
         foreign = self._foreign
-        who = f"client {number}" if name == str(number) else f"client {number} ({name!r})"
+        client_label = f"client {number}" if name == str(number) else f"client {number} ({name!r})"
         try:
-            with told_while_running(f"{who}: the function train of its ForeignModel"):
+            with told_while_running(f"{client_label}: the function train of its ForeignModel"):
                 result = foreign.functions.call("train", foreign.split(theta), x, y, call)
             trained = foreign.joined(result)
         except UsageError as error:
             raise UsageError(f"client {number}: {error}") from error
         if self.tells_of_zeros and not bool(trained.isfinite().all()):
             warnings.warn(
-                f"{who}: train returned values that are not finite, which count as zeros in a run "
-                "with noise, so that nothing is learned of its data: lower its learning rate, or "
-                "look for the cause in train",
+                f"{client_label}: train returned values that are not finite, which count as zeros "
+                "in a run with noise, so that nothing is learned of its data: lower its learning "
+                "rate, or look for the cause in train",
                 SecureClusterWarning,
                 stacklevel=2,
             )

@@ -209,8 +209,11 @@ class LocalTrainer:
         self._x = self._train_on.x
         self._y = self._train_on.y
         self._offsets = self._train_on.offsets
-        kept = (self._train_on, self._aside_on, self._test_on)
-        self.access.watch([table for samples in kept for table in (samples.x, samples.y)])
+        sample_sets = (self._train_on, self._aside_on, self._test_on)
+        tables = []
+        for samples in sample_sets:
+            tables += [samples.x, samples.y]
+        self.access.watch(tables)
 
     @property
     def sizes(self) -> list[int]:

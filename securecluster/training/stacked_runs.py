@@ -177,10 +177,10 @@ def _schedule(group: Sequence[Request], table: _Tables) -> tuple[Chunk, list[int
             drawn = trainer.dropout_keys(request.clients, request.task.step, max(steps, default=0))
             keys.append(drawn)
     # sorted is stable: clients with equally many steps stay in the order of the runs
-    order = sorted(range(len(batches)), key=lambda place: -len(batches[place]))
+    order = sorted(range(len(batches)), key=lambda position: -len(batches[position]))
     trainer = group[0].trainer
-    in_order = [batches[place] for place in order]
-    first_rows = np.array([first[place] for place in order])
+    in_order = [batches[position] for position in order]
+    first_rows = np.array([first[position] for position in order])
     chunk = packed(Drawn.of(in_order), first_rows, None, trainer.device, trainer.dtype)
     if not keys:
         return chunk, order

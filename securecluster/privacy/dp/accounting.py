@@ -388,13 +388,13 @@ def _bisected(fits: Callable[[float], bool], low: float, high: float) -> float:
 
 def _distance(history: Iterable[Step]) -> float:
     """Return about the μ of the one Gaussian release that is as private as a history."""
-    total = 0.0
+    square_sum = 0.0
     for z, q, count in history:
         square = z**-2
         if q < 1 and square < MOST_SQUARE:
             square = min(square, q * q * math.expm1(square))
-        total += count * square
-    return math.sqrt(total)
+        square_sum += count * square
+    return math.sqrt(square_sum)
 
 
 def _rough_cost(history: Callable[[float], Iterable[Step]]) -> float:
@@ -524,11 +524,12 @@ def _epsilon(history: History, delta: float, replaced: bool = False) -> Cost:
         return Cost(0.0, 0.0, "nothing released")
     if _has_exact_step(history):
         return Cost(math.inf, math.inf, "exact release")
-    known = _known(history, replaced)
-    as_known = gaussian_epsilon(1 / known[0][0], delta)
-    if known == history:
+    with_known_batches = _known(history, replaced)
+    as_known = gaussian_epsilon(1 / with_known_batches[0][0], delta)
+    if with_known_batches == history:
         return Cost(as_known, max(renyi.bound(history, delta), as_known), "exact Gaussian")
-    rdp = min(renyi.bound(history, delta, replaced=replaced), renyi.bound(known, delta))
+    rdp_sampled = renyi.bound(history, delta, replaced=replaced)
+    rdp = min(rdp_sampled, renyi.bound(with_known_batches, delta))
     if _chance_of_batches(history) <= delta * (1 + CHANCE_ROUNDING):
         return Cost(0.0, rdp, "rare batches")
     bounds = [(rdp, "RDP"), (as_known, "known batches")]

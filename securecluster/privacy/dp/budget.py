@@ -151,8 +151,8 @@ class Budget:
         with self._locked():
             self._read()  # another process may have written since
             number = self._number(run)
-            own = [replace(event, ids=(number,) * len(event.ids)) for event in events]
-            new = self._recalls[number].new(own)
+            numbered = [replace(event, ids=(number,) * len(event.ids)) for event in events]
+            new = self._recalls[number].new(numbered)
             if not new:
                 return
             ledger = self._with(new, number, samples)
@@ -181,9 +181,9 @@ class Budget:
 
     def _with(self, events: Sequence[Event], number: int, samples: int | None) -> Ledger:
         """Return the ledger with further events of a run."""
-        known = self._ledger
+        previous = self._ledger
         ledger = Ledger(
-            [*known.events, *events], dict(known.samples), dict(known.names), known.unit
+            [*previous.events, *events], dict(previous.samples), dict(previous.names), previous.unit
         )
         ledger.names[number] = OWNER
         if samples is not None:
@@ -201,10 +201,10 @@ class Budget:
     def _read(self) -> None:
         """Read the file anew if it has other content than this object knows."""
         data = atomic_files.read(self.path) if self.path.exists() else b""
-        known = self._log.mark
-        if manifest.Mark.of(data[: known.size]) != known:
+        read_mark = self._log.mark
+        if manifest.Mark.of(data[: read_mark.size]) != read_mark:
             raise self._changed()
-        if len(data) == known.size:
+        if len(data) == read_mark.size:
             return
         self._ledger = Ledger(unit=self.unit)
         self._numbers = {}
@@ -217,8 +217,8 @@ class Budget:
         for line in lines:
             self._take(line, before.hexdigest())
             before.update(line + b"\n")
-        whole = manifest.Mark(len(data) - len(torn), before.hexdigest())
-        self._log.restore(whole, str)
+        end_mark = manifest.Mark(len(data) - len(torn), before.hexdigest())
+        self._log.restore(end_mark, str)
 
     def _take(self, line: bytes, before: str) -> None:
         """Read one line.

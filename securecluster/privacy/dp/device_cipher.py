@@ -155,9 +155,9 @@ def gaussians(
         The integers, float64; a mask of those that float64 may have rounded wrongly; and the words
         of radii and angles, int64: (k, 2, half) each.
     """
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    found = _operations()[1](keys, nonces, scales, half)
-    return found
+    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    outputs = _operations()[1](keys, nonces, scales, half)
+    return outputs
 
 
 @functools.cache
@@ -200,9 +200,9 @@ class Kernels:
     def keystream(self, keys: torch.Tensor, nonces: torch.Tensor, blocks: int) -> torch.Tensor:
         """Return `keystream` of the same arguments."""
         words = keys.new_empty(len(keys), WORDS_IN_BLOCK * blocks)
-        total = len(keys) * blocks
-        given: list[Any] = [keys.contiguous(), nonces.contiguous(), words, blocks, total]
-        self._launch(self._keystream, total, given)
+        block_count = len(keys) * blocks
+        arguments: list[Any] = [keys.contiguous(), nonces.contiguous(), words, blocks, block_count]
+        self._launch(self._keystream, block_count, arguments)
         return words
 
     def gaussians(
@@ -214,17 +214,18 @@ class Kernels:
         unsure = torch.empty(shape, dtype=torch.bool, device=keys.device)
         words = torch.empty(shape, dtype=torch.int64, device=keys.device)
         blocks = -(-half // PAIRS_IN_BLOCK)
-        total = len(keys) * blocks
-        given: list[Any] = [keys.contiguous(), nonces, scales.contiguous()]
-        given += [integers, unsure, words]
-        given += [*nonces.stride(), half, blocks, total, ERROR, TAIL]
-        self._launch(self._gaussians, total, given)
+        block_count = len(keys) * blocks
+        arguments: list[Any] = [keys.contiguous(), nonces, scales.contiguous()]
+        arguments += [integers, unsure, words]
+        arguments += [*nonces.stride(), half, blocks, block_count, ERROR, TAIL]
+        self._launch(self._gaussians, block_count, arguments)
         return integers, unsure, words
 
-    def _launch(self, kernel: Callable[..., None], total: int, arguments: list[Any]) -> None:
-        """Launch a kernel with a thread for each of `total` blocks of the streams."""
-        if total:
-            kernel((-(-total // THREADS), 1, 1), (THREADS, 1, 1), arguments)
+    def _launch(self, kernel: Callable[..., None], block_count: int, arguments: list[Any]) -> None:
+        """Launch a kernel with a thread for each of `block_count` blocks of the streams."""
+        if block_count:
+            groups = -(-block_count // THREADS)
+            kernel((groups, 1, 1), (THREADS, 1, 1), arguments)
 
     def right(self, device: torch.device) -> bool:
         """Return whether the kernels compute what the operations do.

@@ -119,10 +119,10 @@ def _integers(
     half = -(-width // 2)
     scales = to_device(steps, keys.device, torch.float64)
     integers, unsure, words = gaussians(keys, nonces, scales, half)
-    found = unsure.nonzero()  # the host waits for their number
-    if len(found):
-        row, sine, pair = found.unbind(1)
-        drawn = torch.cat([found, words[row, :, pair]], 1)
+    unsure_positions = unsure.nonzero()  # the host waits for their number
+    if len(unsure_positions):
+        row, sine, pair = unsure_positions.unbind(1)
+        drawn = torch.cat([unsure_positions, words[row, :, pair]], 1)
         settled = _settled(drawn.tolist(), steps, secrets)
         integers[row, sine, pair] = integers.new_tensor(settled)
     # An odd width leaves one Gaussian of the last pair unused.

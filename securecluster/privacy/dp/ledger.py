@@ -546,13 +546,13 @@ def _common_unit(units: Iterable[Unit]) -> Unit:
     Raises:
         UsageError: there are two.
     """
-    known = sorted({unit for unit in units if unit})
-    if len(known) > 1:
+    named_units = sorted({unit for unit in units if unit})
+    if len(named_units) > 1:
         raise UsageError(
             "noise for one client and noise for one example have prices that do not add up: join "
             "ledgers of one dp_unit"
         )
-    return known[0] if known else ""
+    return named_units[0] if named_units else ""
 
 
 def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> Price:

@@ -205,10 +205,10 @@ def composed_epsilon(history: Sequence[Step], delta: float, replaced: bool = Fal
         for z, q, count in history:
             # a Gaussian's losses are those of its mirror image
             pairs.append((LossPair(z, q, direction if q < 1 else "removed"), count))
-        found = _epsilon(pairs, delta)
-        if found is None:
+        epsilon = _epsilon(pairs, delta)
+        if epsilon is None:
             return None
-        largest = max(largest, found)
+        largest = max(largest, epsilon)
     return rounded_up(largest)
 
 
@@ -253,11 +253,12 @@ def _epsilon(pairs: Sequence[tuple[LossPair, int]], delta: float) -> float | Non
         low, high = _window(laws, tilt * spacing)
         if high - low > MOST_POINTS:
             return None
-        near = max(0, math.floor(moments.bound(tilt, log_delta) / spacing))
-        found = _read(laws, low, high, near, delta, tilt, spacing)
+        bound = moments.bound(tilt, log_delta)
+        anchor = max(0, math.floor(bound / spacing))
+        epsilon = _read(laws, low, high, anchor, delta, tilt, spacing)
         # Where all of the window is above ε, the sum was tilted too far.
-        if found is None or low <= 0 or found > low * spacing or tilt < TILTS[0]:
-            return found
+        if epsilon is None or low <= 0 or epsilon > low * spacing or tilt < TILTS[0]:
+            return epsilon
         tilt /= 2
 
 
@@ -360,13 +361,14 @@ def _tilted(pair: LossPair, spacing: float, tilt: float, log_tail: float) -> _La
         tilt: λ.
         log_tail: logarithm of the probability that it may leave out at each end.
     """
-    least, most = -CUT_BELOW * FINENESS, CUT_ABOVE * FINENESS
+    minimum, maximum = -CUT_BELOW * FINENESS, CUT_ABOVE * FINENESS
     low, high = pair.ends(log_tail)
     smallest, largest = pair.loss(np.array([low, high])) / spacing
-    lower_cut, upper_cut = pair.outcome(spacing * np.array([least, most]))
-    low = float(lower_cut) if smallest < least else low
-    high = float(upper_cut) if largest > most else high
-    first, last = math.floor(max(smallest, least)), math.floor(min(largest, most))
+    lower_cut, upper_cut = pair.outcome(spacing * np.array([minimum, maximum]))
+    low = float(lower_cut) if smallest < minimum else low
+    high = float(upper_cut) if largest > maximum else high
+    first = math.floor(max(smallest, minimum))
+    last = math.floor(min(largest, maximum))
     dots = pair.outcome(spacing * np.arange(first, last + 2))
     # Densities are smooth on this length, between points of the grid.
     smooth = WIDTH if pair.q == 1 else WIDTH * min(1.0, pair.z)
@@ -392,15 +394,15 @@ def _tilted(pair: LossPair, spacing: float, tilt: float, log_tail: float) -> _La
         masses.append(np.log([pair.below(low)]) + tilt * spacing * (first + 1))
     lower.append(np.array([1]))
     upper.append(np.array([0.0]))
-    mass, point, upward = (np.concatenate(parts) for parts in (masses, lower, upper))
+    mass, point, upward = (np.concatenate(arrays) for arrays in (masses, lower, upper))
     point = np.maximum(point, 0)
     peak = float(mass.max())
     weight = np.exp(mass - peak)
     count = int(point.max()) + 2
     weights = np.bincount(point, weight * (1 - upward), count)
     weights += np.bincount(point + 1, weight * upward * math.exp(tilt * spacing), count)
-    total = float(weights.sum())
-    return _Law(first, weights / total, peak + math.log(total), pair.above(high))
+    weight_sum = float(weights.sum())
+    return _Law(first, weights / weight_sum, peak + math.log(weight_sum), pair.above(high))
 
 
 def _window(laws: Sequence[tuple[_Law, int]], tilt: float) -> tuple[int, int]:
@@ -430,7 +432,7 @@ def _read(
     laws: Sequence[tuple[_Law, int]],
     low: int,
     high: int,
-    near: int,
+    anchor: int,
     delta: float,
     tilt: float,
     spacing: float,
@@ -441,7 +443,7 @@ def _read(
         laws: tilted distributions, and how often each is composed.
         low: first point of the window that holds the sum.
         high: its last point.
-        near: a point near ε, a little above.
+        anchor: a point near ε, a little above.
         delta: δ, in (0, 1).
         tilt: λ.
         spacing: of the grid.
@@ -453,17 +455,17 @@ def _read(
         return None
     sums = _convolved(laws, low, high)
     # The weights without the tilt, in units of that of the point near ε.
-    log_unit = sum(count * law.log_moment for law, count in laws) - tilt * spacing * near
+    log_unit = sum(count * law.log_moment for law, count in laws) - tilt * spacing * anchor
     allowed = math.exp(min(math.log(finite) - log_unit, 700.0))
     # far below, the weights overflow and δ is far larger than allowed
-    start = max(low, 0, near - math.floor(500 / (tilt * spacing)))
+    start = max(low, 0, anchor - math.floor(500 / (tilt * spacing)))
     points = np.arange(start, high + 1)
     weights = (np.maximum(sums[start - low :], 0.0) + ROUNDING_OF_POINT) * np.exp(
-        -tilt * spacing * (points - near)
+        -tilt * spacing * (points - anchor)
     )
 
     shares = -np.expm1(-spacing * np.arange(1, len(points)))
-    outside = math.exp(OUTSIDE - tilt * spacing * (high - near))
+    outside = math.exp(OUTSIDE - tilt * spacing * (high - anchor))
 
     def excess(point: int) -> float:
         """Return δ(ε) where ε is a point of the grid."""

@@ -135,8 +135,8 @@ def bound(
     integer_orders = [order for order in orders if float(order).is_integer()]
     if len(integer_orders) > 2:
         orders = _orders_that_may_be_best(history, delta, orders, integer_orders, replaced)
-    found = [together(history, order, replaced) for order in orders]
-    return converted(orders, found, delta)
+    divergences = [together(history, order, replaced) for order in orders]
+    return converted(orders, divergences, delta)
 
 
 def converted(orders: Sequence[float], divergences: Sequence[float], delta: float) -> float:
@@ -161,7 +161,7 @@ def _orders_that_may_be_best(
     history: Sequence[Step],
     delta: float,
     orders: Sequence[float],
-    whole: Sequence[float],
+    integer_orders: Sequence[float],
     replaced: bool,
 ) -> list[float]:
     """Return the orders without fractional ones that give a larger bound than a whole one does.
@@ -173,11 +173,11 @@ def _orders_that_may_be_best(
         history: steps (z, q, count), one or more.
         delta: δ, in (0, 1).
         orders: orders, ascending.
-        whole: those that are whole numbers, of which there are three or more.
+        integer_orders: those that are whole numbers, of which there are three or more.
         replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     points = [(1.0, 0.0)]
-    for order in whole:
+    for order in integer_orders:
         points.append((float(order), (order - 1) * together(history, order, replaced)))
     bounds = [_epsilon_at(order, moment / (order - 1), delta) for order, moment in points[1:]]
     best = min(bounds)
@@ -226,10 +226,10 @@ def together(history: Sequence[Step], order: float, replaced: bool = False) -> f
         order: α, above 1.
         replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
-    total = 0.0
+    divergence_sum = 0.0
     for z, q, count in history:
-        total += count * divergence(z, q, order, replaced)
-    return total
+        divergence_sum += count * divergence(z, q, order, replaced)
+    return divergence_sum
 
 
 @lru_cache(1 << 16)
@@ -253,7 +253,7 @@ def divergence(z: float, q: float, order: float, replaced: bool = False) -> floa
         warnings.simplefilter("ignore")
         try:
             # compute_rdp takes a single order as a float only.
-            found = float(compute_rdp(q=q, noise_multiplier=z, steps=1, orders=float(order)))
+            rdp = float(compute_rdp(q=q, noise_multiplier=z, steps=1, orders=float(order)))
         except (ArithmeticError, ValueError):
             return math.inf
-    return math.inf if math.isnan(found) else found
+    return math.inf if math.isnan(rdp) else rdp

@@ -167,26 +167,26 @@ class SkellamMechanism:
         return torch.from_numpy(wrapped).view(row.shape)
 
     def decode(
-        self, total: torch.Tensor, plan: SumPlan, dtype: torch.dtype | None = None
+        self, row_sum: torch.Tensor, plan: SumPlan, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Return the numbers that a sum stands for.
 
         Args:
-            total: sum of encoded rows, int32.
+            row_sum: sum of encoded rows, int32.
             plan: grid and noise of the sum.
             dtype: type of the numbers; float32 by default.
 
         Raises:
             FrameError: a sum that no clients can have: forged, or still masked.
         """
-        if total.numel():
-            low, high = map(int, torch.aminmax(total))
-            if total.dtype != torch.int32 or not -plan.limit <= low <= high <= plan.limit:
+        if row_sum.numel():
+            low, high = map(int, torch.aminmax(row_sum))
+            if row_sum.dtype != torch.int32 or not -plan.limit <= low <= high <= plan.limit:
                 raise FrameError(
                     "a noised sum is beyond what its clients can have: a row was forged, or a mask "
                     "was not removed; ask for the sum again"
                 )
-        numbers = total.double().mul_(math.ldexp(1.0, -plan.exponent))
+        numbers = row_sum.double().mul_(math.ldexp(1.0, -plan.exponent))
         return numbers.to(dtype or torch.float32)
 
 

@@ -119,7 +119,7 @@ def _costs_no_more(release: SkellamRelease, planned: SkellamRelease) -> bool:
 
 @dataclass(frozen=True)
 class _Spent:
-    """What one client released so far.
+    """Releases of one client so far.
 
     Args:
         history: its expenses.
@@ -194,13 +194,13 @@ class Target:
         added: dict[int, list[int]] = {}
         for event in events:
             # by number of samples, so that clients share them
-            parts: dict[int | None, int] = {}
+            part_numbers: dict[int | None, int] = {}
             for client in event.ids:
                 samples = self.samples.get(client)
-                if samples not in parts:
-                    part = _part(event, samples)
-                    parts[samples] = self._parts.setdefault(part, len(self._parts))
-                added.setdefault(client, []).append(parts[samples])
+                if samples not in part_numbers:
+                    event_part = _part(event, samples)
+                    part_numbers[samples] = self._parts.setdefault(event_part, len(self._parts))
+                added.setdefault(client, []).append(part_numbers[samples])
         after = {}
         for client, numbers in added.items():
             samples = self.samples.get(client)
@@ -219,11 +219,11 @@ class Target:
     ) -> int:
         """Return the number of a client's state after some parts of a call."""
         state, numbers, samples = key
-        known = list(self._parts)
-        parts = [known[number] for number in numbers]
-        spent = _with(self._states[state], parts)
+        known_parts = list(self._parts)
+        call_parts = [known_parts[number] for number in numbers]
+        spent = _with(self._states[state], call_parts)
         if check:
-            self._check(spent, client, samples, parts)
+            self._check(spent, client, samples, call_parts)
         return self._number(spent)
 
     def _number(self, spent: _Spent) -> int:
@@ -247,7 +247,10 @@ class Target:
         # What was computed and kept costs nothing, until something leaves.
         if not spent.left:
             return
-        exact = [part.name for part in added if part.expense and part.expense.mechanism == "exact"]
+        exact = []
+        for release in added:
+            if release.expense and release.expense.mechanism == "exact":
+                exact.append(release.name)
         if exact:
             raise TargetError(
                 f"{exact[0]} would leave client {client} without noise, so that epsilon were "
@@ -262,8 +265,8 @@ class Target:
         if cost <= self.epsilon:
             return
         # a training leaves with the fields that follow from it
-        fields = [part for part in added if not part.training] or added
-        released = [part for part in fields if part.expense] or fields
+        fields = [release for release in added if not release.training] or added
+        released = [release for release in fields if release.expense] or fields
         counts = ", ".join(f"{name} {count}" for name, count in spent.names)
         raise TargetError(
             f"{released[0].name} would bring the releases of client {client} to epsilon = "
@@ -285,13 +288,13 @@ def _part(event: Event, samples: int | None) -> _Part:
     return _Part(expense, name, not event.kept, training=not event.fields)
 
 
-def _with(spent: _Spent, parts: Sequence[_Part]) -> _Spent:
+def _with(spent: _Spent, call_parts: Sequence[_Part]) -> _Spent:
     """Return what a client released, with the parts of a call."""
     history = Counter(dict(spent.history))
     names = Counter(dict(spent.names))
-    for part in parts:
-        if part.expense is not None:
-            history[part.expense] += 1
-            names[part.name] += 1
-    left = spent.left or any(part.left for part in parts)
-    return _Spent(frozenset(history.items()), tuple(names.items()), left)
+    for release in call_parts:
+        if release.expense is not None:
+            history[release.expense] += 1
+            names[release.name] += 1
+    has_left = spent.left or any(release.left for release in call_parts)
+    return _Spent(frozenset(history.items()), tuple(names.items()), has_left)

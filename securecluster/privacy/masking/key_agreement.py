@@ -162,7 +162,7 @@ class Secrets:
             unused=_entry_of(self.unused, client),
             pairwise=self.pairwise.of(client),
             authority=self.authority,
-            records={name: _entry_of(kept, client) for name, kept in self.records.items()},
+            records={name: _entry_of(entries, client) for name, entries in self.records.items()},
         )
 
 
@@ -223,24 +223,24 @@ class KeyRing:
             return os.urandom(32)
         return self._randomness.key("client", client, purpose)
 
-    def record(self, protection: str, client: int, kind: type[R]) -> R:
+    def record(self, protection: str, client: int, record_class: type[R]) -> R:
         """Return what a protection keeps of a client, to be changed in place; at first a new one.
 
         Args:
             protection: its name.
             client: id of the client.
-            kind: class of the record, a dataclass whose fields have defaults.
+            record_class: class of the record, a dataclass whose fields have defaults.
 
         Raises:
             RunFolderError: a record that was damaged in a checkpoint.
         """
-        kept = self.secrets.records.setdefault(protection, {})
-        found = kept.get(client)
-        if not isinstance(found, kind):
+        records = self.secrets.records.setdefault(protection, {})
+        entry = records.get(client)
+        if not isinstance(entry, record_class):
             # Whoever reads a checkpoint does not know the class.
-            found = kind() if found is None else restored(found, kind)
-            kept[client] = found
-        return found
+            entry = record_class() if entry is None else restored(entry, record_class)
+            records[client] = entry
+        return entry
 
     def noise(self, client: int) -> bytes:
         """Return the key by which a client's noise is drawn, 32 bytes.

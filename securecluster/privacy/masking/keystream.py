@@ -278,10 +278,10 @@ def gather(
                 torch.mul(gathered, factors, out=block)
         return
 
-    def work(part: torch.Tensor) -> None:
+    def work(chunk: torch.Tensor) -> None:
         # A copy in cache is read at random, and the row itself is written in order.
-        row_in_cache = part.new_empty(part.shape[1])
-        for row in part.unbind():
+        row_in_cache = chunk.new_empty(chunk.shape[1])
+        for row in chunk.unbind():
             row_in_cache.copy_(row)
             torch.index_select(row_in_cache, 0, positions, out=row)
             if factors is not None:

@@ -40,14 +40,14 @@ FIELD_PRIME = (1 << 255) - 19
 ByteSource = Callable[[int], bytes]
 
 
-def transcript(label: str, *parts: bytes | str | int) -> bytes:
+def transcript(label: str, *pieces: bytes | str | int) -> bytes:
     """Return an unambiguous encoding of a label and parts, each after its length.
 
     Args:
         label: purpose of the encoding; labels keep derived keys apart.
         parts: bytes, text in UTF-8, or integers between 0 and 2^64 - 1.
     """
-    return label.encode() + b"".join(encoded(piece) for piece in parts)
+    return label.encode() + b"".join(encoded(piece) for piece in pieces)
 
 
 def encoded(piece: bytes | str | int) -> bytes:
@@ -164,23 +164,23 @@ def check_order(public: bytes) -> None:
     KeyPair(bytes(KEY)).exchange(public)
 
 
-def check_public_keys(keys: Mapping[int, bytes], own: int, own_public: bytes) -> None:
+def check_public_keys(keys: Mapping[int, bytes], client_id: int, own_public: bytes) -> None:
     """Raise FrameError for public keys that no honest server relays.
 
     Args:
         keys: client id -> public key, 32 bytes; this client's entry may be absent.
-        own: id of this client.
+        client_id: id of this client.
         own_public: public key of this client.
 
     Raises:
         FrameError: a key of another length, one that two clients have, also as two encodings of one
             point, or another key in this client's name.
     """
-    points: dict[int, int] = {_point(own_public): own}
+    points: dict[int, int] = {_point(own_public): client_id}
     for client, key in keys.items():
-        if client == own and key != own_public:
+        if client == client_id and key != own_public:
             raise FrameError(
-                f"client {own} was sent another public key in its own name: the keys were "
+                f"client {client_id} was sent another public key in its own name: the keys were "
                 "tampered with, start a new run"
             )
         first = points.setdefault(_point(key), client)

@@ -98,7 +98,7 @@ class DecryptedSum:
 
 @dataclass
 class AuthorityState:
-    """What the key authority keeps between messages; never printed.
+    """State that the key authority keeps between messages; never printed.
 
     Attributes:
         secret: its keys of the encryption, by scheme.
@@ -257,8 +257,8 @@ class KeyAuthority:
         for shape in layout.fields:
             # The grid is that of the members asked, since clients encoded before any of them was
             # lost.
-            most = parameters.largest_integer(shape.bits, len(group))
-            codec = self._ranges.fixed_point(shape.name, shape.bits, len(group), most)
+            largest_integer = parameters.largest_integer(shape.bits, len(group))
+            codec = self._ranges.fixed_point(shape.name, shape.bits, len(group), largest_integer)
             largest[shape.name] = codec.largest
         return _released(layout, self._opened(header, query, group, survivors, layout, largest))
 
@@ -509,9 +509,9 @@ class KeyAuthority:
         return KeyPair(self.state.exchange)
 
 
-def _digest(*parts: bytes) -> bytes:
+def _digest(*chunks: bytes) -> bytes:
     """Return SHA-256 of some bytes, 32 bytes."""
-    return hashlib.sha256(transcript("securecluster decrypted sum v1", *parts)).digest()
+    return hashlib.sha256(transcript("securecluster decrypted sum v1", *chunks)).digest()
 
 
 def _name_of(header: Header, query: Total) -> str:

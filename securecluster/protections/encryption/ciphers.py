@@ -239,10 +239,10 @@ class CiphertextSum:
                 "of a sum send as many"
             )
         try:
-            for vector, total in zip(vectors, self._totals, strict=True):
+            for vector, running_sum in zip(vectors, self._totals, strict=True):
                 # The new row becomes the sum, and not the other way round: where a later ciphertext
                 # is refused, no earlier one has been changed.
-                vector.add_(total)
+                vector.add_(running_sum)
         # SEAL refuses a sum whose second polynomial is zero, which needs no key to be read.
         except (ValueError, RuntimeError):
             raise FrameError(
@@ -367,11 +367,16 @@ def fingerprint(parameters: Parameters, public: bytes) -> bytes:
 
 def _form(vector: Any) -> tuple[Any, ...]:
     """Return slots, ciphertexts, and each one's polynomials, level, scale and representation."""
-    parts = vector.ciphertext()
+    ciphertexts = vector.ciphertext()
     forms = []
-    for part in parts:
-        forms += [part.size(), part.parms_id(), part.scale, part.is_ntt_form()]
-    return (vector.size(), len(parts), *forms)
+    for ciphertext in ciphertexts:
+        forms += [
+            ciphertext.size(),
+            ciphertext.parms_id(),
+            ciphertext.scale,
+            ciphertext.is_ntt_form(),
+        ]
+    return (vector.size(), len(ciphertexts), *forms)
 
 
 def _new_context(parameters: Parameters) -> Any:

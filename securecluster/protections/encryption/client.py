@@ -67,7 +67,7 @@ class EncodedRow:
 
 @dataclass(frozen=True, eq=False)
 class SealedRow:
-    """What one client sends of its row: for the server, and for the key authority."""
+    """Encrypted row of one client: for the server, and for the key authority."""
 
     key: bytes
     envelope: bytes
@@ -356,8 +356,8 @@ class EncryptedSumService(EncryptionService):
         for field in layout.fields:
             # As many steps as leave room for all members: their sum stays within the slot, and
             # under CKKS is decrypted exactly.
-            most = self._parameters.largest_integer(field.bits, members)
-            codec = self._ranges.fixed_point(field.name, field.bits, members, most)
+            largest_integer = self._parameters.largest_integer(field.bits, members)
+            codec = self._ranges.fixed_point(field.name, field.bits, members, largest_integer)
             values = getattr(reply, field.name).values.cpu()
             row = values[position : position + 1]
             rows[field.name] = codec.encode(row, self._ranges.saturates(field.name)).numpy()

@@ -33,7 +33,7 @@ PADDED_TO = 1152
 
 @dataclass(frozen=True)
 class EnvelopeContext:
-    """What an envelope is bound to.
+    """Context that an envelope is bound to.
 
     Args:
         fingerprint: of the parameters and the public key, 32 bytes.
@@ -108,43 +108,46 @@ def unpadded(data: bytes) -> bytes:
 
 
 def seal(
-    ciphertexts: Sequence[bytes], own: KeyPair, receiver_public: bytes, context: EnvelopeContext
+    ciphertexts: Sequence[bytes],
+    own_keys: KeyPair,
+    receiver_public: bytes,
+    context: EnvelopeContext,
 ) -> bytes:
     """Return ciphertexts in an envelope, padded to whole blocks.
 
     Args:
         ciphertexts: one or more ciphertexts.
-        own: keys of the sender.
+        own_keys: keys of the sender.
         receiver_public: public key of the receiver, 32 bytes.
         context: what the envelope is bound to.
     """
     payload = b"".join(padded(data) for data in ciphertexts)
     # The padding is inside of the seal, so that no bit of an envelope can be flipped unnoticed.
     payload += bytes(-(len(payload) + TAG) % BLOCK)
-    return seal_bytes(payload, own, receiver_public, context)
+    return seal_bytes(payload, own_keys, receiver_public, context)
 
 
 def seal_bytes(
-    payload: bytes, own: KeyPair, receiver_public: bytes, context: EnvelopeContext
+    payload: bytes, own_keys: KeyPair, receiver_public: bytes, context: EnvelopeContext
 ) -> bytes:
     """Return bytes sealed to their receiver, 16 bytes longer.
 
     Args:
         payload: bytes.
-        own: keys of the sender.
+        own_keys: keys of the sender.
         receiver_public: public key of the receiver, 32 bytes.
         context: what the seal is bound to.
     """
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
     # The mode needs no nonce: the same envelope is made again where a run is repeated.
-    key = _key(own, receiver_public, own.public, receiver_public, context)
+    key = _key(own_keys, receiver_public, own_keys.public, receiver_public, context)
     return AESSIV(key).encrypt(payload, [context.encoded()])
 
 
 def open_envelope(
     envelope: bytes,
-    own: KeyPair,
+    own_keys: KeyPair,
     sender_public: bytes,
     context: EnvelopeContext,
     count: int,
@@ -154,7 +157,7 @@ def open_envelope(
 
     Args:
         envelope: bytes that another party has sent.
-        own: keys of the receiver.
+        own_keys: keys of the receiver.
         sender_public: public key of the sender, 32 bytes.
         context: what the envelope must be bound to.
         count: number of ciphertexts that it must hold.
@@ -168,17 +171,17 @@ def open_envelope(
         raise FrameError(
             f"an envelope of {len(envelope)} bytes holds no {count} ciphertexts: it is refused"
         )
-    return _ciphertexts(open_bytes(envelope, own, sender_public, context), count)
+    return _ciphertexts(open_bytes(envelope, own_keys, sender_public, context), count)
 
 
 def open_bytes(
-    sealed: bytes, own: KeyPair, sender_public: bytes, context: EnvelopeContext
+    sealed: bytes, own_keys: KeyPair, sender_public: bytes, context: EnvelopeContext
 ) -> bytes:
     """Return sealed bytes; inverse of `seal_bytes`.
 
     Args:
         sealed: bytes that another party has sent.
-        own: keys of the receiver.
+        own_keys: keys of the receiver.
         sender_public: public key of the sender, 32 bytes.
         context: what the seal must be bound to.
 
@@ -188,7 +191,7 @@ def open_bytes(
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-    key = _key(own, sender_public, sender_public, own.public, context)
+    key = _key(own_keys, sender_public, sender_public, own_keys.public, context)
     try:
         return AESSIV(key).decrypt(sealed, [context.encoded()])
     # a ValueError is of fewer bytes than a tag
@@ -217,7 +220,7 @@ def _ciphertexts(payload: bytes, count: int) -> list[bytes]:
 
 
 def _key(
-    own: KeyPair, peer: bytes, sender: bytes, receiver: bytes, context: EnvelopeContext
+    own_keys: KeyPair, peer: bytes, sender: bytes, receiver: bytes, context: EnvelopeContext
 ) -> bytes:
     """Return the key of one envelope, the same at both ends."""
     from cryptography.hazmat.primitives import hashes
@@ -225,4 +228,4 @@ def _key(
 
     info = transcript("securecluster envelope v1", sender, receiver, context.encoded())
     derivation = HKDF(algorithm=hashes.SHA256(), length=SEAL_KEY, salt=None, info=info)
-    return derivation.derive(own.exchange(peer))
+    return derivation.derive(own_keys.exchange(peer))

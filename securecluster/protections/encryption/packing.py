@@ -211,7 +211,7 @@ def unpack(
 
 def _sum_of(
     field: FieldShape,
-    part: NDArray[Any],
+    slots: NDArray[Any],
     largest: Mapping[str, int],
     parameters: Parameters,
     members: int,
@@ -223,9 +223,9 @@ def _sum_of(
     if field.bits == 64:
         limit = LIMB_MASK
     if parameters.scheme == BFV:
-        integers = part.astype(np.int64)
+        integers = slots.astype(np.int64)
     else:
-        integers = _nearest_integers(part * unit, field.name)
+        integers = _nearest_integers(slots * unit, field.name)
     if not np.all(np.abs(integers) <= members * limit):
         raise _out_of_range(field.name)
     if field.bits == 32:

@@ -26,7 +26,7 @@ PAIR_BITS = 14
 
 
 class PairRelease:
-    """What the key authority tells of R.
+    """Release of R by the key authority.
 
     Args:
         ranges: range of each field of rows.
@@ -147,16 +147,16 @@ def rounding(name: str, pair_range: PairRange) -> FixedPoint:
     Raises:
         UsageError: a range whose integers are beyond those that sums under CKKS give exactly.
     """
-    most = math.ceil(math.ldexp(pair_range.bound, PAIR_BITS))
+    largest = math.ceil(math.ldexp(pair_range.bound, PAIR_BITS))
     # What pairs of the largest sum leave room for; integers of 64 bits are summed in limbs.
     exact = default_parameters(CKKS).largest_integer(pair_range.bits, MOST_MEMBERS)
-    if exact is not None and most > exact:
+    if exact is not None and largest > exact:
         raise UsageError(
             f"{name} is in a range up to {pair_range.bound:g}, and encrypted pairs sum numbers of "
             f"32 bits up to {math.ldexp(exact, -PAIR_BITS):g} exactly: give it 64 bits in "
             "the fields of your PairOptions, or take relevance pads"
         )
-    return pair_range.fixed_point(name, most)
+    return pair_range.fixed_point(name, largest)
 
 
 def pair_layout(name: str, pair_range: PairRange, clients: int) -> Layout:
@@ -170,16 +170,16 @@ def pair_layout(name: str, pair_range: PairRange, clients: int) -> Layout:
     return Layout((FieldShape(name, pair_range.bits, (clients * (clients - 1) // 2,)),))
 
 
-def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
+def own_pairs(row: NDArray[Any], position: int) -> NDArray[Any]:
     """Return a client's part of all pairs i < j: its row where it is in the pair, else zeros.
 
     Args:
         row: numbers of the pairs with each client (m,).
-        own: position of the client itself, whose number is left out.
+        position: position of the client itself, whose number is left out.
     """
     square = np.zeros((len(row), len(row)), row.dtype)
-    square[own, own + 1 :] = row[own + 1 :]
-    square[:own, own] = row[:own]
+    square[position, position + 1 :] = row[position + 1 :]
+    square[:position, position] = row[:position]
     return square[np.triu_indices(len(row), 1)]
 
 

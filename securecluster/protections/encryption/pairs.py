@@ -222,9 +222,11 @@ class EncryptedPairs(Connected):
         if Layout.parse(reply.layout, bits) != pair_layout(name, self._ranges[name], columns):
             raise FrameError("encrypted rows of pairs have another length than their call")
 
-    def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
+    def _told(self, group_sum: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""
-        query = EncryptedPairTotal(then=then, **vars(total.sealed(call, group)))
-        reply = self.keys.ask_authority("authority_pairs", query, call, group, len(total.survivors))
+        query = EncryptedPairTotal(then=then, **vars(group_sum.sealed(call, group)))
+        reply = self.keys.ask_authority(
+            "authority_pairs", query, call, group, len(group_sum.survivors)
+        )
         numbers: torch.Tensor = reply.numbers.row(0)
         return numbers

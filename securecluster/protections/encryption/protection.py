@@ -63,7 +63,7 @@ BOUND_BY_CLIENTS = (
 
 
 class _Encryption(Protection):
-    """What the encryption of replies to sums and to pairs has in common."""
+    """Common base of the encryption of replies to sums and to pairs."""
 
     by_authority = True
     methods = ENCRYPTION_METHODS
@@ -214,8 +214,10 @@ class EncryptedPairProtection(_Encryption, PairProtection):
             reply: the field, with what else is to be said of it.
             released: `MATRIX` or `LABELS`.
         """
-        told = RELEASED_OF_PAIRS[released]
-        return f"R of pairs of clients, from {reply}, of which a key authority released {told}"
+        description = RELEASED_OF_PAIRS[released]
+        return (
+            f"R of pairs of clients, from {reply}, of which a key authority released {description}"
+        )
 
     def unseen(self, field: str, released: str) -> str:
         """Return what the server was not told of a field.
@@ -240,8 +242,8 @@ def key_authority(facts: AuthorityFacts) -> KeyAuthority:
         ranges = facts.sums.ranges
     pairs = None
     if facts.pairs is not None:
-        told = facts.pairs
-        pairs = PairRelease(told.ranges, told.functions, tuple(told.labelled))
+        pair_facts = facts.pairs
+        pairs = PairRelease(pair_facts.ranges, pair_facts.functions, tuple(pair_facts.labelled))
 
     def bits(purpose: str, of_pairs: bool) -> Mapping[str, int]:
         reply = facts.reply_class(purpose)

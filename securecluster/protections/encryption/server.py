@@ -197,15 +197,14 @@ class EncryptedSums(Connected):
     ) -> None:
         """Write the numbers of one group's sums into the tables (groups, …)."""
         for shape in group_sum.layout.fields:
-            most = self.keys.parameters.largest_integer(shape.bits, members)
-            codec = self._ranges.fixed_point(shape.name, shape.bits, members, most)
+            largest_integer = self.keys.parameters.largest_integer(shape.bits, members)
+            codec = self._ranges.fixed_point(shape.name, shape.bits, members, largest_integer)
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if shape.bits == 32 else torch.float64
             decoded = codec.decode(totals[shape.name], len(group_sum.survivors), dtype)
             # Groups that failed keep zeros, and a count of zero.
-            table = tables.setdefault(
-                shape.name, torch.zeros((groups, *decoded.shape), dtype=dtype)
-            )
+            zeros = torch.zeros((groups, *decoded.shape), dtype=dtype)
+            table = tables.setdefault(shape.name, zeros)
             if table.shape[1:] != decoded.shape:
                 raise FrameError(f"{shape.name}: the groups of an encrypted sum differ in shape")
             table[group] = decoded
@@ -252,17 +251,17 @@ class _WaitingCohorts:
         """
         cohort = self.cohort_of[client]
         group_sum = self._sums[self._group_of[client]]
-        part = self._parts.setdefault(cohort, group_sum.part())
+        cohort_sum = self._parts.setdefault(cohort, group_sum.part())
         try:
-            part.add(call, client, reply, position)
+            cohort_sum.add(call, client, reply, position)
         except FrameError as error:
             self._refuse(error, [client])
             return
-        if len(part.survivors) < len(cohort):
+        if len(cohort_sum.survivors) < len(cohort):
             return
         del self._parts[cohort]
         try:
-            group_sum.join(part)
+            group_sum.join(cohort_sum)
         except FrameError as error:
             # whose ciphertexts cancel others' cannot be told of several clients
             self._refuse(error, cohort if len(cohort) == 1 else ())
@@ -409,31 +408,31 @@ class GroupSum:
 
     def part(self) -> GroupSum:
         """Return a part of the sum, whose rows must have the fields of the other parts'."""
-        part = GroupSum(self._relay)
-        part._layout = self._layout
-        return part
+        cohort_sum = GroupSum(self._relay)
+        cohort_sum._layout = self._layout
+        return cohort_sum
 
-    def join(self, part: GroupSum) -> None:
+    def join(self, cohort_sum: GroupSum) -> None:
         """Add the sum of a part.
 
         Args:
-            part: of this sum, whose clients have no row in it.
+            cohort_sum: of this sum, whose clients have no row in it.
 
         Raises:
             FrameError: ciphertexts that cancel those of the other parts.
         """
-        assert part._sum is not None
-        total = self._sum
-        if total is None:
-            total = CiphertextSum(self._relay.cipher)
+        assert cohort_sum._sum is not None
+        ciphertext_sum = self._sum
+        if ciphertext_sum is None:
+            ciphertext_sum = CiphertextSum(self._relay.cipher)
         try:
-            total.join(part._sum)
+            ciphertext_sum.join(cohort_sum._sum)
         except FrameError as error:
-            clients = format_ids(part.survivors)
+            clients = format_ids(cohort_sum.survivors)
             raise FrameError(f"ciphertexts of client {clients} cannot be added: {error}") from None
-        self._sum = total
-        self._boxes.update(part._boxes)
-        self.survivors = tuple(sorted((*self.survivors, *part.survivors)))
+        self._sum = ciphertext_sum
+        self._boxes.update(cohort_sum._boxes)
+        self.survivors = tuple(sorted((*self.survivors, *cohort_sum.survivors)))
 
     def add(self, call: Call, client: int, reply: Any, position: int) -> None:
         """Add a client's ciphertexts, out of its envelope.
@@ -487,16 +486,16 @@ class GroupSum:
                 f"the box of client {client} for the key authority has {len(box)} bytes, not "
                 f"{tags + TAG}: it is refused"
             )
-        total = self._sum
-        if total is None:
-            total = CiphertextSum(relay.cipher)
+        ciphertext_sum = self._sum
+        if ciphertext_sum is None:
+            ciphertext_sum = CiphertextSum(relay.cipher)
         try:
-            total.add(ciphertexts)
+            ciphertext_sum.add(ciphertexts)
         # The sentence names the client: its envelope is valid, and what it holds is not.
         except FrameError as error:
             raise FrameError(f"ciphertexts of client {client} cannot be added: {error}") from None
         # Last: a refused envelope leaves the sum without the client.
-        self._sum = total
+        self._sum = ciphertext_sum
         self._boxes[client] = (key, box, as_bytes(reply.box_signature.row(position)))
         self._layout[:] = [layout]
         self.survivors = tuple(sorted((*self.survivors, client)))

@@ -144,14 +144,14 @@ def from_text(
 def _uniform(key: bytes, number: int, count: int, prime: int) -> NDArray[np.int64]:
     """Return uniform integers modulo a prime, (count,)."""
     bits = prime.bit_length()
-    wanted = count + count // 2
+    draw_count = count + count // 2
     while True:
-        numbers = words(key, number, wanted) >> np.uint64(64 - bits)
+        numbers = words(key, number, draw_count) >> np.uint64(64 - bits)
         # Those beyond the prime are left out: the others are uniform.
         below = numbers[numbers < np.uint64(prime)]
         if len(below) >= count:
             return below[:count].astype(np.int64)
-        wanted *= 2
+        draw_count *= 2
 
 
 def _limbs(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -165,11 +165,11 @@ def _inner_product(
     prime: int,
 ) -> int:
     """Return the inner product of two vectors modulo a prime, from their limbs."""
-    total = 0
-    for i, left in enumerate(ours):
-        for j, right in enumerate(theirs):
-            products = (left * right).reshape(-1, PRODUCTS).sum(1) % prime
+    inner_product = 0
+    for i, our_limb in enumerate(ours):
+        for j, their_limb in enumerate(theirs):
+            products = (our_limb * their_limb).reshape(-1, PRODUCTS).sum(1) % prime
             # as many residues below 2^60 as 64 bits hold, then Python's integers
             partial = sum((products.reshape(-1, PRODUCTS).sum(1) % prime).tolist())
-            total += partial << (LIMB * (i + j))
-    return total % prime
+            inner_product += partial << (LIMB * (i + j))
+    return inner_product % prime

@@ -141,7 +141,7 @@ def add_pair_pads(
 
 @dataclass
 class PairRecord:
-    """What a client sent in the last attempt at a call.
+    """Record of what a client sent in the last attempt at a call.
 
     Args:
         attempt: number of the attempt.
@@ -170,7 +170,7 @@ class PairState:
 
 
 class PairGuard:
-    """What a client insists on before it sends a padded row.
+    """Conditions of a client before it sends a padded row.
 
     Args:
         client: id of the client.

@@ -78,10 +78,10 @@ class PaddedPairs(Connected):
         rows = field.values
         check_rows(rows, len(response.ids), len(columns))
         sums = _sums_of_pairs(rows[:, positions(columns, response.ids)])
-        kept = self._without_forged(name, sums, response.ids)
-        ids = tuple(response.ids[k] for k in kept)
+        retained = self._without_forged(name, sums, response.ids)
+        ids = tuple(response.ids[k] for k in retained)
         check_replies(ids)
-        relevance = self._relevance(name, sums[kept][:, kept])
+        relevance = self._relevance(name, sums[retained][:, retained])
         return PairTotal(ids, self._functions.apply(then, relevance), relevance)
 
     def _attempt(self, call: Call, columns: Sequence[int]) -> Call:
@@ -122,8 +122,8 @@ class PaddedPairs(Connected):
         """Return which sums of pairs (r, r) no two clients can have."""
         pair_range = self._ranges[name]
         codec = pair_range.fixed_point(name)
-        most = PAIR * codec.largest
-        beyond = (sums < -most) | (sums > most)  # two comparisons: the ring's least has no |x|
+        limit = PAIR * codec.largest
+        beyond = (sums < -limit) | (sums > limit)  # two comparisons: the ring's least has no |x|
         halves = codec.decode(sums.masked_fill(beyond, 0), PAIR, torch.float64) / 2
         error = pair_range.error_bound()
         beyond |= (halves < pair_range.low - error) | (halves > pair_range.high + error)
@@ -133,18 +133,18 @@ class PaddedPairs(Connected):
         """Return the positions of clients, without those whose rows do not fit others'."""
         beyond = self._beyond(name, sums)
         most_of_the_others = beyond.sum(1) > (len(clients) - 1) / 2
-        kept = list(range(len(clients)))
-        while beyond[kept][:, kept].any():
-            counts = beyond[kept][:, kept].sum(1).tolist()
-            worst = [k for k, count in zip(kept, counts, strict=True) if count == max(counts)]
+        retained = list(range(len(clients)))
+        while beyond[retained][:, retained].any():
+            counts = beyond[retained][:, retained].sum(1).tolist()
+            worst = [k for k, count in zip(retained, counts, strict=True) if count == max(counts)]
             refusal = FrameError(
                 f"{name}: a pair of clients has a sum beyond its range, with client "
                 f"{format_ids([clients[k] for k in worst])} most often: a row was forged, or two "
                 "clients have other keys of each other"
             )
             self.keys.port.refuse(refusal, [clients[k] for k in worst if most_of_the_others[k]])
-            kept = [k for k in kept if k not in worst]
-        return kept
+            retained = [k for k in retained if k not in worst]
+        return retained
 
 
 def _sums_of_pairs(square: torch.Tensor) -> torch.Tensor:

@@ -294,7 +294,7 @@ class SecureSumService(ClientHalf):
         context: SumContext,
         graph: Graph,
         rows: Sequence[torch.Tensor],
-        least: int,
+        minimum: int,
         origin: bytes,
     ) -> None:
         """Record that a client sends its row, or refuse."""
@@ -310,7 +310,7 @@ class SecureSumService(ClientHalf):
             about = context.hash + encoded(number)
             digest.update(keyed_digest(key, about, row.numpy()))
         guard = self._guard(client, len(context.members))
-        guard.take_part(context, graph, digest.digest(), least, origin)
+        guard.take_part(context, graph, digest.digest(), minimum, origin)
         record.forget()
 
     def _reveal_pads(self, call: Call) -> PadKeys:
@@ -358,11 +358,11 @@ class SecureSumService(ClientHalf):
     def _contexts(self, call: Call, purpose: str) -> Iterator[tuple[int, SumContext, Graph]]:
         """Yield each client of a call, the attempt that it belongs to, and the members' graph."""
         # clients of one sum share both
-        found: dict[tuple[int, ...], tuple[SumContext, Graph]] = {}
+        context_of: dict[tuple[int, ...], tuple[SumContext, Graph]] = {}
         for client, members in members_of(call):
-            if members not in found:
-                found[members] = self._context(call, purpose, members)
-            yield client, *found[members]
+            if members not in context_of:
+                context_of[members] = self._context(call, purpose, members)
+            yield client, *context_of[members]
 
     def _context(
         self, call: Call, purpose: str, members: tuple[int, ...]

@@ -292,15 +292,15 @@ def mask_table(clients: Sequence[ClientMasks], table: torch.Tensor, field: str) 
     # key of a pad -> rows that it is added to, with its signs
     places: dict[bytes, list[tuple[int, int]]] = {}
     pad_keys: dict[bytes, bytes] = {}  # by the call's key
-    for row, own in enumerate(clients):
+    for row, masks in enumerate(clients):
         # The self mask keeps the row hidden if the server learns all of its pads: a row may come
         # late.
-        places[pads.field_key(own._seed, field)] = [(row, 1)]
-        for peer, call_key in own._call_keys.items():
+        places[pads.field_key(masks._seed, field)] = [(row, 1)]
+        for peer, call_key in masks._call_keys.items():
             key = pad_keys.get(call_key)
             if key is None:
                 key = pad_keys[call_key] = pads.field_key(call_key, field)
-            places.setdefault(key, []).append((row, pad_sign(own.client, peer)))
+            places.setdefault(key, []).append((row, pad_sign(masks.client, peer)))
     pads.add_shared_pads(table, list(places.items()))
 
 
@@ -452,7 +452,7 @@ def broken_pairs(graph: Graph, survivors: Sequence[int]) -> list[tuple[int, int]
 
 
 class Unmasking:
-    """What survivors reveal to the server, checked and put together.
+    """Values that survivors reveal to the server, checked and put together.
 
     Args:
         context: the attempt.
@@ -650,7 +650,7 @@ class GuardState:
 
 
 class UnmaskingGuard:
-    """What a client insists on before it sends a masked row or reveals anything.
+    """Conditions of a client before it sends a masked row or reveals anything.
 
     For each attempt it reveals, of each other client, either the call's pair key or the share of
     the seed, never both; only in an attempt that it took part in and that no later one replaced;
@@ -700,7 +700,7 @@ class UnmaskingGuard:
         context: SumContext,
         graph: Graph,
         digest: bytes = b"",
-        least: int = 0,
+        fewest_survivors: int = 0,
         origin: bytes = b"",
     ) -> None:
         """Record that the client sends a masked row, or refuse.
@@ -712,8 +712,8 @@ class UnmaskingGuard:
             context: the attempt.
             graph: graph of its members, as the client itself builds it.
             digest: digest of the encoded row; empty refuses to be asked twice.
-            least: smallest number of survivors for which the client reveals anything, where it is
-                larger than the guard's own.
+            fewest_survivors: smallest number of survivors for which the client reveals anything,
+                where it is larger than the guard's own.
             origin: digest of the public numbers that the row follows from.
 
         Raises:
@@ -724,14 +724,14 @@ class UnmaskingGuard:
         self._check_threshold(context, graph)
         holders = graph.holders(self._client)
         record = Attempt(
-            context.hash, holders, context.threshold, digest, least=least, origin=origin
+            context.hash, holders, context.threshold, digest, least=fewest_survivors, origin=origin
         )
         attempts = self.state.attempts.setdefault(context.call, {})
         # A repeated request is answered as before, since its reply may have been lost on the way.
         earlier = attempts.get(context.attempt)
         if earlier is not None:
             same_row = earlier.hash == record.hash and earlier.digest == digest != b""
-            if not same_row or (earlier.least, earlier.origin) != (least, origin):
+            if not same_row or (earlier.least, earlier.origin) != (fewest_survivors, origin):
                 raise self._refusal(context, "it masked a row in this attempt already")
             return
         # Checked last, and stored only if nothing refused: a refusal leaves the state as it was.

@@ -191,17 +191,17 @@ def _interpolate(shares: Sequence[Share], weights: Sequence[int]) -> int:
 
 
 @lru_cache(maxsize=512)
-def lagrange_weights(xs: tuple[int, ...], at: int) -> tuple[int, ...]:
+def lagrange_weights(xs: tuple[int, ...], point: int) -> tuple[int, ...]:
     """Return the weights (t,) that give a polynomial's value from its values at `xs`.
 
-    The weight of x_i is the product over j ≠ i of (at - x_j) / (x_i - x_j), modulo PRIME. They are
-    kept, since the secrets of one sum are recovered from the same holders.
+    The weight of x_i is the product over j ≠ i of (point - x_j) / (x_i - x_j), modulo PRIME. They
+    are kept, since the secrets of one sum are recovered from the same holders.
 
     Args:
         xs: distinct x-coordinates (t,).
-        at: where the value is wanted; if it is one of `xs`, that one has weight 1.
+        point: where the value is wanted; if it is one of `xs`, that one has weight 1.
     """
-    numerators = _products_of_others([(at - x) % PRIME for x in xs])
+    numerators = _products_of_others([(point - x) % PRIME for x in xs])
     denominators = []
     for x in xs:
         product = 1
