@@ -530,7 +530,10 @@ def test_nothing_that_is_released_besides_lowers_epsilon(
     (z, q, count), *rest = history
     least = epsilon(history, delta, replaced).epsilon
     assert epsilon([*history, more], delta, replaced).epsilon >= least
-    assert epsilon([(z, min(1.0, q * (1 + share)), count), *rest], delta, replaced).epsilon >= least
+    larger = min(1.0, q * (1 + share))
+    # of steps on all samples it is z that knows of a replaced unit, by half of it
+    same = z / 2 if replaced and q < larger == 1 else z
+    assert epsilon([(same, larger, count), *rest], delta, replaced).epsilon >= least
     assert epsilon([(z * (1 - share), q, count), *rest], delta, replaced).epsilon >= least
     assert epsilon(history, delta * (1 - share), replaced).epsilon >= least
     sampled = [step for step in history if step[1] < 1]
