@@ -72,8 +72,8 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     settings: list[Cell] = []
     for protocol in PROTOCOLS:
         case: Cell = {"protocol": protocol}
-        for least in COSTS if option_of(protocol) else (DEFAULT,):
-            settings.append({**case, "behaviour": NONE, "sybils": 0, "least": least})
+        for minimum in COSTS if option_of(protocol) else (DEFAULT,):
+            settings.append({**case, "behaviour": NONE, "sybils": 0, "least": minimum})
         if protocol in HONEST:
             continue
         for behaviour, mimicry in BEHAVIOURS.items():
@@ -144,15 +144,15 @@ def measure(cell: Cell) -> Mapping[str, Any]:
             run = run_with_sybils(protocol, federation, behaviour, victim, sybils, settings)
         except SecureClusterError as error:
             return {"stopped": str(error)}
-        found = isolation(run, survivors_of(run.fitted.kept_.learned.config))
+        isolated = isolation(run, survivors_of(run.fitted.kept_.learned.config))
     honest = [client for client in range(CLIENTS) if client not in run.sybils]
     labels = run.fitted.labels_
     return {
-        "isolated": found.isolated,
-        "rounds": found.rounds,
-        "error": found.error,
-        "droppable": found.droppable,
-        "pairs": found.pairs,
+        "isolated": isolated.isolated,
+        "rounds": isolated.rounds,
+        "error": isolated.error,
+        "droppable": isolated.droppable,
+        "pairs": isolated.pairs,
         "accuracy": mean(np.asarray(run.fitted.scores_)[honest]),
         "ari": agreement([int(labels[i]) for i in honest], [truth[i] for i in honest])["ari"],
         "alone": len(set(run.fitted.kept_.learned.local) & set(honest)),

@@ -106,7 +106,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     said = fitted.warning_ or ""
     agreement = fitted.agreement_
     power = fitted.kept_.learned.power or {}
-    named = next((reason for part, reason in REASONS.items() if part in said), "")
+    named = next((reason for fragment, reason in REASONS.items() if fragment in said), "")
     return {
         "ari": None if agreement is None else agreement["ari"],
         "clusters": len(set(fitted.labels_.tolist())),
