@@ -83,9 +83,8 @@ def growth() -> list[float]:
     times_of_few = server_scale.seconds_of_calls("permutation", FEW_CLIENTS)
     times_of_many = server_scale.seconds_of_calls("permutation", MANY_CLIENTS)
     times = MANY_CLIENTS / FEW_CLIENTS
-    first, *later = (
-        long / (times * short) for short, long in zip(times_of_few, times_of_many, strict=True)
-    )
+    pairs = zip(times_of_few, times_of_many, strict=True)
+    first, *later = (long / (times * short) for short, long in pairs)
     return [first, statistics.median(later)]
 
 

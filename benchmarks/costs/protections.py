@@ -199,7 +199,7 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
     sources = [torch.full((numbers,), k, dtype=torch.int32) for k in range(BUFFERS)]
     plain_sources = [floats.clone() for _ in range(BUFFERS)]
     targets = [torch.zeros(numbers, dtype=torch.int32) for _ in range(BUFFERS)]
-    integer_sum = torch.zeros(numbers, dtype=torch.int32)
+    int_sum = torch.zeros(numbers, dtype=torch.int32)
     total_of_floats = torch.zeros(numbers)
     streams = [(key(k), -1) for k in range(SEEDS)]
 
@@ -209,7 +209,7 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
 
     def add_rows() -> None:
         for source in sources:
-            integer_sum.add_(source)
+            int_sum.add_(source)
 
     def add_plain_rows() -> None:
         for source in plain_sources:
@@ -224,8 +224,7 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
         ("server", "copy a row"): timed(copy_rows) / BUFFERS,
         ("server", "add a plain row"): timed(add_plain_rows) / BUFFERS,
         ("server", "add a masked row"): timed(add_rows) / BUFFERS,
-        ("server", "unmask, for each row"): timed(lambda: pads.add_pads(integer_sum, streams))
-        / SEEDS,
+        ("server", "unmask, for each row"): timed(lambda: pads.add_pads(int_sum, streams)) / SEEDS,
     }
     copied = times["server", "copy a row"]
     rows = []

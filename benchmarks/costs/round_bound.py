@@ -74,8 +74,8 @@ def mlp_parts(clients: int) -> dict[str, Part]:
             weights.baddbmm_(gradients[:, step].mT, x[:, step], alpha=LR)
 
     def change_a_window() -> None:
-        for kernel, kernel_gradients, kernel_x in zip(weights, gradients, x, strict=True):
-            kernel.add_(product(kernel_gradients.T, kernel_x), alpha=LR)
+        for weight, gradient, features in zip(weights, gradients, x, strict=True):
+            weight.add_(product(gradient.T, features), alpha=LR)
 
     def forward_and_change_one_model() -> None:
         torch.mm(pooled, weights[0].T)
@@ -136,10 +136,8 @@ def cnn_parts(clients: int) -> dict[str, Part]:
     models = torch.randn(CHUNK, HIDDEN, FEATURES)
 
     def change_a_window() -> None:
-        for kernel, kernel_gradients, kernel_x in zip(
-            models, window_gradients, window, strict=True
-        ):
-            kernel.add_(product(kernel_gradients.T, kernel_x), alpha=LR)
+        for weight, gradient, features in zip(models, window_gradients, window, strict=True):
+            weight.add_(product(gradient.T, features), alpha=LR)
 
     def every_step(product: Callable[[], Any]) -> Callable[[], None]:
         def work() -> None:

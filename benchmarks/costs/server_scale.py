@@ -349,7 +349,7 @@ def in_own_process(group: str, case: str, clients: int) -> dict[str, Any]:
 
     Args:
         group: "sketches", "protocols", "calls" or "rounds".
-        case: of this part.
+        case: of this group.
         clients: how many.
     """
     skipped: dict[str, Any] = {"case": case, "clients": clients}

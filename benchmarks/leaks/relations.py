@@ -359,11 +359,10 @@ def grams(unit: str) -> Callable[[str, int, float, int], Release]:
 
     def release(world: str, n: int, z: float, draws: int) -> Release:
         directions = torch.eye(FEATURES)
-        present_row, replacing_row = directions[:2] * LONG
+        first_row, second_row = directions[:2] * LONG
         blank = torch.full((FEATURES,), math.nan)
-        canary = {PRESENT: present_row, REPLACED: replacing_row, BLANKED: blank, REMOVED: blank}[
-            world
-        ]
+        canaries = {PRESENT: first_row, REPLACED: second_row, BLANKED: blank, REMOVED: blank}
+        canary = canaries[world]
         rows = directions[2:3].expand(n - 1, FEATURES)
         if world != REMOVED:
             rows = torch.cat([rows, canary[None]])

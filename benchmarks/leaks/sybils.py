@@ -144,15 +144,15 @@ def measure(cell: Cell) -> Mapping[str, Any]:
             run = run_with_sybils(protocol, federation, behaviour, victim, sybils, settings)
         except SecureClusterError as error:
             return {"stopped": str(error)}
-        isolated = isolation(run, survivors_of(run.fitted.kept_.learned.config))
+        outcome = isolation(run, survivors_of(run.fitted.kept_.learned.config))
     honest = [client for client in range(CLIENTS) if client not in run.sybils]
     labels = run.fitted.labels_
     return {
-        "isolated": isolated.isolated,
-        "rounds": isolated.rounds,
-        "error": isolated.error,
-        "droppable": isolated.droppable,
-        "pairs": isolated.pairs,
+        "isolated": outcome.isolated,
+        "rounds": outcome.rounds,
+        "error": outcome.error,
+        "droppable": outcome.droppable,
+        "pairs": outcome.pairs,
         "accuracy": mean(np.asarray(run.fitted.scores_)[honest]),
         "ari": agreement([int(labels[i]) for i in honest], [truth[i] for i in honest])["ari"],
         "alone": len(set(run.fitted.kept_.learned.local) & set(honest)),

@@ -358,7 +358,7 @@ def noises_for(epsilon: float, share: float, steps: int) -> tuple[float, float]:
         share: of clustering, in (0, 1).
         steps: of training.
     """
-    # 1/whole² = 1/clustering² + steps/training²: the two terms are share and 1 − share of it
+    # 1/joint² = 1/clustering² + steps/training²: the two terms are share and 1 − share of it
     joint = find_noise(lambda z: [(z, 1.0, 1)], epsilon, DELTA)
     clustering = joint / math.sqrt(share)
     training = joint * math.sqrt(steps / (1 - share))

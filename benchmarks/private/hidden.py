@@ -409,7 +409,7 @@ def parts_of(setting: str, seed: int) -> tuple[Array, list[int]]:
             _, y = shift.transform(cluster, blank, names[cluster], classes, Randomness(seed))
             names[cluster] = np.asarray(y)
     sketch = ClassMeans(SHAPE, classes, POINT_SIZE * chosen.told, seed)
-    class_means = []
+    class_parts = []
     dealt = rows_of(chosen, labels, Randomness(seed).generator("images"))
     for cluster, rows in zip(truth, dealt, strict=True):
         images = turned[cluster if chosen.shift == "rotations" else 0][rows]
@@ -417,8 +417,8 @@ def parts_of(setting: str, seed: int) -> tuple[Array, list[int]]:
         counts = one_hot.sum(0)
         # low frequencies are linear in the images: their means are those of the mean image
         means = one_hot.T @ images / np.maximum(counts, 1.0)[:, None]
-        class_means.append(sketch.parts_of_means(means, counts))
-    of_classes, weights = zip(*class_means, strict=True)
+        class_parts.append(sketch.parts_of_means(means, counts))
+    of_classes, weights = zip(*class_parts, strict=True)
     return noisy_centres.part_rows(np.stack(of_classes), np.stack(weights)), truth
 
 

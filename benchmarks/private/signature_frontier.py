@@ -164,18 +164,13 @@ class _Deck:
 
 
 def measured(
-    name: str,
-    release_type: str,
-    epsilon: float,
-    seed: int,
-    federation: Federation,
-    centre: float | None,
+    name: str, release: str, epsilon: float, seed: int, federation: Federation, centre: float | None
 ) -> dict[str, Any]:
     """Return what one federation's clients are found to be, with k told and with k found.
 
     Args:
         name: of the setting.
-        release_type: `signature_blocks`.
+        release: `signature_blocks`.
         epsilon: ε of a client's signature.
         seed: of the federation.
         federation: its clients.
@@ -187,18 +182,18 @@ def measured(
         "rounds": 1,
         "epochs": 1,
         "model": "linear",
-        "signature_blocks": release_type,
+        "signature_blocks": release,
     }
     params |= {"signature_noise": noise_for(epsilon), "signature_centre": centre}
     fitted = Signature(k=clusters, **params).fit(federation)
     rows = fitted.state_.signatures.rows
     labels = comparable(rows, rows).clusters(None, seed)
     calls = fitted.bytes_["by_message"]
-    chosen = next(release_type for call, release_type in KIND_OF_CALL.items() if call in calls)
+    chosen = next(release for call, release in KIND_OF_CALL.items() if call in calls)
     ari = agreement(fitted.labels_.tolist(), truth)["ari"]
     return {
         "setting": name,
-        "kind": release_type,
+        "kind": release,
         "epsilon": epsilon,
         "seed": seed,
         "chosen": chosen,
@@ -224,8 +219,8 @@ def cells(
     for seed in seeds:
         for name in names:
             for epsilon in epsilons:
-                for release_type in kinds:
-                    yield {"setting": name, "kind": release_type, "epsilon": epsilon, "seed": seed}
+                for release in kinds:
+                    yield {"setting": name, "kind": release, "epsilon": epsilon, "seed": seed}
 
 
 def summary(path: Path) -> Iterator[dict[str, Any]]:
@@ -239,11 +234,9 @@ def summary(path: Path) -> Iterator[dict[str, Any]]:
         rows = list(csv.DictReader(lines))
     for name in SETTINGS:
         of_setting = [row for row in rows if row["setting"] == name]
-        for release_type, epsilon in sorted({(row["kind"], row["epsilon"]) for row in of_setting}):
+        for release, epsilon in sorted({(row["kind"], row["epsilon"]) for row in of_setting}):
             runs = [
-                row
-                for row in of_setting
-                if (row["kind"], row["epsilon"]) == (release_type, epsilon)
+                row for row in of_setting if (row["kind"], row["epsilon"]) == (release, epsilon)
             ]
             scores = np.array([float(row["ari"]) for row in runs])
             draw = np.random.default_rng(0)
@@ -251,7 +244,7 @@ def summary(path: Path) -> Iterator[dict[str, Any]]:
             low, high = np.quantile(drawn, (0.025, 0.975))
             yield {
                 "setting": name,
-                "kind": release_type,
+                "kind": release,
                 "epsilon": epsilon,
                 "runs": len(runs),
                 "ari": round(float(scores.mean()), 4),

@@ -235,9 +235,7 @@ def cells(part_name: str, seeds: int) -> list[Cell]:
     for name, setting in settings_of(part_name).items():
         others = grid_of(setting)
         if part_name == MISSES:
-            others = [
-                option_values[name] for option_values in (MISSED, FORMER) if name in option_values
-            ]
+            others = [by_setting[name] for by_setting in (MISSED, FORMER) if name in by_setting]
         texts = [DEFAULT, *(json.dumps(options) for options in others)]
         grid += product(part=[part_name], setting=[name], options=texts)
     first = FIRST_SEED[part_name]
@@ -299,33 +297,22 @@ def judged(part_name: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     verdicts = []
     for name, setting in settings_of(part_name).items():
-        scores_by_options: dict[str, dict[str, float]] = {}
+        scores: dict[str, dict[str, float]] = {}
         chosen = ""
         for row in rows:
             if (row["part"], row["setting"], row["status"]) == (part_name, name, "done"):
-                scores_by_options.setdefault(row["options"], {})[row["seed"]] = float(
-                    row["accuracy"]
-                )
+                scores_by_seed = scores.setdefault(row["options"], {})
+                scores_by_seed[row["seed"]] = float(row["accuracy"])
                 chosen = row["chosen"] if row["options"] == DEFAULT else chosen
         # seeds of which every run is done
-        seeds = (
-            set.intersection(*map(set, scores_by_options.values())) if scores_by_options else set()
-        )
-        default_scores = {
-            seed: score
-            for seed, score in scores_by_options.pop(DEFAULT, {}).items()
-            if seed in seeds
-        }
-        if not default_scores or not scores_by_options:
+        seeds = set.intersection(*map(set, scores.values())) if scores else set()
+        of_default = scores.pop(DEFAULT, {})
+        default_scores = {seed: score for seed, score in of_default.items() if seed in seeds}
+        if not default_scores or not scores:
             continue
-        best = max(
-            scores_by_options,
-            key=lambda key: fmean(scores_by_options[key][seed] for seed in default_scores),
-        )
-        best_mean = fmean(scores_by_options[best][seed] for seed in default_scores)
-        fair = fmean(
-            _fairly_best(scores_by_options, default_scores, seed) for seed in default_scores
-        )
+        best = max(scores, key=lambda key: fmean(scores[key][seed] for seed in default_scores))
+        best_mean = fmean(scores[best][seed] for seed in default_scores)
+        fair = fmean(_fairly_best(scores, default_scores, seed) for seed in default_scores)
         mean = fmean(default_scores.values())
         verdicts.append(
             {
