@@ -292,15 +292,15 @@ class HiddenCluster(TwoSums):
         """
         public = _public_centres(view)
         assert public is not None
-        mean, basis, centres, mean_blocks = public
+        mean, basis, centres, mean_parts = public
         # The steps below are those by which a client assigns itself.
         guesses = {}
         for client, difference in self.differences(view).items():
             row = difference.values[None]
-            if mean_blocks is None:
+            if mean_parts is None:
                 point = noisy_centres.unit(row)
             else:
-                point = noisy_centres.residuals(row, mean_blocks)
+                point = noisy_centres.residuals(row, mean_parts)
             directions = noisy_centres.directions_from(point, mean)
             coordinates = noisy_centres.projections(directions, basis)
             (nearest,) = noisy_centres.nearest_centres(coordinates, centres)
@@ -491,10 +491,10 @@ def _public_centres(view: View) -> tuple[Array, Array, Array, Array | None] | No
         if centres is not None:
             mean = as_array(message.content.mean.value)
             basis = as_array(message.content.basis.value)
-            mean_blocks = None
+            mean_parts = None
             if message.content.parts is not None:
-                mean_blocks = as_array(message.content.parts.value)
-            return mean, basis, as_array(centres.value), mean_blocks
+                mean_parts = as_array(message.content.parts.value)
+            return mean, basis, as_array(centres.value), mean_parts
     return None
 
 

@@ -195,8 +195,8 @@ class MemberSums:
         spread = float((differences**2).sum())
         if spread <= 0:
             return 0.0
-        residual_sum = float((residuals**2).sum())
-        return 1 - residual_sum / spread
+        sum_of_squares = float((residuals**2).sum())
+        return 1 - sum_of_squares / spread
 
 
 class AmongAlike(AgainstOthers):

@@ -156,8 +156,8 @@ def _lied(
         elif call.verb == PAIRS:
             rows[positions] = _steered(rows, PAIRED[name], call.to, sybils | {victim})
         else:
-            mimicry_of = _mimicry(mimic, rows, call.verb, name)
-            rows[positions] = mimicry_of(rows, call.to.index(victim), positions)
+            mimicry = _mimicry(mimic, rows, call.verb, name)
+            rows[positions] = mimicry(rows, call.to.index(victim), positions)
         changed[name] = Rows(rows)
     return dataclasses.replace(reply, **changed)
 

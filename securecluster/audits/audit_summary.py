@@ -127,9 +127,8 @@ def _answers(audit: Audit, clients: int) -> Iterator[str]:
     said: set[str] = set()
     for outcome_name in OUTCOMES[:-1]:
         # what one attack learns is not also what another one does not
-        new = [
-            finding for finding in by_outcome.get(outcome_name, ()) if finding.learns not in said
-        ]
+        findings = by_outcome.get(outcome_name, ())
+        new = [finding for finding in findings if finding.learns not in said]
         if new:
             yield _sentence(outcome_name, new)
         said |= {finding.learns for finding in new}

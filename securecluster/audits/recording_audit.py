@@ -364,8 +364,8 @@ def page(recording: Recording, audit: Audit, command: str) -> str:
         command: that made the audit.
     """
     table = html.table(recording_report.HEADINGS, recording_report.messages(recording))
-    guarantees = [text for text in (price(recording), recording_report.sampling(recording)) if text]
-    guarantee = " ".join(guarantees) or NO_EPSILON
+    sentences = (price(recording), recording_report.sampling(recording))
+    guarantee = " ".join(sentence for sentence in sentences if sentence) or NO_EPSILON
     text = audit_summary.summary(audit, len(recording.nodes), guarantee)
     facts = [("app", f"{recording.app}, over Flower")]
     sections = [

@@ -154,14 +154,11 @@ def parsed(
     parser = _Parser(prog=command, add_help=False, allow_abbrev=False)
     for option in flags.values():
         _add(parser, option)
-    arguments_by_flag = vars(parser.parse_args(_spelled(command, arguments, flags)))
+    by_flag = vars(parser.parse_args(_spelled(command, arguments, flags)))
     values = {}
     for name, group in options.items():
-        field_values = {
-            option.field: arguments_by_flag[option.flag]
-            for option in group
-            if option.flag in arguments_by_flag
-        }
+        named = [option for option in group if option.flag in by_flag]
+        field_values = {option.field: by_flag[option.flag] for option in named}
         section = sections[name]
         values[name] = section.kind(**{**section.defaults, **field_values})
     return make_dataclass("Options", values)(**values)
@@ -292,11 +289,8 @@ def _types(hint: Any, default: Any) -> tuple[tuple[Any, ...], bool, bool]:
         kinds.add(member)
     if bool in kinds:
         return (), False, False
-    return (
-        tuple(value_type for value_type in WORDS if value_type in kinds),
-        NoneType in kinds,
-        several,
-    )
+    value_types = tuple(value_type for value_type in WORDS if value_type in kinds)
+    return value_types, NoneType in kinds, several
 
 
 def _in_words(default: Any) -> str:
