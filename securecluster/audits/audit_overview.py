@@ -34,7 +34,9 @@ def page(title: str, audits: Sequence[Content], facts: Sequence[tuple[str, str]]
     paragraphs = []
     for audit in audits:
         made = str(audit.get("made", "")).partition("T")[0]
-        heading = f"{_name(audit)}{f', audited on {made}' if made else ''}"
+        heading = _name(audit)
+        if made:
+            heading += f", audited on {made}"
         text = str(audit.get("summary") or " ".join(audit["headline"]))
         paragraphs.append(html.subsection(heading, html.paragraph(text)))
     return html.document(

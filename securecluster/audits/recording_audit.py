@@ -91,9 +91,10 @@ class Declared(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         """Raise AbsentError."""
-        declared = name in ("lr", "epochs", "batch_size", "optimizer", "momentum", "clip")
         text = WORDS.get(name, f"{name!r} of the configuration")
-        raise AbsentError(f"{text} (TrainingFacts({name}=...))" if declared else text)
+        if name in ("lr", "epochs", "batch_size", "optimizer", "momentum", "clip"):
+            text += f" (TrainingFacts({name}=...))"
+        raise AbsentError(text)
 
 
 class UnknownNetwork:

@@ -1108,7 +1108,8 @@ def headline(audit: Audit) -> list[str]:
         ("Failed", [f for f in on_run if f.failed]),
     ):
         if chosen:
-            sentences.append(f"{heading}: {', '.join(finding.attack for finding in chosen)}.")
+            listed = ", ".join(finding.attack for finding in chosen)
+            sentences.append(f"{heading}: {listed}.")
     return sentences
 
 

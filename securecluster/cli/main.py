@@ -241,8 +241,9 @@ def _run(argv: list[str]) -> int:
         _show(content, folder, console)
         if options.output.pictures:
             drawn = execution.draw(folder, content, fitted, console)
+            names = ", ".join(picture.name for picture in drawn)
             with output():
-                console.print(f"pictures: {', '.join(picture.name for picture in drawn)}")
+                console.print(f"pictures: {names}")
         return 0
 
 

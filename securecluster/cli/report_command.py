@@ -267,9 +267,10 @@ def _print_written(paths: Sequence[Path], replaced: bool, options: Any) -> None:
         replaced: True if they were there before.
         options: of the command.
     """
+    verb = "replaced" if replaced else "wrote"
     if not options.quiet:
         for path in paths:
-            _say(f"{'replaced' if replaced else 'wrote'} {path}")
+            _say(f"{verb} {path}")
 
 
 def _check_bundle(options: Any) -> None:

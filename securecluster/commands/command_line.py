@@ -204,7 +204,8 @@ class _Tuple(argparse.Action):
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
         """Store the values."""
-        setattr(namespace, self.dest, None if values == [None] else tuple(values))
+        value = None if values == [None] else tuple(values)
+        setattr(namespace, self.dest, value)
 
 
 def _spelled(command: str, arguments: Sequence[str], flags: Mapping[str, _Option]) -> list[str]:

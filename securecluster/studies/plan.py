@@ -255,10 +255,11 @@ class Outlook:
             )
             rows.append(cells)
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-        return [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = []
+        for row in rows:
+            padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(padded).rstrip())
+        return lines
 
 
 def _with_interval(mean: float | None, low: float | None, high: float | None) -> str:
@@ -367,9 +368,10 @@ def _check_sizes(**sizes: int) -> None:
                 f"{name} = {quoted(value)} is not possible: it is a whole number from 2 to {MOST:,}"
             )
     if math.prod(sizes.values()) > MOST_ROWS:
+        product = " x ".join(f"{value:,} {name}" for name, value in sizes.items())
         raise UsageError(
-            f"{' x '.join(f'{value:,} {name}' for name, value in sizes.items())} are more than "
-            f"the {MOST_ROWS:,} rows that a simulation is made of: give fewer of either"
+            f"{product} are more than the {MOST_ROWS:,} rows that a simulation is made of: "
+            "give fewer of either"
         )
 
 
@@ -749,8 +751,8 @@ def _need(
         maximum = MOST_CLIENTS if find == "clients" else MOST_SAMPLES
         grid = [size for size in SIZES if size <= maximum]
     value, below, mean = least(lambda size: stage.ari(variant, *conditions(size)), grid, ari)
-    there = conditions(grid[-1] if value is None else value)
-    forecast = stage.forecast(variant, *there)
+    forecast_at = grid[-1] if value is None else value
+    forecast = stage.forecast(variant, *conditions(forecast_at))
     ends = (None, None) if isinstance(forecast, str) else (forecast.ari_low, forecast.ari_high)
     tried = stage.tried(variant)
     unit, delta = tried["dp_unit"], tried["delta"]

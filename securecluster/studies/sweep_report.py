@@ -277,7 +277,8 @@ def _not_done(rows: Sequence[Row]) -> list[str]:
         if len(some) == 1:
             line = f"{printable(label)}: 1 run {status}"
         if status == "failed":
-            line += f" ({enumerated('run', [row['run'] for row in some])}; in no mean, and "
-            line += "σ* and ε* leave out their levels)" if fault else "with ARI 0 in σ* and ε*)"
+            numbers = enumerated("run", [row["run"] for row in some])
+            effect = "σ* and ε* leave out their levels" if fault else "with ARI 0 in σ* and ε*"
+            line += f" ({numbers}; in no mean, and {effect})"
         lines.append(f"{line}: {printable(some[0]['reason'])}")
     return lines

@@ -254,7 +254,8 @@ def _place(rows: Sequence[Row], column: str, falls: bool) -> float:
     if mean_level is not None:
         return mean_level
     # all runs diverged: the level that they were given, or one beyond all others
-    requested = rows[0]["noise" if column == "noise" else "target_epsilon"]
+    target = "noise" if column == "noise" else "target_epsilon"
+    requested = rows[0][target]
     if requested is not None:
         return float(requested)
     return 0.0 if falls else math.inf
@@ -320,7 +321,9 @@ def threshold(places: Sequence[float], aris: NDArray[np.float64]) -> Threshold:
     resampled = []
     for resample in means.T:
         crossed, _ = _crossing(places, resample)
-        resampled.append(lost if crossed is None else crossed)
+        if crossed is None:
+            crossed = lost
+        resampled.append(crossed)
     tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     # one of the resamples, since infinite ones cannot be averaged
     low, high = np.quantile(resampled, tails, method="closest_observation")
