@@ -239,7 +239,8 @@ def main() -> None:
         folder / "server", data(), model=network(), partitions=folder / "clients"
     )
     for finding in results.findings[RUN]:
-        print(f"{finding.attack}: {score_text(finding)} {finding.verdict if finding.score else ''}")
+        verdict = finding.verdict if finding.score else ""
+        print(f"{finding.attack}: {score_text(finding)} {verdict}")
     print(*results.notes, sep="\n")
 
 

@@ -133,7 +133,8 @@ def measure(cell: Cell) -> Mapping[str, Any]:
     assert federation.truth is not None
     truth = list(federation.truth)
     name = option_of(cell["protocol"])
-    protocol = PROTOCOLS[cell["protocol"]](**({name: cell["least"]} if name else {}))
+    options = {name: cell["least"]} if name else {}
+    protocol = PROTOCOLS[cell["protocol"]](**options)
     behaviour = cell["behaviour"] if cell["sybils"] else "honest"
     victim, sybils = chosen(truth, behaviour, cell["sybils"], seed)
     settings = Settings(threads=1, keys_from_seed=True)

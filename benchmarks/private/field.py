@@ -500,7 +500,8 @@ def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
         options = own_setting(method, target)
     else:
         few = cell["setting"] == "few"
-        rate, option_number = settings[BY_FIELD if few else cell["setting"]][setting_of(cell)]
+        tuned_for = BY_FIELD if few else cell["setting"]
+        rate, option_number = settings[tuned_for][setting_of(cell)]
         if few:
             federation = clients_of(cell["shift"], FEW_SAMPLES, cell["seed"], FEW_PER_CLUSTER)
         else:
@@ -700,7 +701,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if options.tune:
         return write_settings(settings)
     ready = []
-    for cell in cells(options.seeds, PARTS if options.part is None else (options.part,)):
+    part_names = PARTS if options.part is None else (options.part,)
+    for cell in cells(options.seeds, part_names):
         tuned_for = BY_ARI if cell["setting"] == BY_ARI else BY_FIELD
         tuned = cell["setting"] == "rdpcfl" or setting_of(cell) in settings[tuned_for]
         if tuned and cell["method"] in options.methods:

@@ -282,7 +282,8 @@ def parted(data: str, with_stand_ins: bool = True) -> tuple[tuple[Any, Any], Sou
         classes = 4
     else:
         labels = LETTERS.get(data, range(CLASSES))
-        source = SOURCES["femnist" if data in LETTERS else data]()
+        name = "femnist" if data in LETTERS else data
+        source = SOURCES[name]()
         train, classes = _some(source.train, labels), len(labels)
         # of digits, which have no test images of their own, a part of the rows is held out
         test = None if source.test is None else _some(source.test, labels)
@@ -433,7 +434,8 @@ def changed(cell: Cell) -> bool:
     has_own_public = public == OWN
     lighter = not has_own_public and (MEANS[data] > 0.5) != (MEANS[public] > 0.5)
     shift = cell["scenario"]
-    other_rate = is_bright(data, shift) != is_bright("" if has_own_public else public, shift)
+    stand_ins = "" if has_own_public else public
+    other_rate = is_bright(data, shift) != is_bright(stand_ins, shift)
     signed = cell["protocol"] in ("signature", "cfl", "flhc", "hidden")
     return lighter or other_rate or (signed and data != public)
 
@@ -463,7 +465,9 @@ def as_today(rows: Sequence[Row], again: Sequence[Row]) -> list[Row]:
         other = rows_of_today.get((row["part"], row["number"]), row)
         # the first settings of `plan_runs_earlier.csv` have the numbers of others
         same = all(other.get(name) == row[name] for name in ("seed", "protocol", "epsilon"))
-        current.append({**row, **{name: other[name] for name in columns}} if same else row)
+        if same:
+            row = {**row, **{name: other[name] for name in columns}}
+        current.append(row)
     return current
 
 

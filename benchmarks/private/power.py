@@ -269,6 +269,7 @@ class Runs:
             if worst is None:
                 continue
             happened = outcome(use, measured, without_noise)
+            column = 0 if use == CLUSTERS else 1
             row = {
                 "source": self.source,
                 "setting": self.name,
@@ -278,8 +279,8 @@ class Runs:
                 "kind": worst.kind,
                 "ratio": round(worst.ratio, 3),
                 "verdict": worst.verdict,
-                "score": round(self.scores[0 if use == CLUSTERS else 1], 3),
-                "without_noise": round(self.without[0 if use == CLUSTERS else 1], 3),
+                "score": round(self.scores[column], 3),
+                "without_noise": round(self.without[column], 3),
                 "found": happened == FOUND,
                 "between": happened == BETWEEN,
                 "lost": happened == LOST,
@@ -428,8 +429,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     for source in ("noise", "field", "new"):
         of_source = [row for row in rows if row["source"] == source]
         decided = [row for row in of_source if row["decided"]]
+        agreeing = sum(row["agrees"] for row in decided)
         print(
-            f"{source}: {sum(row['agrees'] for row in decided)} of {len(decided)} verdicts agree, "
+            f"{source}: {agreeing} of {len(decided)} verdicts agree, "
             f"{len(of_source) - len(decided)} are doubtful"
         )
     return write("power", rows)

@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet("words", RESULTS)
     rows = sheet.fill(cells(), measure, chosen.minutes)
     done = [row for row in rows if row["status"] == "done"]
-    print(f"{sum(row['right'] == 'True' for row in done)} of {len(done)} sentences are right")
+    right = sum(row["right"] == "True" for row in done)
+    print(f"{right} of {len(done)} sentences are right")
     return sheet.path
 
 
