@@ -170,11 +170,11 @@ class SealReader:
         self._encoder.encode(numbers.tolist(), 2.0**PARAMETERS.scale_bits, plain)
         return np.array([int(plain[k]) for k in range(DEGREE)], object)
 
-    def _load(self, kind: str, data: bytes) -> Any:
+    def _load(self, type_name: str, data: bytes) -> Any:
         """Return an object of SEAL from its bytes."""
-        path = self._folder / kind
+        path = self._folder / type_name
         path.write_bytes(data)
-        loaded = getattr(self._seal, kind)()
+        loaded = getattr(self._seal, type_name)()
         loaded.load(self._context, str(path))
         return loaded
 

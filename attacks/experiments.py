@@ -209,8 +209,8 @@ def without_client(
     Raises:
         UsageError: no such client, or a number that could be a name.
     """
-    left = ClientNames(federation.names).position(client)
-    others = [at(other) for other in range(len(federation)) if other != left]
+    excluded = ClientNames(federation.names).position(client)
+    others = [at(other) for other in range(len(federation)) if other != excluded]
     # a new object, since fitting would overwrite the results of the given one
     made = type(protocol)(**protocol.get_params())
     return made.fit(federation.select(others), settings)

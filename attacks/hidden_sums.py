@@ -292,15 +292,15 @@ class HiddenCluster(TwoSums):
         """
         public = _public_centres(view)
         assert public is not None
-        mean, basis, centres, parts = public
+        mean, basis, centres, mean_parts = public
         # The steps below are those by which a client assigns itself.
         guesses = {}
         for client, difference in self.differences(view).items():
             row = difference.values[None]
-            if parts is None:
+            if mean_parts is None:
                 point = noisy_centres.unit(row)
             else:
-                point = noisy_centres.residuals(row, parts)
+                point = noisy_centres.residuals(row, mean_parts)
             directions = noisy_centres.directions_from(point, mean)
             coordinates = noisy_centres.projections(directions, basis)
             (nearest,) = noisy_centres.nearest_centres(coordinates, centres)
@@ -491,10 +491,10 @@ def _public_centres(view: View) -> tuple[Array, Array, Array, Array | None] | No
         if centres is not None:
             mean = as_array(message.content.mean.value)
             basis = as_array(message.content.basis.value)
-            parts = None
+            mean_parts = None
             if message.content.parts is not None:
-                parts = as_array(message.content.parts.value)
-            return mean, basis, as_array(centres.value), parts
+                mean_parts = as_array(message.content.parts.value)
+            return mean, basis, as_array(centres.value), mean_parts
     return None
 
 
@@ -505,8 +505,8 @@ def _true_points(truth: Truth) -> dict[int, Array]:
 
 def _true_rows(truth: Truth, field: str) -> dict[int, Array]:
     """Return by client the first row of a field before any protection."""
-    found: dict[int, Array] = {}
+    rows: dict[int, Array] = {}
     for _, client, row in truth.tapped_rows(field):
-        if client not in found:
-            found[client] = as_array(row)
-    return found
+        if client not in rows:
+            rows[client] = as_array(row)
+    return rows

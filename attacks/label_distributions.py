@@ -157,8 +157,8 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
     # over clients: what all have in common says nothing of their labels
     centred = updates - updates.mean(0)
     norms = np.linalg.norm(centred, axis=0)
-    least = np.quantile(norms, 1 - KEPT)
-    selected = (norms >= least) & (norms > 0)
+    minimum = np.quantile(norms, 1 - KEPT)
+    selected = (norms >= minimum) & (norms > 0)
     columns: Array = centred[:, selected]
     if columns.shape[1] < groups:  # too few columns move for any grouping
         return columns

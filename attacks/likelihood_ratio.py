@@ -289,7 +289,7 @@ def _log_density(values: Array, means: Array, deviations: Array) -> Array:
 
 
 class Group(NamedTuple):
-    """What clients have in common that share shadow models, which are expensive.
+    """Group of clients that share shadow models, which are expensive.
 
     Attributes:
         size: number of samples, which is near to that of each client.

@@ -129,15 +129,15 @@ def _averaged(view: View, number: int, colluder: Colluder, undo: Undo | None) ->
         colluder: the client.
         undo: undoes the mask; None where there is none.
     """
-    moved: dict[int, Array] = {}
+    displacements: dict[int, Array] = {}
     for message in view.messages():
         if message.receiver.index != number:
             continue
         for step, block, values, absolute in _means(message, undo):
-            before = moved.get(block, np.zeros_like(values))
+            before = displacements.get(block, np.zeros_like(values))
             # a displacement since θ_0 is the sum of the averages so far
             average = values - before if absolute else values
-            moved[block] = before + average
+            displacements[block] = before + average
             if average.any():
                 other = _without_own(average, colluder, step, block)
                 yield ReadRow(step, BLOCKS, -1, block, 0, frozenset(), other)
@@ -170,7 +170,7 @@ def _without_own(average: Array, colluder: Colluder, step: int, block: int) -> A
     for (_, number), reply in colluder.replies.items():
         rows = getattr(reply, BLOCKS, None)
         if number == step and isinstance(rows, Rows):
-            own = as_array(rows.values[0])[block]
-            if own.any():
-                return np.asarray(TWO * average - own)
+            client_row = as_array(rows.values[0])[block]
+            if client_row.any():
+                return np.asarray(TWO * average - client_row)
     return average

@@ -93,12 +93,12 @@ class TrueRows:
         """
         step, field, _, block, feature = subject
         members = self._guess.details[MEMBERS][subject]
-        moved = {}
+        displacements = {}
         for client, blocks in self._rows.get((step, field), {}).items():
             row = self._part(blocks[block], feature)
             if client in members and row.any():
-                moved[client] = row
-        return moved
+                displacements[client] = row
+        return displacements
 
     def strangers(self, subject: Subject) -> list[Array]:
         """Return what others moved in the place of what was read, or in other blocks.
@@ -181,8 +181,8 @@ class OfTrueRows(Scorer):
         """
         if self._known is None or self._known[0]() is not guess:
             rows = TrueRows(truth, guess)
-            found = {subject: rows.measured(subject) for subject in guess.values}
-            self._known = (weakref.ref(guess), found)
+            errors = {subject: rows.measured(subject) for subject in guess.values}
+            self._known = (weakref.ref(guess), errors)
         return self._known[1]
 
 
@@ -201,8 +201,8 @@ class RowsRead(OfTrueRows):
             guess: the attack's.
             truth: of the run, with taps.
         """
-        found = self.measured(guess, truth).values()
-        return np.asarray([each.read for each in found], dtype=float)
+        errors = self.measured(guess, truth).values()
+        return np.asarray([error.read for error in errors], dtype=float)
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
         """Return the same for rows of clients that did not move what was read.
@@ -212,8 +212,8 @@ class RowsRead(OfTrueRows):
             truth: of the run, with taps.
             draw: source of the rows.
         """
-        found = self.measured(guess, truth).values()
-        return np.asarray([each.read_of_others(draw) for each in found], dtype=float)
+        errors = self.measured(guess, truth).values()
+        return np.asarray([error.read_of_others(draw) for error in errors], dtype=float)
 
     def summary(self, units: Array) -> float:
         """Return the number of rows that were read.

@@ -150,8 +150,8 @@ def _loaded(point: EntryPoint) -> Attack:
             f"{declaration}, is called {loaded.name!r} in its class: give both the same name"
         )
     for attribute, choices in CHOICES.items():
-        given = getattr(loaded, attribute)
-        wrong = [given] if isinstance(given, str) else sorted(set(given) - choices)
+        values = getattr(loaded, attribute)
+        wrong = [values] if isinstance(values, str) else sorted(set(values) - choices)
         if wrong:
             raise UsageError(
                 f"{declaration}, has {wrong[0]!r} in {attribute}: give a set of constants of "

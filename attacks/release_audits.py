@@ -399,8 +399,8 @@ def _first_signatures(
     by_field = [_replies(transcript, method.__name__, name) for name in fields]
     rows = {}
     for client in by_field[0]:
-        parts = [replies[client].ravel() for replies in by_field]
-        rows[client] = np.concatenate(parts)
+        releases = [replies[client].ravel() for replies in by_field]
+        rows[client] = np.concatenate(releases)
     price = net.state.ledger.price(dp_audit.DELTA, "replace")
     assert price is not None  # nothing is sampled
     return rows, price.epsilon

@@ -263,8 +263,8 @@ class OwnSampleMembership(SampleMembership):
         rows = self.units(guess, truth)
         for client_rows in rows:
             answers = client_rows[:, 1]
-            own = ~np.isnan(answers)
-            answers[own] = draw.permutation(answers[own])
+            is_answered = ~np.isnan(answers)
+            answers[is_answered] = draw.permutation(answers[is_answered])
         return rows
 
     def summary(self, units: Array) -> float:
@@ -274,8 +274,8 @@ class OwnSampleMembership(SampleMembership):
             units: (n, candidates, 2).
         """
         rows = units.reshape(-1, 2)
-        own = ~np.isnan(rows[:, 1])
-        return super().summary(rows[own])
+        is_answered = ~np.isnan(rows[:, 1])
+        return super().summary(rows[is_answered])
 
 
 class SignatureMembership(Attack):
@@ -406,26 +406,26 @@ def likelihood_ratios(rows: Array, residual: Array, precision: Array, size: floa
 
 def _blocks_ratios(observed: Observed, shares: Array, knowledge: Knowledge) -> Array:
     """Return the log-likelihood ratio of each candidate's class block, (candidates,)."""
-    known = public_rows(knowledge, observed)
+    public = public_rows(knowledge, observed)
     weights = class_weights(observed, knowledge)
     scale = _positive(weights.sum())
-    parts = normalised(weights)
+    normalised_weights = normalised(weights)
     size = _size(observed)
-    means = known.means()
+    means = public.means()
     # The share of a class is known, so that only what is beyond its mean projection per one counts.
     directions = means[:, :-1] / means[:, -1:]
-    expected = known.rows[:, -1:] * directions[known.labels]
-    rows = known.rows[:, :-1] - expected
+    expected = public.rows[:, -1:] * directions[public.labels]
+    rows = public.rows[:, :-1] - expected
     covariance = rows.T @ rows / len(rows)
     deviation = _deviation(knowledge, observed, size) / scale
     ratios = np.zeros(len(rows))
     # the blocks have disjoint samples, so each is a test of its own
-    for label in range(known.classes):
-        candidates = known.labels == label
+    for label in range(public.classes):
+        candidates = public.labels == label
         expected_block = shares[label] * directions[label]
         residual = (observed.rows[label] - expected_block) / scale
         # the mean over all n samples has those of the class alone; it holds one or more of them
-        share = max(float(parts[label]), 1 / size)
+        share = max(float(normalised_weights[label]), 1 / size)
         precision = precision_of(share * covariance, size, deviation)
         ratios[candidates] = likelihood_ratios(rows[candidates], residual, precision, size)
     return ratios

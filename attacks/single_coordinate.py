@@ -97,9 +97,9 @@ class CategoryLabels(OfTrueRows):
         measured = self.measured(guess, truth)
         read = {}
         for subject in guess.details.get(LABELS, {}):
-            found = measured[subject]
-            if found.read and len(found.owners) == 1:
-                read[subject] = found.owners[0]
+            errors = measured[subject]
+            if errors.read and len(errors.owners) == 1:
+                read[subject] = errors.owners[0]
         return read
 
 
@@ -205,8 +205,8 @@ class Features:
             return None
         rows, columns = int(shape[0]), int(shape[1])
         first = knowledge.slices[name].start
-        kind = knowledge.network.objective.kind
-        if kind == "language":
+        task = knowledge.network.objective.kind
+        if task == "language":
             return cls(first, (rows, columns), words=True, tells_labels=False)
         if columns != math.prod(knowledge.config["shape"]):
             return None
@@ -247,21 +247,21 @@ class Features:
             rows: of sums of updates.
             knowledge: with public samples, if it has any.
         """
-        moved = np.stack([self.moved(row.values) for row in rows])
-        possible = self._possible(rows, moved)
+        displaced = np.stack([self.moved(row.values) for row in rows])
+        possible = self._possible(rows, displaced)
         # without samples only a sum that does not move a feature tells of it
-        told = moved.any(0) & ~moved.all(0)
-        seen = np.zeros(self.count)
+        eligible = displaced.any(0) & ~displaced.all(0)
+        public_counts = np.zeros(self.count)
         if knowledge.samples is not None:
-            seen = self._seen(knowledge)
-            told = moved.any(0)
+            public_counts = self._seen(knowledge)
+            eligible = displaced.any(0)
         # who moves it in all sums that do, and in no other, is at least one client
-        told &= possible > 0
-        order = np.lexsort((possible, seen))
-        chosen = [int(feature) for feature in order if told[feature]]
+        eligible &= possible > 0
+        order = np.lexsort((possible, public_counts))
+        chosen = [int(feature) for feature in order if eligible[feature]]
         return chosen[:RAREST]
 
-    def _possible(self, rows: Sequence[ReadRow], moved: Array) -> Array:
+    def _possible(self, rows: Sequence[ReadRow], displaced: Array) -> Array:
         """Return how many clients may be the only one that moves a feature, (features,)."""
         clients = 1 + max(max(row.members) for row in rows)
         inside = np.zeros((len(rows), clients), dtype=bool)
@@ -269,7 +269,7 @@ class Features:
             inside[k, list(row.members)] = True
         # the only one is in every sum that moves, and in none that does not
         agrees = np.zeros((clients, self.count), dtype=int)
-        for is_inside, moves in zip(inside, moved, strict=True):
+        for is_inside, moves in zip(inside, displaced, strict=True):
             agrees += is_inside[:, None] == moves[None, :]
         return np.asarray((agrees == len(rows)).sum(0))
 
@@ -277,10 +277,10 @@ class Features:
         """Return how many public samples have each feature, (features,)."""
         inputs = knowledge.inputs
         if self.words:
-            seen = np.zeros(self.count)
+            counts = np.zeros(self.count)
             for sample in inputs.reshape(len(inputs), -1):
-                seen[np.unique(sample.astype(int))] += 1
-            return seen
+                counts[np.unique(sample.astype(int))] += 1
+            return counts
         return np.asarray((inputs.reshape(len(inputs), -1) != 0).sum(0), dtype=float)
 
     def labels(self, feature: int, values: Array, knowledge: Knowledge, size: float) -> Array:
@@ -299,13 +299,13 @@ class Features:
         value = self._value(feature, knowledge)
         moves = values / (float(knowledge.config["lr"]) * steps * value)
         prediction = mean_prediction(self._with_feature(feature, value, knowledge))
-        least = max(1, math.ceil(float((-moves / prediction).max()) - EXCESS))
-        for records in range(least, least + MOST_RECORDS):
+        minimum = max(1, math.ceil(float((-moves / prediction).max()) - EXCESS))
+        for records in range(minimum, minimum + MOST_RECORDS):
             counts = moves + records * prediction
-            whole = np.rint(np.clip(counts, 0, None))
-            if np.abs(counts - whole).max() < EXCESS and whole.sum() == records:
-                return np.asarray(whole)
-        return normalised(moves + least * prediction) * least
+            rounded = np.rint(np.clip(counts, 0, None))
+            if np.abs(counts - rounded).max() < EXCESS and rounded.sum() == records:
+                return np.asarray(rounded)
+        return normalised(moves + minimum * prediction) * minimum
 
     def _with_feature(self, feature: int, value: float, knowledge: Knowledge) -> Knowledge:
         """Return the same public samples as if all of them had a feature."""

@@ -178,8 +178,8 @@ def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSI
         return 0.0
     # the threshold is the score of the first negative that must not be exceeded
     allowed = math.floor(false * len(others) + ROUNDING)
-    found = values[chosen] > others[allowed]
-    return float(np.mean(found))
+    detected = values[chosen] > others[allowed]
+    return float(np.mean(detected))
 
 
 def _finite(scores: Array) -> Array:

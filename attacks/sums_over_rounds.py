@@ -144,11 +144,11 @@ class MemberSums:
 
         Clients that are in the same sums have their mean.
         """
-        found = []
+        by_column = []
         for column in self.values.T:
             summands, _ = nnls(self.columns, column)
-            found.append(summands)
-        by_group = np.stack(found, axis=1)
+            by_column.append(summands)
+        by_group = np.stack(by_column, axis=1)
         return np.asarray(by_group[self.together])
 
     def mean_summands(self) -> Array:
@@ -165,8 +165,8 @@ class MemberSums:
         free = np.full(common.shape[1], TOLERANCE)
         penalty = np.hstack([RIDGE * counts, free])
         normal = design.T @ design + np.diag(penalty)
-        found = np.linalg.solve(normal, design.T @ self.values)
-        by_group = found[: len(counts)]
+        coefficients = np.linalg.solve(normal, design.T @ self.values)
+        by_group = coefficients[: len(counts)]
         return np.asarray(by_group[self.together])
 
     def _in_common(self) -> Array:
@@ -195,8 +195,8 @@ class MemberSums:
         spread = float((differences**2).sum())
         if spread <= 0:
             return 0.0
-        left = float((residuals**2).sum())
-        return 1 - left / spread
+        sum_of_squares = float((residuals**2).sum())
+        return 1 - sum_of_squares / spread
 
 
 class AmongAlike(AgainstOthers):
@@ -238,11 +238,11 @@ class ClustersFound(AmongAlike):
         """
         steps = frozenset(guess.details[STEPS])
         chosen = _chosen_blocks(truth, steps)
-        found = []
+        hits = []
         for guessed, client in guess.beside(subjects):
             # of a client that never added anything, no guess is right
-            found.append(chosen.get(client) == guessed)
-        return np.asarray(found, dtype=float)
+            hits.append(chosen.get(client) == guessed)
+        return np.asarray(hits, dtype=float)
 
 
 class LabelCorrelation(AmongAlike):
@@ -258,12 +258,12 @@ class LabelCorrelation(AmongAlike):
             truth: of the run.
             subjects: clients, one for each guess.
         """
-        found = []
+        correlations = []
         for guessed, client in guess.beside(subjects):
             true = truth.label_counts(client).astype(float)
             correlation = cosine(guessed - guessed.mean(), true - true.mean())
-            found.append(correlation)
-        return np.asarray(found)
+            correlations.append(correlation)
+        return np.asarray(correlations)
 
 
 class CommonestLabel(AmongAlike):
@@ -279,13 +279,13 @@ class CommonestLabel(AmongAlike):
             truth: of the run.
             subjects: clients, one for each guess.
         """
-        found = []
+        hits = []
         for guessed, client in guess.beside(subjects):
             true = truth.label_counts(client)
             commonest = int(guessed.argmax())
             # several labels may be the commonest
-            found.append(true[commonest] == true.max())
-        return np.asarray(found, dtype=float)
+            hits.append(true[commonest] == true.max())
+        return np.asarray(hits, dtype=float)
 
 
 class SizeError(AmongAlike):
@@ -302,12 +302,12 @@ class SizeError(AmongAlike):
             truth: of the run.
             subjects: clients, one for each guess.
         """
-        found = []
+        errors = []
         for guessed, client in guess.beside(subjects):
             true = len(truth.federation.shards[client].y)
             error = abs(guessed - true)
-            found.append(error / true)
-        return np.asarray(found)
+            errors.append(error / true)
+        return np.asarray(errors)
 
 
 class SumsOverRounds(Attack):
@@ -394,13 +394,13 @@ class ClustersOverRounds(SumsOverRounds):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        found = []
+        member_sums = []
         for field in (COUNT, "weight", BLOCKS):
             for sums in _sums(view, knowledge, field).values():
                 # a number or a row for each cluster
                 if sums.values.ndim > 1:
-                    found.append(_of_last_start(view, knowledge, sums))
-        return found
+                    member_sums.append(_of_last_start(view, knowledge, sums))
+        return member_sums
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the guessed cluster by client, by the sums that are explained best.
@@ -471,7 +471,7 @@ class LabelsOverRounds(SumsOverRounds):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        found = []
+        member_sums = []
         for field in (DELTA, BLOCKS):
             for sums in _sums(view, knowledge, field).values():
                 # sums of other things, such as points, have another width
@@ -479,8 +479,8 @@ class LabelsOverRounds(SumsOverRounds):
                     continue
                 if field == BLOCKS:
                     sums = sums.with_values(sums.values.sum(1))
-                found.append(sums)
-        return found
+                member_sums.append(sums)
+        return member_sums
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the guessed shares of labels by client.
@@ -526,7 +526,7 @@ class SizesOverRounds(SumsOverRounds):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        found = []
+        member_sums = []
         of_updates = {*_sums(view, knowledge, DELTA), *_sums(view, knowledge, BLOCKS)}
         for field in SIZES:
             for method, sums in _sums(view, knowledge, field).items():
@@ -535,8 +535,8 @@ class SizesOverRounds(SumsOverRounds):
                     continue
                 flat = sums.values.reshape(len(sums.members), -1)
                 sizes = flat.sum(1, keepdims=True)
-                found.append(sums.with_values(sizes))
-        return found
+                member_sums.append(sums.with_values(sizes))
+        return member_sums
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the guessed number of samples by client.
@@ -558,7 +558,7 @@ def _sums(view: View, knowledge: Knowledge, field: str) -> dict[str, MemberSums]
         if observed.members:
             listed = by_method.setdefault(observed.method, [])
             listed.append(observed)
-    found = {}
+    sums_by_method = {}
     for method, listed in by_method.items():
         members = np.zeros((len(listed), knowledge.clients))
         for row, observed in zip(members, listed, strict=True):
@@ -566,8 +566,8 @@ def _sums(view: View, knowledge: Knowledge, field: str) -> dict[str, MemberSums]
         values = [as_array(observed.row) for observed in listed]
         rounds = [observed.round for observed in listed]
         steps = tuple(observed.step for observed in listed)
-        found[method] = MemberSums(members, np.stack(values), np.asarray(rounds), steps)
-    return found
+        sums_by_method[method] = MemberSums(members, np.stack(values), np.asarray(rounds), steps)
+    return sums_by_method
 
 
 def _longest(systems: list[MemberSums]) -> MemberSums:

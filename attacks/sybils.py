@@ -57,13 +57,13 @@ def beyond(rows: torch.Tensor, victim: int, sybils: Sequence[int]) -> torch.Tens
     """Return the victim's row, moved away from the mean of the others, for each Sybil."""
     others = [k for k in range(len(rows)) if k != victim and k not in sybils]
     row = rows[victim]
-    moved = row + (row - rows[others].mean(0))
-    return torch.stack([moved] * len(sybils))
+    displaced = row + (row - rows[others].mean(0))
+    return torch.stack([displaced] * len(sybils))
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What Sybils are compared by.
+    """Behaviour of Sybils, by which they are compared.
 
     Args:
         about: description in words.
@@ -128,8 +128,8 @@ def run_with_sybils(
 
     def lie(call: Call, reply: Any) -> Any:
         sent = _lied(call, reply, mimic, victim, frozenset(sybils))
-        told = copy.deepcopy(sent)
-        taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, told))
+        tapped = copy.deepcopy(sent)
+        taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, tapped))
         return sent
 
     recorded = dataclasses.replace(settings or Settings(), transcript="full")
@@ -144,9 +144,9 @@ def _lied(
     positions = [k for k, client in enumerate(call.to) if client in sybils]
     message: Any = type(reply)
     changed: dict[str, Rows] = {}
-    for name, kind in kinds(message).items():
+    for name, field_type in kinds(message).items():
         value = getattr(reply, name)
-        if kind is not Rows or value is None or not positions:
+        if field_type is not Rows or value is None or not positions:
             continue
         rows = value.values.clone()
         if call.verb == SUM and name in UPDATES:
@@ -156,8 +156,8 @@ def _lied(
         elif call.verb == PAIRS:
             rows[positions] = _steered(rows, PAIRED[name], call.to, sybils | {victim})
         else:
-            own = _mimicry(mimic, rows, call.verb, name)
-            rows[positions] = own(rows, call.to.index(victim), positions)
+            mimicry = _mimicry(mimic, rows, call.verb, name)
+            rows[positions] = mimicry(rows, call.to.index(victim), positions)
         changed[name] = Rows(rows)
     return dataclasses.replace(reply, **changed)
 
@@ -175,9 +175,9 @@ def _steered(
     rows: torch.Tensor, levels: tuple[float, float], to: Sequence[int], together: Collection[int]
 ) -> torch.Tensor:
     """Return a row of pairs by which a Sybil is near its victim and far from all others."""
-    near, far = levels
-    row = torch.full_like(rows[0], far)
-    row[[k for k, client in enumerate(to) if client in together]] = near
+    near_level, far_level = levels
+    row = torch.full_like(rows[0], far_level)
+    row[[k for k, client in enumerate(to) if client in together]] = near_level
     return row
 
 
@@ -205,8 +205,8 @@ class Crowd:
         Args:
             client: one of the contributors.
         """
-        own = self.rows[client].double()
-        return float((self.row.double() - own).norm() / own.norm())
+        client_row = self.rows[client].double()
+        return float((self.row.double() - client_row).norm() / client_row.norm())
 
 
 def crowds(run: SybilRun[Any]) -> list[Crowd]:
@@ -223,34 +223,34 @@ def crowds(run: SybilRun[Any]) -> list[Crowd]:
                 rows = sent.setdefault((tap.step, field), {})
                 rows.update(zip(tap.ids, value.values, strict=True))
     view = view_of(run.fitted)
-    found = []
+    crowds_of_run = []
     for field in UPDATES:
         for observed in observed_sums(view, field):
             rows = sent[observed.step, field]
-            own = {client: rows[client] for client in observed.members}
+            member_rows = {client: rows[client] for client in observed.members}
             if field == "blocks":
                 for j in range(len(observed.row)):
-                    block = {client: row[j] for client, row in own.items()}
-                    found.append(_crowd(observed.round, observed.row[j], block, run.sybils))
+                    block = {client: row[j] for client, row in member_rows.items()}
+                    crowds_of_run.append(_crowd(observed.round, observed.row[j], block, run.sybils))
             else:
-                found.append(_crowd(observed.round, observed.row, own, run.sybils))
-    return found
+                crowds_of_run.append(_crowd(observed.round, observed.row, member_rows, run.sybils))
+    return crowds_of_run
 
 
 def _crowd(
-    round: int, row: torch.Tensor, own: Mapping[int, torch.Tensor], sybils: frozenset[int]
+    round: int, row: torch.Tensor, summands: Mapping[int, torch.Tensor], sybils: frozenset[int]
 ) -> Crowd:
     """Return who contributed to a sum."""
     rows = {}
-    for client, summand in own.items():
+    for client, summand in summands.items():
         if client not in sybils and bool(summand.any()):
             rows[client] = summand
-    return Crowd(round, frozenset(own), frozenset(rows), row, rows)
+    return Crowd(round, frozenset(summands), frozenset(rows), row, rows)
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """What an adversary reads of its victim, and what anybody reads of the others.
+    """Rows that an adversary reads of its victim, and that anybody reads of the others.
 
     Args:
         isolated: whether the victim was the only honest client in one of the sums.

@@ -215,8 +215,8 @@ def _replies_of(client: int, taps: Collection[Tap]) -> dict[tuple[str, int], Any
     replies = {}
     for tap in taps:
         if client in tap.ids:
-            own = select(tap.reply, [tap.ids.index(client)])
-            replies[tap.method, tap.step] = own
+            client_reply = select(tap.reply, [tap.ids.index(client)])
+            replies[tap.method, tap.step] = client_reply
     return replies
 
 

@@ -874,8 +874,8 @@ class _Liar:
         def tried_hidden_calls(method: Any) -> _TriedCalls:
             return _TriedCalls(hidden_calls_of(method), self._tried)
 
-        def sent(name: str, to: Sequence[int], *rest: Any, **message: Any) -> Any:
-            ask = partial(send, name, to, *rest, **message)
+        def sent(name: str, to: Sequence[int], *arguments: Any, **message: Any) -> Any:
+            ask = partial(send, name, to, *arguments, **message)
             liars = to
             if message.get("verb") == AUTHORITY_CALL:
                 liars = [AUTHORITY]
@@ -987,8 +987,8 @@ def sides(case: str) -> list[str]:
         case: one of `CASES`.
     """
     _, params = CASES[case]
-    used = {params.get("aggregation"), params.get("relevance")}
-    encrypts = {"bfv", "ckks"} & used
+    schemes = {params.get("aggregation"), params.get("relevance")}
+    encrypts = {"bfv", "ckks"} & schemes
     return [side for side in SIDES if side != "authority" or encrypts]
 
 

@@ -220,8 +220,8 @@ class Case:
     @property
     def params(self) -> dict[str, Any]:
         """Return the protocol's hyper-parameters."""
-        protocol, own = VARIANTS[self.variant]
-        params = {**SMALL, **own, **self.protection}
+        protocol, variant_params = VARIANTS[self.variant]
+        params = {**SMALL, **variant_params, **self.protection}
         # Gram matrices, which one-shot clustering releases, have a noise multiplier of their own.
         if "noise" in self.protection and "gram_noise" in _options(protocol):
             params["gram_noise"] = 0.7
@@ -431,27 +431,27 @@ COLUMNS: Mapping[str, Callable[[str, str], bool]] = {
 }
 
 
-def facts(name: str, found: Record) -> dict[str, str]:
+def facts(name: str, case_record: Record) -> dict[str, str]:
     """Return the line of a case in the reference.
 
     Args:
         name: of the case.
-        found: its record.
+        case_record: its record.
     """
     line = dict.fromkeys(COLUMNS, "")
     line["case"] = name
-    if "refused" in found:
-        line["refused"] = found["refused"]
+    if "refused" in case_record:
+        line["refused"] = case_record["refused"]
         return line
-    line["events"] = str(found["events"])
-    line["epsilon"] = f"{found['epsilon']:.9g}"
+    line["events"] = str(case_record["events"])
+    line["epsilon"] = f"{case_record['epsilon']:.9g}"
     if NOISED in name:
         return line
-    line["labels"] = " ".join(map(str, found["labels"]))
-    line["calls"] = str(len(found["calls"]))
-    for direction, count in found["bytes"].items():
+    line["labels"] = " ".join(map(str, case_record["labels"]))
+    line["calls"] = str(len(case_record["calls"]))
+    for direction, count in case_record["bytes"].items():
         line[direction] = str(count)
-    line["norm"] = f"{found['norm']:.5g}"
+    line["norm"] = f"{case_record['norm']:.5g}"
     return line
 
 
@@ -487,10 +487,10 @@ def other_facts(
         before: lines of the reference, by case.
         after: lines of this run, by case.
     """
-    found = []
+    differing = []
     for name in _in_order(before, after):
         if name not in before or name not in after:
-            found.append(f"{name}: in one of them only")
+            differing.append(f"{name}: in one of them only")
             continue
         earlier_line = before[name]
         later_line = after[name]
@@ -507,8 +507,8 @@ def other_facts(
                 changed.append(f"{column} {earlier or '-'} -> {later or '-'}")
         if changed:
             listed = "; ".join(changed)
-            found.append(f"{name}: {listed}")
-    return found
+            differing.append(f"{name}: {listed}")
+    return differing
 
 
 def _command_line(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -545,14 +545,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     chosen = [case for case in cases() if options.only in case.name]
     records = measure(chosen)
-    lines = {name: facts(name, found) for name, found in records.items()}
-    refused = sum("refused" in found for found in records.values())
+    lines = {name: facts(name, case_record) for name, case_record in records.items()}
+    refused = sum("refused" in case_record for case_record in records.values())
     seconds = time.process_time()
     print(f"{len(records)} cases, {refused} of them refused; {seconds:.0f} processor seconds")
     changed: list[str] = []
     if options.compare:
         earlier = json.loads(options.compare.read_text())
-        earlier = {name: found for name, found in earlier.items() if options.only in name}
+        earlier = {
+            name: case_record for name, case_record in earlier.items() if options.only in name
+        }
         changed += differences(earlier, records)
     if options.reference:
         expected = read_reference(options.reference)

@@ -131,16 +131,16 @@ class Grid:
         return sheet.save(self.draw(rows), options.scale)
 
 
-def as_told(kind: Any, options: Mapping[str, Any]) -> Any:
+def as_told(protocol_class: Any, options: Mapping[str, Any]) -> Any:
     """Return a protocol whose other options have their defaults, also under a target ε.
 
     A target chooses options that nobody gave; a grid compares those that it names.
 
     Args:
-        kind: the protocol's class.
+        protocol_class: the protocol's class.
         options: of the grid.
     """
-    made = kind(**{**kind().get_params(), **options})
+    made = protocol_class(**{**protocol_class().get_params(), **options})
     vars(made)[CHOSEN] = {}  # so that nothing is looked for, either
     return made
 

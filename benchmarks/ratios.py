@@ -80,10 +80,11 @@ def growth() -> list[float]:
     They are 1 where times grow with the number of clients, and 4 where they grow with its square:
     of the first call, which has the key agreement, and of the later ones.
     """
-    few = server_scale.seconds_of_calls("permutation", FEW_CLIENTS)
-    many = server_scale.seconds_of_calls("permutation", MANY_CLIENTS)
+    times_of_few = server_scale.seconds_of_calls("permutation", FEW_CLIENTS)
+    times_of_many = server_scale.seconds_of_calls("permutation", MANY_CLIENTS)
     times = MANY_CLIENTS / FEW_CLIENTS
-    first, *later = (long / (times * short) for short, long in zip(few, many, strict=True))
+    pairs = zip(times_of_few, times_of_many, strict=True)
+    first, *later = (long / (times * short) for short, long in pairs)
     return [first, statistics.median(later)]
 
 
@@ -202,12 +203,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     ratios: dict[str, float] = {}
     with cpu_threads(1):
         for names, measure in MEASURES.items():
-            found = measured(names, measure, limits)
-            for name, ratio in found.items():
+            measured_ratios = measured(names, measure, limits)
+            for name, ratio in measured_ratios.items():
                 print(
                     f"{ratio:8.3f} (reference {references.get(name, 'none')}): {name}", flush=True
                 )
-            ratios |= found
+            ratios |= measured_ratios
     if options.update:
         rows = [{"ratio": name, "reference": f"{ratio:.3g}"} for name, ratio in ratios.items()]
         print(table.write(NAME, rows))

@@ -73,8 +73,8 @@ def protocol_of(case: str) -> Any:
         protocol, options = COSTS[case]
         training = {"epochs": 1, "model": "mlp-32", "lr": LEARNING_RATE, "batch_size": BATCH}
         return protocol(rounds=size("rounds"), **training, **options)
-    (found,) = [one for one in golden.cases() if one.name == case]
-    return found.build()
+    (golden_case,) = [one for one in golden.cases() if one.name == case]
+    return golden_case.build()
 
 
 def size(name: str) -> int:
@@ -161,22 +161,22 @@ def _node(case: str, number: int) -> Node:
     if (case, number) not in _NODES:
         folder = folder_of(case, number)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        own = clients_of_all().select([number])
+        client_data = clients_of_all().select([number])
         policy = Policy(roster=False)
         _NODES[case, number] = SeededNode(
-            protocol_of(case), own, folder, number=number, policy=policy, durable=False
+            protocol_of(case), client_data, folder, number=number, policy=policy, durable=False
         )
     return _NODES[case, number]
 
 
-def _handler(kind: str) -> Callable[[Message, Context], Message]:
+def _handler(message_type: str) -> Callable[[Message, Context], Message]:
     """Return the function that answers messages of a kind."""
 
     def handle(message: Message, context: Context) -> Message:
         began = time.process_time()
         number = int(context.node_config["partition-id"])
         case = str(message.content[CASE][CASE])
-        code, data = answer(lambda: _node(case, number), kind, bytes_of(message.content))
+        code, data = answer(lambda: _node(case, number), message_type, bytes_of(message.content))
         content = record_of(data, code)
         content[SPENT] = MetricRecord({SECONDS: time.process_time() - began})
         return Message(content, reply_to=message)

@@ -174,15 +174,15 @@ def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
         variant, _, way = case.partition(", ")
         row: Row = {"case": case, "variant": variant, "way": way}
         try:
-            found, spent = over_flower(grid, context, case)
+            result, spent = over_flower(grid, context, case)
         except Exception as error:
             row |= {"equal": False, "differs": f"{type(error).__name__}: {error}"}
         else:
-            differing = [name for name, value in expected.items() if found[name] != value]
+            differing = [name for name, value in expected.items() if result[name] != value]
             row |= {
                 "equal": not differing,
                 "differs": " ".join(differing),
-                "calls": found["calls"],
+                "calls": result["calls"],
                 "messages": spent["messages"],
             }
         rows.append(row)
@@ -206,7 +206,7 @@ def flowers_own(grid: Any, rounds: int, clients: int) -> Row:
     seconds = (time.monotonic() - began) / rounds
     server = time.process_time() - began_server
     # means over the clients of a round, which have equally many samples
-    means = [float(found[SECONDS]) for found in result.train_metrics_clientapp.values()]
+    means = [float(metrics[SECONDS]) for metrics in result.train_metrics_clientapp.values()]
     return cost(seconds, rounds * clients, server, clients * sum(means))
 
 
@@ -230,8 +230,8 @@ def costs(grid: Any, context: Any, rounds: int, clients: int) -> list[Row]:
     note("Flower's FedAvg, with the start of its workers", flowers_own(grid, 1, clients))
     note("Flower's FedAvg", flowers_own(grid, rounds, clients))
     for case in COSTS:
-        found, spent = over_flower(grid, context, case)
-        note(case, spent, **{name: found[name] for name in ("calls", "up", "down", "lost")})
+        result, spent = over_flower(grid, context, case)
+        note(case, spent, **{name: result[name] for name in ("calls", "up", "down", "lost")})
     note("Flower's FedAvg, again", flowers_own(grid, rounds, clients))
     return rows
 

@@ -159,11 +159,11 @@ def facts(protection: str) -> TrainingFacts:
     Args:
         protection: one of `PROTECTIONS`.
     """
-    known: dict[str, Any] = {"lr": LR, "epochs": 1, "batch_size": 10, "optimizer": "sgd"}
+    declared: dict[str, Any] = {"lr": LR, "epochs": 1, "batch_size": 10, "optimizer": "sgd"}
     if protection == NOISE:
         multiplier = float((2 * torch.tensor(1.25 / DELTA).double().log()).sqrt() / EPSILON)
-        known |= {"clip": CLIP, "noise": multiplier, "placement": "local", "delta": DELTA}
-    return TrainingFacts(momentum=0.0, **known)
+        declared |= {"clip": CLIP, "noise": multiplier, "placement": "local", "delta": DELTA}
+    return TrainingFacts(momentum=0.0, **declared)
 
 
 def simulated(folder: Path | None, protection: str) -> tuple[float, float]:
@@ -239,7 +239,8 @@ def main() -> None:
         folder / "server", data(), model=network(), partitions=folder / "clients"
     )
     for finding in results.findings[RUN]:
-        print(f"{finding.attack}: {score_text(finding)} {finding.verdict if finding.score else ''}")
+        verdict = finding.verdict if finding.score else ""
+        print(f"{finding.attack}: {score_text(finding)} {verdict}")
     print(*results.notes, sep="\n")
 
 

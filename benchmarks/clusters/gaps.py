@@ -108,8 +108,8 @@ def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str)
         Whether the threshold gives the true clusters (exact), ari, the number of clusters, whether
         any threshold gives the true ones (possible), and the gap at the true clusters.
     """
-    apart = distances(rows, metric).cpu().numpy()
-    tree = merges(apart, linkage)
+    pair_distances = distances(rows, metric).cpu().numpy()
+    tree = merges(pair_distances, linkage)
     cosines = alike(rows, "cosine").cpu().numpy()
     # the largest gap of heights if it is large, else a test of cosines against clients without
     # clusters (not in the paper, which fixes a threshold for each setting)

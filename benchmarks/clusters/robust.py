@@ -200,8 +200,8 @@ def _half_noisy(shards: Sequence[Shard], scale: float, seed: int) -> list[Shard]
         if client % 2:
             draw = Randomness(seed).generator("robust", "noise", client)
             x, x_test = (
-                (part + scale * draw.standard_normal(part.shape)).astype(part.dtype)
-                for part in (shard.x, shard.x_test)
+                (features + scale * draw.standard_normal(features.shape)).astype(features.dtype)
+                for features in (shard.x, shard.x_test)
             )
             shard = replace(shard, x=x, x_test=x_test)
         noisy.append(shard)
@@ -312,7 +312,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         worst = float(np.nanmin(fitted.scores_))
     else:
         worst = float(np.nanmax(fitted.scores_))
-    found = {
+    results = {
         "outcome": "ok",
         "ari": fitted.agreement_["ari"],
         "clusters": len(set(fitted.labels_.tolist())),
@@ -323,13 +323,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         "fit_seconds": fitted.seconds_,
     }
     if tune_rounds:
-        found |= {
+        results |= {
             "exact": int(fitted.agreement_["ari"] == 1),
             "score": fitted.history_[-1][fitted.metric_],
             "tuned": mean(fitted.scores_),
             "warned": fitted.warning_ or "",
         }
-    return found
+    return results
 
 
 def gains(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
@@ -425,16 +425,16 @@ def beside_tuned(rows: Sequence[Row]) -> list[dict[str, Any]]:
     none.
     """
     tuned = {(row["setting"], row["protocol"], row["seed"]): row.get("tuned") for row in rows}
-    found = []
+    compared = []
     for row in rows:
         reference = tuned.get((row["setting"], "fedavg", row["seed"]))
-        own = row.get("tuned")
-        if row["protocol"] == "fedavg" or not own or not reference:
+        tuned_accuracy = row.get("tuned")
+        if row["protocol"] == "fedavg" or not tuned_accuracy or not reference:
             continue
         shown = ("setting", "protocol", "seed", "ari", "exact", "score", "tuned")
         run = {name: row[name] for name in shown}
-        found.append({**run, "difference": round(float(own) - float(reference), 6)})
-    return found
+        compared.append({**run, "difference": round(float(tuned_accuracy) - float(reference), 6)})
+    return compared
 
 
 def half_width(values: Sequence[float]) -> float:

@@ -67,8 +67,10 @@ def in_bfloat16(convolutions: bool, of_products: bool) -> Iterator[None]:
         bias_sizes: list[int] | None,
         mask: list[bool],
     ) -> Any:
-        found = backward(conv, rounded(grad_output), rounded(x), rounded(kernel), bias_sizes, mask)
-        return [None if one is None else one.float() for one in found]
+        gradients = backward(
+            conv, rounded(grad_output), rounded(x), rounded(kernel), bias_sizes, mask
+        )
+        return [None if one is None else one.float() for one in gradients]
 
     def low_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.numel() * b.shape[1] < products.SMALLEST:
@@ -107,12 +109,12 @@ def measure(clients: int, repeats: int) -> list[dict[str, Any]]:
     reference = min(seconds["float32"])
     rows = []
     for name, times in seconds.items():
-        moved = (updates[name] - exact).norm(dim=1) / exact.norm(dim=1)
+        deviations = (updates[name] - exact).norm(dim=1) / exact.norm(dim=1)
         row = {
             "variant": name,
             "milliseconds": f"{1e3 * min(times):.0f}",
             "times_faster": f"{reference / min(times):.2f}",
-            "moved": f"{float(moved.mean()):.3f}",
+            "moved": f"{float(deviations.mean()):.3f}",
         }
         print("  ".join(row.values()), flush=True)
         rows.append(row)

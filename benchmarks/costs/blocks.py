@@ -65,13 +65,13 @@ def timed(
         started = time.perf_counter()
         run = simulated.start(lambda line: None)
         state = simulated.server.final_state(run)
-        kept, _ = simulated.fitted(run, state)
+        fitted, _ = simulated.fitted(run, state)
         ended = time.perf_counter()
         measured: dict[str, Any] = {"start": started - began, "seconds": ended - started}
         if isinstance(simulated.clients, BlockedClients):
             traffic = simulated.clients.blocks.traffic
             measured |= {"messages": traffic.messages, "between": traffic.bytes}
-    return kept, measured
+    return fitted, measured
 
 
 def equal(one: FittedState, other: FittedState) -> bool:

@@ -107,8 +107,8 @@ def counted(variant: str, options: Mapping[str, Any], federation: Federation) ->
     protocol, params = VARIANTS[variant]
     small = {"epochs": 1, "model": "mlp-32", "rounds": ROUNDS}
     # who is sampled late would need keys late
-    given = {name: value for name, value in params.items() if name != "participation"}
-    method = protocol(**{**small, **given, **options})
+    variant_params = {name: value for name, value in params.items() if name != "participation"}
+    method = protocol(**{**small, **variant_params, **options})
     Counting.trips = Counting.one_by_one = 0
     with mock.patch.object(clients_half, "InProcess", Counting), warnings.catch_warnings():
         warnings.simplefilter("ignore")

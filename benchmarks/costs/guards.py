@@ -138,9 +138,9 @@ def frame_bytes(call: Call, response: Response) -> Iterator[tuple[int, int]]:
         call: the requests.
         response: the replies that arrived.
     """
-    place = {client: position for position, client in enumerate(call.to)}
+    positions = {client: position for position, client in enumerate(call.to)}
     for position, client in enumerate(response.ids):
-        request = call.header(place[client])
+        request = call.header(positions[client])
         encode = partial(wire.encode, reply_header(request), response.reply, position)
         receipts = response.receipts_at(position)
         with_receipts = encode(receipts)
@@ -179,17 +179,17 @@ def bytes_of(case: str, federation: Federation, rounds: int) -> list[dict[str, A
     with tallied() as tallies:
         fitted = protocol_of(case, rounds).fit(federation, SEEDED)
     up = fitted.bytes_["up"]
-    total = Tally()
+    all_methods = Tally()
     for tally in tallies.values():
-        total.replies += tally.replies
-        total.up += tally.up
-        total.receipts += tally.receipts
+        all_methods.replies += tally.replies
+        all_methods.up += tally.up
+        all_methods.receipts += tally.receipts
     # the run counts its bytes from shapes, and these are of encoded frames
-    assert total.up == up
+    assert all_methods.up == up
     in_order = sorted(tallies.items())
     with_receipts = {name: tally for name, tally in in_order if tally.receipts}
     lines = []
-    for method, tally in {**with_receipts, ALL: total}.items():
+    for method, tally in {**with_receipts, ALL: all_methods}.items():
         line = {
             "case": case,
             "method": method,
@@ -208,17 +208,17 @@ def bytes_of(case: str, federation: Federation, rounds: int) -> list[dict[str, A
 
 
 @contextmanager
-def without(parts: Sequence[str], memory: Memory) -> Iterator[None]:
+def without(components: Sequence[str], memory: Memory) -> Iterator[None]:
     """Leave parts of the bookkeeping out within the context.
 
     Args:
-        parts: some of `PARTS`.
+        components: some of `PARTS`.
         memory: receipts of earlier calls.
     """
     with ExitStack() as stack:
-        if RECEIPTS in parts:
+        if RECEIPTS in components:
             stack.enter_context(patch.object(ReleaseGuard, "receipts", _remembered(memory)))
-        if READS in parts:
+        if READS in components:
             stack.enter_context(
                 patch.multiple(
                     DataAccess,
@@ -228,11 +228,11 @@ def without(parts: Sequence[str], memory: Memory) -> Iterator[None]:
                     train=lambda *_: nullcontext(),
                 )
             )
-        if RELAYS in parts:
+        if RELAYS in components:
             stack.enter_context(
                 patch.multiple(Gathered, remember=lambda *_: None, check=lambda *_: None)
             )
-        if TARGET in parts:
+        if TARGET in components:
             # the noise is still the one that the target needs
             stack.enter_context(patch.object(PrivacyOptions, "holds_target", False))
         yield
@@ -279,14 +279,14 @@ class Watch:
         return self.loop - self.measured
 
     @contextmanager
-    def watching(self, kind: type[ClusteringProtocol], part: str) -> Iterator[None]:
+    def watching(self, protocol_class: type[ClusteringProtocol], component: str) -> Iterator[None]:
         """Take the time of a run within the context.
 
         Args:
-            kind: class of the protocol that runs.
-            part: one of `PARTS`, whose own time is taken.
+            protocol_class: class of the protocol that runs.
+            component: one of `PARTS`, whose own time is taken.
         """
-        run_server = kind.run_server
+        run_server = protocol_class.run_server
         evaluate = Observer.evaluate
 
         @wraps(run_server)  # with its annotation, which names the state's class
@@ -307,12 +307,12 @@ class Watch:
             return scores
 
         with ExitStack() as stack:
-            stack.enter_context(patch.object(kind, "run_server", timed_loop))
+            stack.enter_context(patch.object(protocol_class, "run_server", timed_loop))
             stack.enter_context(patch.object(Observer, "evaluate", timed_scores))
-            for owner, name in METHODS[part]:
+            for owner, name in METHODS[component]:
                 timed = self._timed(getattr(owner, name))
                 stack.enter_context(patch.object(owner, name, timed))
-            for owner, name in CONTEXTS.get(part, ()):
+            for owner, name in CONTEXTS.get(component, ()):
                 timed = self._timed_context(getattr(owner, name))
                 stack.enter_context(patch.object(owner, name, timed))
             yield
@@ -332,9 +332,9 @@ class Watch:
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method whose time is taken."""
 
-        def timed(*given: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
             with self._clock():
-                return method(*given)
+                return method(*arguments)
 
         return timed
 
@@ -342,10 +342,10 @@ class Watch:
         """Return a method that returns a context, of which the time of entry and exit is taken."""
 
         @contextmanager
-        def timed(*given: Any, **named: Any) -> Iterator[Any]:
+        def timed(*arguments: Any, **named: Any) -> Iterator[Any]:
             with ExitStack() as stack:
                 with self._clock():
-                    value = stack.enter_context(method(*given, **named))
+                    value = stack.enter_context(method(*arguments, **named))
                 yield value
                 with self._clock():
                     stack.close()
@@ -353,16 +353,18 @@ class Watch:
         return timed
 
 
-def watched(protocol: ClusteringProtocol, federation: Federation, part: str = NOTHING) -> Watch:
+def watched(
+    protocol: ClusteringProtocol, federation: Federation, component: str = NOTHING
+) -> Watch:
     """Return the processor seconds of a run.
 
     Args:
         protocol: the method.
         federation: the clients and their data.
-        part: one of `PARTS`, whose own time is taken.
+        component: one of `PARTS`, whose own time is taken.
     """
     watch = Watch()
-    with watch.watching(type(protocol), part):
+    with watch.watching(type(protocol), component):
         protocol.fit(federation, SEEDED)
     return watch
 
@@ -383,7 +385,7 @@ class Pairs:
     def ratios(self) -> list[float]:
         """Seconds with the part over those without it."""
         pairs = zip(self.kept, self.left_out, strict=True)
-        return [kept.seconds / left_out.seconds for kept, left_out in pairs]
+        return [with_part.seconds / left_out.seconds for with_part, left_out in pairs]
 
     @property
     def shares(self) -> list[float]:
@@ -391,23 +393,23 @@ class Pairs:
         return [watch.inside / watch.seconds for watch in self.kept]
 
 
-def compare(run: Callable[[Sequence[str], str], Watch], part: str, count: int) -> Pairs:
+def compare(run: Callable[[Sequence[str], str], Watch], component: str, count: int) -> Pairs:
     """Return pairs of runs, of which each begins with the kind that the last one ended with.
 
     Args:
         run: returns the seconds of a run without some parts, and those of a part's own methods.
-        part: one of `PARTS`.
+        component: one of `PARTS`.
         count: number of pairs.
     """
     pairs = Pairs()
-    common = PARTS[part]
+    common = PARTS[component]
     for k in range(count):
         if k % 2:
-            pairs.left_out.append(run((*common, part), NOTHING))
-            pairs.kept.append(run(common, part))
+            pairs.left_out.append(run((*common, component), NOTHING))
+            pairs.kept.append(run(common, component))
         else:
-            pairs.kept.append(run(common, part))
-            pairs.left_out.append(run((*common, part), NOTHING))
+            pairs.kept.append(run(common, component))
+            pairs.left_out.append(run((*common, component), NOTHING))
     return pairs
 
 
@@ -428,30 +430,30 @@ def seconds_of(
     has_target = protocol_of(case, rounds).privacy.holds_target
     memory: Memory = {}
 
-    def run(parts: Sequence[str], part: str) -> Watch:
-        with without(parts, memory):
-            return watched(protocol_of(case, rounds), federation, part)
+    def run(omitted: Sequence[str], timed_component: str) -> Watch:
+        with without(omitted, memory):
+            return watched(protocol_of(case, rounds), federation, timed_component)
 
     # imports are no part of the time, and receipts are remembered
     run([RECEIPTS], NOTHING)
     lines = []
     complete: list[float] = []
-    for part, common in PARTS.items():
-        if part == TARGET and not has_target:
+    for component, common in PARTS.items():
+        if component == TARGET and not has_target:
             continue
-        pairs = compare(run, part, count)
-        kept = [watch.seconds for watch in pairs.kept]
-        left_out = [watch.seconds for watch in pairs.left_out]
+        pairs = compare(run, component, count)
+        seconds_with = [watch.seconds for watch in pairs.kept]
+        seconds_without = [watch.seconds for watch in pairs.left_out]
         if not common:
-            complete += kept
+            complete += seconds_with
         line = {
             "case": case,
-            "part": part,
+            "part": component,
             "clients": len(federation),
             "rounds": rounds,
             "pairs": count,
-            "seconds_with": round(statistics.median(kept) / rounds, 4),
-            "seconds_without": round(statistics.median(left_out) / rounds, 4),
+            "seconds_with": round(statistics.median(seconds_with) / rounds, 4),
+            "seconds_without": round(statistics.median(seconds_without) / rounds, 4),
             "ratio": round(statistics.median(pairs.ratios), 4),
             "ratio_min": round(min(pairs.ratios), 4),
             "ratio_max": round(max(pairs.ratios), 4),

@@ -61,7 +61,7 @@ TAG_KEY = b"t" * 32
 
 @dataclass(frozen=True)
 class Cost:
-    """What one way of forming a sum costs.
+    """Costs of one way of forming a sum.
 
     Args:
         way: name of the way.
@@ -94,8 +94,8 @@ def codec_of_sums(scheme: str, members: int) -> FixedPoint:
         scheme: "bfv" or "ckks".
         members: clients for which it is planned.
     """
-    most = default_parameters(scheme).largest_integer(32, members)
-    return FixedPoint(BOUND, members, most=most)
+    maximum = default_parameters(scheme).largest_integer(32, members)
+    return FixedPoint(BOUND, members, most=maximum)
 
 
 def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost:
@@ -130,11 +130,13 @@ def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost
         envelope = seal(ciphertexts, clients[k], server.public, context)
         return envelope, box
 
-    total = CiphertextSum(public)
+    ciphertext_sum = CiphertextSum(public)
     count = layout.ciphertexts(parameters)
 
     def add(k: int, envelope: bytes) -> None:
-        total.add(open_envelope(envelope, server, clients[k].public, context, count, parameters))
+        ciphertext_sum.add(
+            open_envelope(envelope, server, clients[k].public, context, count, parameters)
+        )
 
     encrypting = []
     adding = []
@@ -147,7 +149,7 @@ def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost
         encrypting.append(seconds)
         _, seconds = timed(partial(add, k, envelope))
         adding.append(seconds)
-    data = total.serialized()
+    data = ciphertext_sum.serialized()
 
     def decrypt() -> list[NDArray[Any]]:
         opened = []
@@ -192,8 +194,8 @@ def padded(rows: NDArray[np.float64], members: int, mask: Callable[[torch.Tensor
 
     close()  # imports what it needs
     row, encrypting = timed(close)
-    total = torch.zeros_like(row)
-    _, adding = timed(lambda: total.add_(row))
+    padded_sum = torch.zeros_like(row)
+    _, adding = timed(lambda: padded_sum.add_(row))
     encoded = codec.encode(torch.from_numpy(rows))
     integers = encoded.sum(0, dtype=torch.int32)
     decoded, decrypting = timed(lambda: codec.decode(integers, len(rows), torch.float64))
@@ -218,11 +220,11 @@ def relevance(clients: int) -> list[Cost]:
         add_pair_pads(row, 0, keys, context, "row")
 
     costs = [padded(rows[:2], 2, mask)]
-    parts = np.stack([own_pairs(row, k) for k, row in enumerate(rows)])
+    pair_rows = np.stack([own_pairs(row, k) for k, row in enumerate(rows)])
     # BFV for comparison: no run has pairs under it.
     for scheme in (BFV, CKKS):
         codec = rounding("row", RELEVANCE)
-        costs.append(encrypted(scheme, parts, codec))
+        costs.append(encrypted(scheme, pair_rows, codec))
     return costs
 
 
@@ -276,17 +278,17 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     print(machine())
     kinds = [word for word in arguments if not word.isdecimal()] or ["relevance", "sums", "runs"]
-    given = [int(word) for word in arguments if word.isdecimal()]
+    sizes = [int(word) for word in arguments if word.isdecimal()]
     if "relevance" in kinds:
-        for clients in given or RELEVANCE_CLIENTS:
+        for clients in sizes or RELEVANCE_CLIENTS:
             costs = relevance(clients)
             show(f"Relevance of m = {clients} clients", costs)
     if "sums" in kinds:
-        for numbers in given or SUM_NUMBERS:
+        for numbers in sizes or SUM_NUMBERS:
             costs = sums(numbers, SUMMED)
             show(f"A sum of d = {numbers:,} numbers", costs)
     if "runs" in kinds:
-        for clients in given or RUN_CLIENTS:
+        for clients in sizes or RUN_CLIENTS:
             runs(clients)
 
 

@@ -39,12 +39,12 @@ WARM_UP = 100  # rows of the file that makes both ways import what they need
 FEWEST = 50  # rows of a client on average, so that none has a single one
 
 
-def write_file(path: Path, kind: str, rows: int, clients: int) -> None:
+def write_file(path: Path, layout: str, rows: int, clients: int) -> None:
     """Write a parquet file of random numbers, a group of rows at a time.
 
     Args:
         path: of the file.
-        kind: of the features, `COLUMNS` or `LISTS`.
+        layout: of the features, `COLUMNS` or `LISTS`.
         rows: how many.
         clients: whose names the rows have at random.
     """
@@ -53,7 +53,7 @@ def write_file(path: Path, kind: str, rows: int, clients: int) -> None:
     names = np.array([f"hospital {k}" for k in range(clients)])
     writer = None
     for start in range(0, rows, GROUP):
-        table = _group(kind, min(GROUP, rows - start), names, rng)
+        table = _group(layout, min(GROUP, rows - start), names, rng)
         if writer is None:
             writer = parquet.ParquetWriter(path, table.schema)
         writer.write_table(table)
@@ -61,11 +61,11 @@ def write_file(path: Path, kind: str, rows: int, clients: int) -> None:
     writer.close()
 
 
-def _group(kind: str, rows: int, names: Any, rng: np.random.Generator) -> Any:
+def _group(layout: str, rows: int, names: Any, rng: np.random.Generator) -> Any:
     """Return some rows of a file (`pyarrow.Table`).
 
     Args:
-        kind: of the features.
+        layout: of the features.
         rows: how many.
         names: of the clients.
         rng: of all numbers.
@@ -73,7 +73,7 @@ def _group(kind: str, rows: int, names: Any, rng: np.random.Generator) -> Any:
     arrow = need("pyarrow")
     clients = rng.integers(len(names), size=rows, dtype=np.int32)
     columns: dict[str, Any] = {}
-    if kind == LISTS:
+    if layout == LISTS:
         numbers = arrow.array(rng.standard_normal(rows * LENGTH, dtype=np.float32))
         ends = arrow.array(np.arange(0, rows * LENGTH + 1, LENGTH, dtype=np.int32))
         columns["list"] = arrow.ListArray.from_arrays(ends, numbers)
@@ -141,11 +141,11 @@ def one(path: Path, repeats: int) -> dict[str, Any]:
     }
 
 
-def measure(kind: str, rows: int, clients: int, repeats: int) -> list[dict[str, Any]]:
+def measure(layout: str, rows: int, clients: int, repeats: int) -> list[dict[str, Any]]:
     """Return the line of the table of a file.
 
     Args:
-        kind: of its features.
+        layout: of its features.
         rows: how many it has.
         clients: how many it names.
         repeats: of each way.
@@ -154,12 +154,12 @@ def measure(kind: str, rows: int, clients: int, repeats: int) -> list[dict[str, 
         path = Path(folder) / "own.parquet"
         # in processes of their own, too: one inherits the largest resident set of its parent
         for file, count in ((path, rows), (path.with_name("small.parquet"), WARM_UP)):
-            arguments = (file, kind, count, min(clients, count // FEWEST))
+            arguments = (file, layout, count, min(clients, count // FEWEST))
             writer = multiprocessing.get_context("spawn").Process(target=write_file, args=arguments)
             writer.start()
             writer.join()
         line = line_of("benchmarks.costs.own_data", ["--one", str(path), "--repeats", str(repeats)])
-    return [{"features": kind, "rows": rows, "clients": clients, **line}]
+    return [{"features": layout, "rows": rows, "clients": clients, **line}]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     cases = [(COLUMNS, rows) for rows in options.rows]
     cases += [(LISTS, rows // FEWER_LISTS) for rows in options.rows]
-    measured = (measure(kind, rows, options.clients, options.repeats) for kind, rows in cases)
+    measured = (measure(layout, rows, options.clients, options.repeats) for layout, rows in cases)
     print(tabulate("own_data", measured))
 
 

@@ -125,18 +125,18 @@ def measured(repeats: int) -> Iterator[dict[str, Any]]:
         repeats: timed executions of each variant.
     """
     for clients in CLIENTS_OF_DPSGD:
-        found = dp_sgd(clients, repeats)
-        for variant, milliseconds in found.items():
-            yield _row("DP-SGD", f"{clients} clients", variant, milliseconds, found[OPACUS], True)
+        times = dp_sgd(clients, repeats)
+        for variant, milliseconds in times.items():
+            yield _row("DP-SGD", f"{clients} clients", variant, milliseconds, times[OPACUS], True)
     for model, numbers in MODELS_OF_SUMS.items():
-        found = secure_sums(model, repeats)
-        for variant, milliseconds in found.items():
+        times = secure_sums(model, repeats)
+        for variant, milliseconds in times.items():
             case = f"{CLIENTS_OF_SUMS} clients, d = {numbers}"
-            yield _row("secure sum", case, variant, milliseconds, found["plain"], False)
-    found = norms(repeats)
-    for variant, milliseconds in found.items():
+            yield _row("secure sum", case, variant, milliseconds, times["plain"], False)
+    times = norms(repeats)
+    for variant, milliseconds in times.items():
         case = f"{CLIENTS_OF_NORMS} clients"
-        yield _row("norms", case, variant, milliseconds, found[TRAINING], False)
+        yield _row("norms", case, variant, milliseconds, times[TRAINING], False)
 
 
 def _row(

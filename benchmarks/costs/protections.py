@@ -102,11 +102,11 @@ class Member:
         Args:
             client: id of the client.
         """
-        own = self.pairs[client]
+        client_pair = self.pairs[client]
         keys = {}
         for peer in self.graph.neighbours(client):
             public = self.pairs[peer].public
-            keys[peer] = own.pair_key(client, peer, public, RUN, "secure sums")
+            keys[peer] = client_pair.pair_key(client, peer, public, RUN, "secure sums")
         return ClientMasks(client, key(client), keys, self.context, self.graph)
 
     def agree(self) -> None:
@@ -199,7 +199,7 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
     sources = [torch.full((numbers,), k, dtype=torch.int32) for k in range(BUFFERS)]
     plain_sources = [floats.clone() for _ in range(BUFFERS)]
     targets = [torch.zeros(numbers, dtype=torch.int32) for _ in range(BUFFERS)]
-    total = torch.zeros(numbers, dtype=torch.int32)
+    int_sum = torch.zeros(numbers, dtype=torch.int32)
     total_of_floats = torch.zeros(numbers)
     streams = [(key(k), -1) for k in range(SEEDS)]
 
@@ -209,7 +209,7 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
 
     def add_rows() -> None:
         for source in sources:
-            total.add_(source)
+            int_sum.add_(source)
 
     def add_plain_rows() -> None:
         for source in plain_sources:
@@ -224,7 +224,7 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
         ("server", "copy a row"): timed(copy_rows) / BUFFERS,
         ("server", "add a plain row"): timed(add_plain_rows) / BUFFERS,
         ("server", "add a masked row"): timed(add_rows) / BUFFERS,
-        ("server", "unmask, for each row"): timed(lambda: pads.add_pads(total, streams)) / SEEDS,
+        ("server", "unmask, for each row"): timed(lambda: pads.add_pads(int_sum, streams)) / SEEDS,
     }
     copied = times["server", "copy a row"]
     rows = []
@@ -243,15 +243,15 @@ def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
     return rows
 
 
-def summary(member: Member, numbers: int, found: list[Row]) -> Row:
+def summary(member: Member, numbers: int, stage_rows: list[Row]) -> Row:
     """Return one line for a size of rows and a number of members, beside plain sums.
 
     Args:
         member: the client.
         numbers: numbers of a row.
-        found: rows of `stages`.
+        stage_rows: rows of `stages`.
     """
-    times = {row["stage"]: float(row["cpu_ms"]) for row in found}
+    times = {row["stage"]: float(row["cpu_ms"]) for row in stage_rows}
     sent = frame_bytes(member, numbers)
     plain_up, _ = sent["plain row"]
     up = sent["masked row"][0] + sent["shares"][0]
@@ -354,9 +354,9 @@ def rounds(model: str) -> list[Row]:
             plain_seconds = taken
             plain_models = models
         sent = fitted.bytes_
-        apart: float | str = ""
+        difference: float | str = ""
         if not params.get("noise"):
-            apart = float((models - plain_models).abs().max())
+            difference = float((models - plain_models).abs().max())
         lines.append(
             {
                 "model": model,
@@ -369,7 +369,7 @@ def rounds(model: str) -> list[Row]:
                 "servers": round(sent["servers"] / count),
                 "cpu_seconds": round(taken, 3),
                 "cpu_ratio": round(taken / plain_seconds, 2),
-                "apart": apart,
+                "apart": difference,
                 "epsilon": fitted.ledger_.price(1e-5).epsilon,
             }
         )
@@ -400,9 +400,9 @@ def main(arguments: list[str] | None = None) -> None:
     for members in member_counts:
         member = Member(members)
         for d in numbers:
-            found = stages(member, d, _repetitions(members, d))
-            detailed += found
-            line = summary(member, d, found)
+            stage_rows = stages(member, d, _repetitions(members, d))
+            detailed += stage_rows
+            line = summary(member, d, stage_rows)
             lines.append(line)
             _print([line])
     for d in encrypted_numbers:

@@ -74,8 +74,8 @@ def mlp_parts(clients: int) -> dict[str, Part]:
             weights.baddbmm_(gradients[:, step].mT, x[:, step], alpha=LR)
 
     def change_a_window() -> None:
-        for own, own_gradients, own_x in zip(weights, gradients, x, strict=True):
-            own.add_(product(own_gradients.T, own_x), alpha=LR)
+        for weight, gradient, features in zip(weights, gradients, x, strict=True):
+            weight.add_(product(gradient.T, features), alpha=LR)
 
     def forward_and_change_one_model() -> None:
         torch.mm(pooled, weights[0].T)
@@ -130,14 +130,14 @@ def cnn_parts(clients: int) -> dict[str, Part]:
     layer = FEATURES * HIDDEN
     inputs = ROWS * FEATURES
     outputs = ROWS * HIDDEN
-    moved = inputs + outputs + STEPS * layer // CHUNK
+    moved_numbers = inputs + outputs + STEPS * layer // CHUNK
     window = torch.rand(CHUNK, ROWS, FEATURES)
     window_gradients = torch.randn(CHUNK, ROWS, HIDDEN)
     models = torch.randn(CHUNK, HIDDEN, FEATURES)
 
     def change_a_window() -> None:
-        for own, own_gradients, own_x in zip(models, window_gradients, window, strict=True):
-            own.add_(product(own_gradients.T, own_x), alpha=LR)
+        for weight, gradient, features in zip(models, window_gradients, window, strict=True):
+            weight.add_(product(gradient.T, features), alpha=LR)
 
     def every_step(product: Callable[[], Any]) -> Callable[[], None]:
         def work() -> None:
@@ -148,10 +148,10 @@ def cnn_parts(clients: int) -> dict[str, Part]:
 
     return {
         **named,
-        "dense layer, outputs": (every_step(lambda: product(x, weights.T)), moved),
+        "dense layer, outputs": (every_step(lambda: product(x, weights.T)), moved_numbers),
         "dense layer, gradient at its inputs": (
             every_step(lambda: product(gradients, weights)),
-            moved,
+            moved_numbers,
         ),
         "dense layer, changes of a window": (change_a_window, 2 * layer + inputs + outputs),
         TRAINING: (local_training("cnn-briggs", clients), inputs + layer),
@@ -174,7 +174,7 @@ def _convolution_parts(name: str, channels: int, filters: int, side: int) -> dic
     calls = range(CHUNK * STEPS)
     places = ROWS * side * side
     numbers = places * (channels + filters) + STEPS * kernel.numel()
-    wanted = [name != "first", True, False]
+    output_mask = [name != "first", True, False]
 
     def forward() -> None:
         for _ in calls:
@@ -183,7 +183,7 @@ def _convolution_parts(name: str, channels: int, filters: int, side: int) -> dic
     def backward() -> None:
         for _ in calls:
             torch.ops.aten.convolution_backward(
-                gradient, x, kernel, None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1, wanted
+                gradient, x, kernel, None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1, output_mask
             )
 
     window = [2, 2], [2, 2], [0, 0], [1, 1], False  # of 2 × 2 pooling
@@ -224,11 +224,11 @@ def seconds(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, floa
     return fastest
 
 
-def measure(parts: dict[str, Part], clients: int, repeats: int) -> list[dict[str, Any]]:
+def measure(works_by_name: dict[str, Part], clients: int, repeats: int) -> list[dict[str, Any]]:
     """Return a row for each part.
 
     Args:
-        parts: by name.
+        works_by_name: by name.
         clients: of a round.
         repeats: of each measurement.
     """
@@ -237,11 +237,11 @@ def measure(parts: dict[str, Part], clients: int, repeats: int) -> list[dict[str
     copy_bytes = 2 * source.numel() * source.element_size()
     # A copy measures the rate of memory, as in STREAM (McCalpin 1995).
     works: dict[str, Callable[[], Any]] = {COPY: lambda: target.copy_(source)}
-    works |= {name: work for name, (work, _) in parts.items()}
+    works |= {name: work for name, (work, _) in works_by_name.items()}
     fastest = seconds(works, repeats)
     bytes_per_second = copy_bytes / fastest[COPY]
     rows = []
-    for name, (_, numbers) in parts.items():
+    for name, (_, numbers) in works_by_name.items():
         moved_bytes = NUMBER_BYTES * numbers * clients
         chunks = 1 if name == TRAINING else clients / CHUNK
         milliseconds = 1e3 * fastest[name] * chunks
@@ -270,11 +270,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with cpu_threads(1):
         name = "round_bound"
-        parts = mlp_parts
+        parts_of_model = mlp_parts
         if options.model == "cnn":
             name = "round_bound_cnn"
-            parts = cnn_parts
-        rows = measure(parts(options.clients), options.clients, options.repeats)
+            parts_of_model = cnn_parts
+        rows = measure(parts_of_model(options.clients), options.clients, options.repeats)
         print(write(name, rows))
 
 

@@ -344,25 +344,25 @@ def needed_gib(case: str, clients: int) -> float:
     return bytes_per_pair * clients**2 / GIB
 
 
-def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
+def in_own_process(group: str, case: str, clients: int) -> dict[str, Any]:
     """Measure one case in a process of its own, within `LIMIT_S`.
 
     Args:
-        part: "sketches", "protocols", "calls" or "rounds".
-        case: of this part.
+        group: "sketches", "protocols", "calls" or "rounds".
+        case: of this group.
         clients: how many.
     """
     skipped: dict[str, Any] = {"case": case, "clients": clients}
-    if part == "sketches":
+    if group == "sketches":
         needs = needed_gib(case, clients)
         if needs > AVAILABLE_GIB:
             return skipped | {"status": f"not run: needs {needs:.0f} GiB"}
-    elif part == "protocols" and clients > COMPARING.get(case, clients):
+    elif group == "protocols" and clients > COMPARING.get(case, clients):
         return skipped | {"status": "not run: all pairs"}
     # A process's largest resident set never falls, so each case needs a process of its own.
-    options = [part, "--one", case, "--clients", str(clients)]
+    options = [group, "--one", case, "--clients", str(clients)]
     limit = LIMIT_S
-    if part in ("calls", "rounds"):
+    if group in ("calls", "rounds"):
         limit = CALLS_LIMIT_S
     try:
         return line_of("benchmarks.costs.server_scale", options, limit)

@@ -48,14 +48,14 @@ def measured(data: str, rounds: int) -> dict[str, Any]:
     if status:
         raise RuntimeError(f"the run ended with status {status}")
     # since the process began
-    whole = time.process_time()
+    process_seconds = time.process_time()
     training = sum(seconds)
     return {
         "data": data,
         "rounds": rounds,
-        "cpu_seconds": round(whole, 2),
+        "cpu_seconds": round(process_seconds, 2),
         "training_cpu_seconds": round(training, 2),
-        "over_training": round(whole / training, 3),
+        "over_training": round(process_seconds / training, 3),
     }
 
 

@@ -70,9 +70,9 @@ def grid(together: int, device: torch.device) -> float:
         device: the one that is checked.
     """
     expected = measured("cpu", 1)
-    found = measured(device.type, together)
+    results = measured(device.type, together)
     differences = [0.0]
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(expected, results, strict=True):
         if one["status"] != "done" or other["status"] != "done":
             return float("inf")
         for column in ("ari", "accuracy"):
@@ -108,7 +108,9 @@ def joint(network: str, device: torch.device) -> float:
     """
     alone = updates(build_cohort(network, CLIENTS, device))
     alone_on_cpu = alone.cpu()
-    return max(apart(found.cpu(), alone_on_cpu) for found in together(network, device))
+    return max(
+        apart(joint_updates.cpu(), alone_on_cpu) for joint_updates in together(network, device)
+    )
 
 
 def _runs(network: str, device: torch.device) -> list[Any]:

@@ -255,12 +255,12 @@ def cells(data: Sequence[str], seeds: int = 1, protocols: Sequence[str] = COMPAR
         seeds: how many, from 0 on.
         protocols: names of protocols.
     """
-    found: list[Cell] = []
+    grid: list[Cell] = []
     for name in data:
         for seed in range(seeds):
             for scene in SCENES:
-                found += _cells_of_scene(name, seed, scene, protocols)
-    return found
+                grid += _cells_of_scene(name, seed, scene, protocols)
+    return grid
 
 
 def _cells_of_scene(data: str, seed: int, scene: str, protocols: Sequence[str]) -> list[Cell]:
@@ -269,13 +269,13 @@ def _cells_of_scene(data: str, seed: int, scene: str, protocols: Sequence[str]) 
     for attack in attack_names():
         if scene_of(attack) == scene and not attack.startswith(ELSEWHERE):
             attacks.append(attack)
-    found: list[Cell] = []
+    grid: list[Cell] = []
     for protocol in protocols:
         for protection in PROTECTIONS:
             if not runs(data, scene, protocol, protection):
                 continue
             for attack in attacks:
-                found.append(
+                grid.append(
                     {
                         "data": data,
                         "scene": scene,
@@ -285,7 +285,7 @@ def _cells_of_scene(data: str, seed: int, scene: str, protocols: Sequence[str]) 
                         "seed": seed,
                     }
                 )
-    return found
+    return grid
 
 
 def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
@@ -306,10 +306,10 @@ def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
     results: dict[str, Any] = {"adversary": adversary.text}
     if finding.score is None:
         return {**results, "verdict": "", "reason": finding.reason}
-    found = finding.score
-    results["metric"] = found.metric
-    results["better"] = "higher" if found.higher else "lower"
-    results |= score_columns(found)
+    measured_score = finding.score
+    results["metric"] = measured_score.metric
+    results["better"] = "higher" if measured_score.higher else "lower"
+    results |= score_columns(measured_score)
     results["unprotected"] = results["score"]
     if cell["protection"] != PLAIN:
         (plain,) = sheet.expect([{**cell, "protection": PLAIN}])
@@ -319,24 +319,24 @@ def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
     return results
 
 
-def score_columns(found: Score) -> dict[str, Any]:
+def score_columns(measured: Score) -> dict[str, Any]:
     """Return a score and what chance reaches, each with its interval, as columns of a row.
 
     Args:
-        found: the score of one attack.
+        measured: the score of one attack.
     """
-    chance = found.chance_interval
+    chance = measured.chance_interval
     low: float | str = ""
     high: float | str = ""
     # a score without spread, one that all clients share, or a bound, has no interval
-    if found.interval:
-        low = round(found.interval.low, 4)
-        high = round(found.interval.high, 4)
+    if measured.interval:
+        low = round(measured.interval.low, 4)
+        high = round(measured.interval.high, 4)
     return {
-        "score": round(found.value, 4),
+        "score": round(measured.value, 4),
         "low": low,
         "high": high,
-        "chance": round(found.chance, 4),
+        "chance": round(measured.chance, 4),
         "chance_low": round(chance.low, 4),
         "chance_high": round(chance.high, 4),
     }
@@ -364,10 +364,10 @@ def draw(sheet: Sheet, rows: Sequence[Row], data: str) -> Path | None:
     height = 1.6 + 0.34 * len(attacks)
     picture, axes = figure(width, height)
     axis = axes[0][0]
-    found = {(row["attack"], row["protocol"], row["protection"]): row for row in scored}
+    rows_by_cell = {(row["attack"], row["protocol"], row["protection"]): row for row in scored}
     for y, attack in enumerate(attacks):
         for x, column in enumerate(columns):
-            row = found.get((attack, *column), {})
+            row = rows_by_cell.get((attack, *column), {})
             colour = COLOURS[row.get("verdict", "")]
             axis.add_patch(_square(x, y, colour))
             if row:
@@ -528,9 +528,9 @@ def _subspaces(
     guess = attack.run(view, knowledge)
     scorer: Scorer = attack.scorer
     truth = truth_of(fitted, federation, view)
-    found = score(scorer, guess, truth)
-    note = f"{found.metric}; {samples} samples, {vectors} vectors, 10 clients"
-    return _answer(expected, found.value, note)
+    measured = score(scorer, guess, truth)
+    note = f"{measured.metric}; {samples} samples, {vectors} vectors, 10 clients"
+    return _answer(expected, measured.value, note)
 
 
 def _hidden_clusters(noise: Parameters, expected: str) -> dict[str, Any]:
@@ -554,22 +554,22 @@ def _hidden_clusters(noise: Parameters, expected: str) -> dict[str, Any]:
     )
     fitted, taps = tapped(protocol, federation, SETTINGS)
     adversary = Adversary((SERVER,), (), SERVER)
-    found = finding_of(HiddenCluster(), fitted, federation, adversary, taps).score
-    assert found is not None
+    measured = finding_of(HiddenCluster(), fitted, federation, adversary, taps).score
+    assert measured is not None
     if expected == "chance":
-        chance = found.chance_interval
+        chance = measured.chance_interval
         expected = f"{chance.low:.2f} to {chance.high:.2f}"
     ari = agreement(federation.truth or (), fitted.labels_.tolist())["ari"]
-    clients = f"{found.units} of 200 clients of MNIST"
-    note = f"{found.metric}, for {clients}; ARI of the clusters {ari:.2f}"
-    return _answer(expected, found.value, note)
+    clients = f"{measured.units} of 200 clients of MNIST"
+    note = f"{measured.metric}, for {clients}; ARI of the clusters {ari:.2f}"
+    return _answer(expected, measured.value, note)
 
 
 def _bound(canaries: int, guesses: int, correct: int, delta: float) -> dict[str, Any]:
     """Return the bound of the one-run audit for a number of right guesses, at p = 0.05."""
-    known = {100: "3.4930", 900: "2.0206", 95: "2.1652"}[correct]
+    published = {100: "3.4930", 900: "2.0206", 95: "2.1652"}[correct]
     note = f"ε: {correct} of {guesses} guesses about {canaries} canaries right, δ = {delta:g}"
-    return _answer(known, one_run_epsilon(canaries, guesses, correct, delta), note)
+    return _answer(published, one_run_epsilon(canaries, guesses, correct, delta), note)
 
 
 REFERENCES: Mapping[str, Callable[[], dict[str, Any]]] = {

@@ -108,14 +108,14 @@ def primal(degree: int, bits: float) -> tuple[int, float]:
 
 def lines() -> list[dict[str, Any]]:
     """Return a line for each set of parameters."""
-    wanted = []
+    parameter_sets = []
     for scheme in (BFV, CKKS):
         parameters = default_parameters(scheme)
-        wanted.append((scheme, parameters.degree, sum(parameters.moduli)))
+        parameter_sets.append((scheme, parameters.degree, sum(parameters.moduli)))
     for year, limits in GUIDELINES.items():
-        wanted += [(f"limit of {year}", degree, bits) for degree, bits in limits.items()]
+        parameter_sets += [(f"limit of {year}", degree, bits) for degree, bits in limits.items()]
     rows = []
-    for name, degree, bits in wanted:
+    for name, degree, bits in parameter_sets:
         block, cost = primal(degree, bits)
         limit = GUIDELINES["2024"][degree]
         rows.append(

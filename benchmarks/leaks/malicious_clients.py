@@ -140,13 +140,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         # models at chance are what this measures
         warnings.simplefilter("ignore", SecureClusterWarning)
         try:
-            who = [at(position) for position in malicious]
-            fitted = run_with(protocol, clients, behaviour, who, seed, settings)
+            attackers = [at(position) for position in malicious]
+            fitted = run_with(protocol, clients, behaviour, attackers, seed, settings)
         except UpdateError as error:
             return {"stopped": str(error)}
     assert clients.truth is not None
-    found = impact(fitted.labels_, clients.truth, fitted.scores_, malicious)
-    return {**asdict(found), "stopped": ""}
+    damage = impact(fitted.labels_, clients.truth, fitted.scores_, malicious)
+    return {**asdict(damage), "stopped": ""}
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -184,8 +184,8 @@ def _draw_panel(ax: Any, rows: Sequence[Row], behaviour: str, value: str) -> Non
     labels = {name: name.replace(" ", ":", 1) for name in PROTOCOLS}
     styles = looks(list(labels.values()))
     for k, (name, label) in enumerate(labels.items()):
-        own = [row for row in shown if row["protocol"] == name]
-        means = spread(own, ["share"], value)
+        protocol_rows = [row for row in shown if row["protocol"] == name]
+        means = spread(protocol_rows, ["share"], value)
         shares = sorted(means, key=lambda key: float(key[0]))
         # shifted a little, since several lines coincide
         offset = (k - 3.5) * 0.003

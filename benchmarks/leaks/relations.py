@@ -264,9 +264,9 @@ def examples(world: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     A blank example is one that is not finite: it counts as zeros.
     """
-    kept = n - 1
-    x = torch.full((kept, FEATURES), 0.5)
-    y = torch.zeros(kept, dtype=torch.int64)
+    count = n - 1
+    x = torch.full((count, FEATURES), 0.5)
+    y = torch.zeros(count, dtype=torch.int64)
     if world == REMOVED:
         return x, y
     value = {PRESENT: -LONG, BLANKED: math.nan, REPLACED: LONG}[world]
@@ -279,11 +279,11 @@ def examples(world: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 SCALED = ("sketch", "blocks", "coordinates")
 
 
-def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float, int], Release]:
+def signatures(variant: str, per_client: bool = False) -> Callable[[str, int, float, int], Release]:
     """Return releases of gradient signatures.
 
     Args:
-        kind: "sketch", "blocks", "coordinates", "mean number", "residuals" or "residual
+        variant: "sketch", "blocks", "coordinates", "mean number", "residuals" or "residual
             coordinates".
         per_client: whether whole clients are protected.
     """
@@ -292,21 +292,21 @@ def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float
         public = Randomness(0)
         sketch = GradientSketch(32, FEATURES, CLASSES, 0.0, public)
         blocks = ClassBlocks(6, FEATURES, CLASSES, 0.0, public)
-        made: GradientSketch | ClassBlocks = blocks if kind == "blocks" else sketch
+        made: GradientSketch | ClassBlocks = blocks if variant == "blocks" else sketch
         example_map: ExampleMap = made
         clip = CLIP
-        if kind == "coordinates":
+        if variant == "coordinates":
             x, y = examples(PRESENT, 1)
             direction = sketch.rows(x, y).double()
             example_map = Projected(sketch, direction / direction.norm(), CLIP)
             clip = SECOND_CLIP
-        if kind == "mean number":
+        if variant == "mean number":
             example_map = MeanNumber()
-        if kind.startswith("residual"):
+        if variant.startswith("residual"):
             means = torch.full((CLASSES, blocks.size), 0.3)
             residuals = ClassResiduals(blocks, means)
             example_map = residuals
-        if kind == "residual coordinates":
+        if variant == "residual coordinates":
             x, y = examples(PRESENT, 1)
             direction = residuals.rows(x, y, CLIP)[0]
             directions = (direction / direction.norm()).expand(1, CLASSES, -1)
@@ -322,7 +322,7 @@ def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float
         summed = Remembered(example_map)
 
         def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
-            made_once = SignatureRelease("signature", z, clip, per_client, kind in SCALED)
+            made_once = SignatureRelease("signature", z, clip, per_client, variant in SCALED)
             unit = "client" if per_client else "example"
             context = outside_run(ClientNoise(unit, 0.0, 0.0, BOUND, secret), [client])
             return made_once.of(context, summed, data)[0]
@@ -359,9 +359,10 @@ def grams(unit: str) -> Callable[[str, int, float, int], Release]:
 
     def release(world: str, n: int, z: float, draws: int) -> Release:
         directions = torch.eye(FEATURES)
-        own, other = directions[:2] * LONG
+        first_row, second_row = directions[:2] * LONG
         blank = torch.full((FEATURES,), math.nan)
-        canary = {PRESENT: own, REPLACED: other, BLANKED: blank, REMOVED: blank}[world]
+        canaries = {PRESENT: first_row, REPLACED: second_row, BLANKED: blank, REMOVED: blank}
+        canary = canaries[world]
         rows = directions[2:3].expand(n - 1, FEATURES)
         if world != REMOVED:
             rows = torch.cat([rows, canary[None]])
@@ -416,9 +417,9 @@ def choices(unit: str) -> Callable[[str, int, float, int], Release]:
         counts = np.full(MODELS, float(n - 1))
         if unit == "client":
             counts[:] = 0.0
-        own = {PRESENT: 0, REPLACED: 1}
-        if world in own:
-            counts[own[world]] += 1
+        canary_cells = {PRESENT: 0, REPLACED: 1}
+        if world in canary_cells:
+            counts[canary_cells[world]] += 1
         eta = bounded_range(z)
         secret = streams()
         chosen = [choice(counts, eta, secret, client, "choose", 0) for client in range(draws)]
@@ -471,9 +472,9 @@ def central_sums(world: str, n: int, z: float, draws: int) -> Release:
 
     def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
         curator = TrustedCurator(1.0, z, secret)
-        total = rows.sum(0)[None]
+        row_sum = rows.sum(0)[None]
         # each draw is a call of its own
-        return curator.add(total, client, "delta", [len(rows)])
+        return curator.add(row_sum, client, "delta", [len(rows)])
 
     return repeated(made_by, draws)
 
@@ -487,10 +488,10 @@ def shared_sums(world: str, n: int, z: float, draws: int) -> Release:
     plan = mechanism.plan(FEATURES, max(len(rows), MINIMUM))
     released = []
     for draw in range(draws):
-        total = torch.zeros(FEATURES, dtype=torch.int32)
+        encoded_sum = torch.zeros(FEATURES, dtype=torch.int32)
         for i, row in enumerate(rows):
-            total += mechanism.encode(row, plan, i, "delta", draw)
-        decoded = mechanism.decode(total, plan)
+            encoded_sum += mechanism.encode(row, plan, i, "delta", draw)
+        decoded = mechanism.decode(encoded_sum, plan)
         released.append(decoded.double().numpy())
     exact = rows.sum(0).double().numpy()
     # in units of the grid, which are 2**-exponent
@@ -612,11 +613,11 @@ def row(
     """Return a line of the table: the claims, and the lower bounds in each world."""
     line: dict[str, Any] = {"mechanism": mechanism.name, "unit": mechanism.unit, "n": n}
     findings = mechanism.audits(n, z, draws, confidence)
-    for world, found in findings.items():
+    for world, finding in findings.items():
         if world != REMOVED:
-            line[f"claimed_{world}"] = round(found.claimed, 3)
-        line[world] = round(found.least, 3)
-        line[f"{world}_refuted"] = int(found.refuted)
+            line[f"claimed_{world}"] = round(finding.claimed, 3)
+        line[world] = round(finding.least, 3)
+        line[f"{world}_refuted"] = int(finding.refuted)
     return line
 
 

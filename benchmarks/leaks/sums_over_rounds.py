@@ -49,7 +49,7 @@ OF_DATA = ("sums-over-rounds-labels", "sums-over-rounds-sizes")
 
 @dataclass(frozen=True)
 class Setting:
-    """Who takes part in the rounds of a run.
+    """Participation in the rounds of a run.
 
     Args:
         participation: share of the clients of a round.
@@ -162,15 +162,15 @@ def federation_of(scene: str, seed: int) -> Federation:
     scenario: Any = Dirichlet(alpha=0.5)
     if scene == "swapped":
         scenario = LabelSwap(clusters=4)
-    most = SAMPLES[scene]
+    maximum = SAMPLES[scene]
     federation = Federation.simulate(
-        "digits", scenario=scenario, clients=CLIENTS, samples=most, seed=seed
+        "digits", scenario=scenario, clients=CLIENTS, samples=maximum, seed=seed
     )
     if scene == "swapped":
         return federation
     shards = []
     for client, shard in enumerate(federation.shards):
-        more = client * (most - FEWEST) // (CLIENTS - 1)
+        more = client * (maximum - FEWEST) // (CLIENTS - 1)
         count = FEWEST + more
         held = len(shard.y)
         # spread over the samples, which may be in the order of their labels
@@ -210,7 +210,7 @@ def cells(
         cohorts: of "with" and "without".
         subjects: names of `SUBJECTS`.
     """
-    found: list[Cell] = []
+    grid: list[Cell] = []
     for name in subjects:
         subject = SUBJECTS[name]
         possible = list(cohorts)
@@ -220,7 +220,7 @@ def cells(
             for one in possible:
                 for seed in range(min(seeds, subject.seeds)):
                     for attack in subject.attacks:
-                        found.append(
+                        grid.append(
                             {
                                 "subject": name,
                                 "participation": participation,
@@ -229,7 +229,7 @@ def cells(
                                 "seed": seed,
                             }
                         )
-    return found
+    return grid
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -249,13 +249,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         results["sums"] = len(longest.members)
         results["rank"] = longest.rank
         results["solvable"] = len(longest.solvable)
-    found = evaluate(attack, view, knowledge, truth)
-    if isinstance(found, str):
-        return {**results, "verdict": "", "reason": found, "beaten": False}
-    results["metric"] = found.metric
-    results |= score_columns(found)
-    results["verdict"] = found.verdict
-    results["beaten"] = found.verdict == BETTER
+    finding = evaluate(attack, view, knowledge, truth)
+    if isinstance(finding, str):
+        return {**results, "verdict": "", "reason": finding, "beaten": False}
+    results["metric"] = finding.metric
+    results |= score_columns(finding)
+    results["verdict"] = finding.verdict
+    results["beaten"] = finding.verdict == BETTER
     return results
 
 

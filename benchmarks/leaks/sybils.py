@@ -72,8 +72,8 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     settings: list[Cell] = []
     for protocol in PROTOCOLS:
         case: Cell = {"protocol": protocol}
-        for least in COSTS if option_of(protocol) else (DEFAULT,):
-            settings.append({**case, "behaviour": NONE, "sybils": 0, "least": least})
+        for minimum in COSTS if option_of(protocol) else (DEFAULT,):
+            settings.append({**case, "behaviour": NONE, "sybils": 0, "least": minimum})
         if protocol in HONEST:
             continue
         for behaviour, mimicry in BEHAVIOURS.items():
@@ -133,7 +133,8 @@ def measure(cell: Cell) -> Mapping[str, Any]:
     assert federation.truth is not None
     truth = list(federation.truth)
     name = option_of(cell["protocol"])
-    protocol = PROTOCOLS[cell["protocol"]](**({name: cell["least"]} if name else {}))
+    options = {name: cell["least"]} if name else {}
+    protocol = PROTOCOLS[cell["protocol"]](**options)
     behaviour = cell["behaviour"] if cell["sybils"] else "honest"
     victim, sybils = chosen(truth, behaviour, cell["sybils"], seed)
     settings = Settings(threads=1, keys_from_seed=True)
@@ -144,15 +145,15 @@ def measure(cell: Cell) -> Mapping[str, Any]:
             run = run_with_sybils(protocol, federation, behaviour, victim, sybils, settings)
         except SecureClusterError as error:
             return {"stopped": str(error)}
-        found = isolation(run, survivors_of(run.fitted.kept_.learned.config))
+        outcome = isolation(run, survivors_of(run.fitted.kept_.learned.config))
     honest = [client for client in range(CLIENTS) if client not in run.sybils]
     labels = run.fitted.labels_
     return {
-        "isolated": found.isolated,
-        "rounds": found.rounds,
-        "error": found.error,
-        "droppable": found.droppable,
-        "pairs": found.pairs,
+        "isolated": outcome.isolated,
+        "rounds": outcome.rounds,
+        "error": outcome.error,
+        "droppable": outcome.droppable,
+        "pairs": outcome.pairs,
         "accuracy": mean(np.asarray(run.fitted.scores_)[honest]),
         "ari": agreement([int(labels[i]) for i in honest], [truth[i] for i in honest])["ari"],
         "alone": len(set(run.fitted.kept_.learned.local) & set(honest)),

@@ -369,8 +369,8 @@ def report(rows: Sequence[Row], by: Sequence[str]) -> None:
         setting = " ".join(key)
         figures = [_with_ratio(values[name], values[f"fl_{name}"]) for name in FOUR]
         clusters = [f"{name} {values[name]:.3g}" for name in extra if name in values]
-        parts = ["  ".join(figures), ", ".join(clusters), f"paper: {paper[key]}"]
-        line = "; ".join(parts)
+        phrases = ["  ".join(figures), ", ".join(clusters), f"paper: {paper[key]}"]
+        line = "; ".join(phrases)
         print(f"{setting:18} {line}")
 
 

@@ -117,8 +117,8 @@ def _run(cell: Cell) -> dict[str, Any]:
     if cell["noise"]:
         # S = 1, so that the noise σ is σ/S
         params |= {"clip": 1.0, "noise": cell["noise"]}
-    kind = METHODS[cell["method"]]
-    method = kind(rounds=ROUNDS, **params)
+    protocol = METHODS[cell["method"]]
+    method = protocol(rounds=ROUNDS, **params)
     federation = _federation(cell["seed"])
     fitted = method.fit(federation, Settings(transcript="sizes", keys_from_seed=True))
     # whole updates are replies of training; compressed ones have a method of their own
@@ -438,8 +438,8 @@ def _uncompressed(rows: Sequence[Row]) -> list[Row]:
     Args:
         rows: of the sheet; those that were not run are left out.
     """
-    wanted = {"status": DONE, "of": "updates", "compress": "none"}
-    return [row for row in rows if wanted.items() <= row.items()]
+    criteria = {"status": DONE, "of": "updates", "compress": "none"}
+    return [row for row in rows if criteria.items() <= row.items()]
 
 
 GRID = Grid(

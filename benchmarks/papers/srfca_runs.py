@@ -66,9 +66,9 @@ def _local_kmeans(cell: Cell, params: dict[str, Any]) -> LocalKMeans:
 
 def _srfca(cell: Cell, params: dict[str, Any]) -> SRFCA:
     rounds = cell["rounds"]
-    own = {name: cell[name] for name in OWN["srfca"]}
+    srfca_options = {name: cell[name] for name in OWN["srfca"]}
     # T in ONE_SHOT, and T in each REFINE, which restarts from w_0 (Algorithms 1 and 3)
-    return SRFCA(**params, rounds=rounds, local_rounds=rounds, **own)
+    return SRFCA(**params, rounds=rounds, local_rounds=rounds, **srfca_options)
 
 
 MADE: dict[str, Callable[[Cell, dict[str, Any]], ClusteringProtocol]] = {
@@ -105,9 +105,9 @@ def cells(
     for seed, (name, setting) in product(range(seeds), settings.items()):
         common = {"scale": scale, "scenario": name, **setting, "epochs": 1, "seed": seed}
         for method in methods:
-            own = OWN.get(method, {})
+            method_options = OWN.get(method, {})
             statement = paper.get(method)
-            all_cells.append({**common, "method": method, **own, "paper": statement})
+            all_cells.append({**common, "method": method, **method_options, "paper": statement})
     return all_cells
 
 
@@ -126,8 +126,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     if cell["scenario"] == "natural":
         declared = None
     overlap = cell["overlap"] or None
-    kind = scenario(cell["scenario"], declared, overlap=overlap)
-    federation = federation_of(cell, kind)
+    data_scenario = scenario(cell["scenario"], declared, overlap=overlap)
+    federation = federation_of(cell, data_scenario)
     params = {name: cell[name] for name in TRAINING}
     # masks change no result
     params["mask"] = "none"

@@ -235,8 +235,8 @@ def tuning_cells() -> list[Cell]:
                 continue
             if description.once or description.protocol is RDPCFL:
                 rates = RATES[:1]
-        own = range(len(description.own))
-        settings = itertools.product(rates, own, SHIFTS, TUNING_SEEDS)
+        option_numbers = range(len(description.own))
+        settings = itertools.product(rates, option_numbers, SHIFTS, TUNING_SEEDS)
         for rate, number, shift, seed in settings:
             grid.append(
                 {
@@ -251,12 +251,12 @@ def tuning_cells() -> list[Cell]:
     return grid
 
 
-def cells(seeds: int, parts: Sequence[str] = PARTS) -> list[Cell]:
+def cells(seeds: int, part_names: Sequence[str] = PARTS) -> list[Cell]:
     """Return seed by method by shift by ε, with settings for accuracy and for ARI, and R-DPCFL's.
 
     Args:
         seeds: how many.
-        parts: some of `PARTS`.
+        part_names: some of `PARTS`.
     """
     clusterers = [method for method in METHODS if method not in ONE_CLUSTER]
     tables: dict[str, list[Cell]] = {
@@ -268,9 +268,9 @@ def cells(seeds: int, parts: Sequence[str] = PARTS) -> list[Cell]:
         ),
     }
     grid: list[Cell] = []
-    for part in parts:
-        count = min(seeds, FEW_SEEDS) if part in ("few", "rdpcfl") else seeds
-        grid += with_seeds(tables[part], range(FIRST_SEED, FIRST_SEED + count))
+    for part_name in part_names:
+        count = min(seeds, FEW_SEEDS) if part_name in ("few", "rdpcfl") else seeds
+        grid += with_seeds(tables[part_name], range(FIRST_SEED, FIRST_SEED + count))
     return grid
 
 
@@ -284,25 +284,25 @@ def clients_of(shift: str, samples: int, seed: int, size: int = PER_CLUSTER) -> 
         seed: of the federation.
         size: clients of a cluster.
     """
-    everyone = Federation.simulate(
+    federation = Federation.simulate(
         DATA, scenario=Iid() + SHIFTS[shift], clients=CLUSTERS * size, samples=samples, seed=seed
     )
-    assert everyone.truth is not None
+    assert federation.truth is not None
     # A small cluster is the hard case: the noise in its mean is the largest.
-    smallest = [i for i, cluster in enumerate(everyone.truth) if cluster == 0]
+    smallest = [i for i, cluster in enumerate(federation.truth) if cluster == 0]
     left_out = smallest[size // 2 :]
-    remaining = [at(i) for i in range(len(everyone)) if i not in left_out]
-    return everyone.select(remaining)
+    remaining = [at(i) for i in range(len(federation)) if i not in left_out]
+    return federation.select(remaining)
 
 
-def options_of(method: str, epsilon: float, rate: float, own: int) -> dict[str, Any]:
+def options_of(method: str, epsilon: float, rate: float, option_number: int) -> dict[str, Any]:
     """Return a method's options for a total ε.
 
     Args:
         method: a name of `METHODS`.
         epsilon: the target, at `DELTA`.
         rate: learning rate.
-        own: 0 or 1, the value of its own option.
+        option_number: 0 or 1, the value of its own option.
     """
     description = METHODS[method]
     options: dict[str, Any] = {
@@ -311,7 +311,7 @@ def options_of(method: str, epsilon: float, rate: float, own: int) -> dict[str, 
         "lr": rate,
         **_common_options(DELTA),
         **description.fixed,
-        **description.own[own],
+        **description.own[option_number],
     }
     share = options.pop("share", None)
     pull = options.pop("pull", None)
@@ -358,10 +358,10 @@ def noises_for(epsilon: float, share: float, steps: int) -> tuple[float, float]:
         share: of clustering, in (0, 1).
         steps: of training.
     """
-    # 1/whole² = 1/clustering² + steps/training²: the two terms are share and 1 − share of it
-    whole = find_noise(lambda z: [(z, 1.0, 1)], epsilon, DELTA)
-    clustering = whole / math.sqrt(share)
-    training = whole * math.sqrt(steps / (1 - share))
+    # 1/joint² = 1/clustering² + steps/training²: the two terms are share and 1 − share of it
+    joint = find_noise(lambda z: [(z, 1.0, 1)], epsilon, DELTA)
+    clustering = joint / math.sqrt(share)
+    training = joint * math.sqrt(steps / (1 - share))
     return clustering, training
 
 
@@ -500,12 +500,13 @@ def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
         options = own_setting(method, target)
     else:
         few = cell["setting"] == "few"
-        rate, own = settings[BY_FIELD if few else cell["setting"]][setting_of(cell)]
+        tuned_for = BY_FIELD if few else cell["setting"]
+        rate, option_number = settings[tuned_for][setting_of(cell)]
         if few:
             federation = clients_of(cell["shift"], FEW_SAMPLES, cell["seed"], FEW_PER_CLUSTER)
         else:
             federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
-        options = options_of(method, target, rate, own)
+        options = options_of(method, target, rate, option_number)
     return outcome(federation, method, options)
 
 
@@ -526,14 +527,14 @@ def chosen(rows: Sequence[Row], column: str = "accuracy") -> Settings:
     complete = len(SHIFTS) * len(TUNING_SEEDS)
     best: Settings = {}
     largest: dict[tuple[str, float], float] = {}
-    for (method, epsilon, rate, own), values in scores.items():
+    for (method, epsilon, rate, option_number), values in scores.items():
         if len(values) < complete:
             continue
         mean = float(np.mean(values))
         key = (method, epsilon)
         if mean > largest.get(key, -1.0):
             largest[key] = mean
-            best[key] = (rate, own)
+            best[key] = (rate, option_number)
     return best
 
 
@@ -545,10 +546,10 @@ def write_settings(settings: Mapping[str, Settings]) -> Path:
     """
     rows = []
     for by, chosen_settings in settings.items():
-        for (method, epsilon), (rate, own) in chosen_settings.items():
+        for (method, epsilon), (rate, option_number) in chosen_settings.items():
             if by == BY_ARI and method in ONE_CLUSTER:
                 continue
-            values = METHODS[method].own[own]
+            values = METHODS[method].own[option_number]
             options = [f"{name} {value:g}" for name, value in values.items()]
             rows.append(
                 {
@@ -689,24 +690,25 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--part", choices=PARTS, help="one part of the comparison only")
     parser.add_argument("--tune", action="store_true", help="choose settings on seeds 100 and 101")
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
-    given = read_options(parser, argv)
+    options = read_options(parser, argv)
     tuning = Sheet(TUNING)
-    if given.tune:
-        asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
-        tuning.fill(asked, tuning_outcome, given.minutes)
+    if options.tune:
+        requested = [cell for cell in tuning_cells() if cell["method"] in options.methods]
+        tuning.fill(requested, tuning_outcome, options.minutes)
     # which another run may be filling
     tuned_rows = read(tuning.path)
     settings = {BY_FIELD: chosen(tuned_rows), BY_ARI: chosen(tuned_rows, "ari")}
-    if given.tune:
+    if options.tune:
         return write_settings(settings)
     ready = []
-    for cell in cells(given.seeds, PARTS if given.part is None else (given.part,)):
+    part_names = PARTS if options.part is None else (options.part,)
+    for cell in cells(options.seeds, part_names):
         tuned_for = BY_ARI if cell["setting"] == BY_ARI else BY_FIELD
         tuned = cell["setting"] == "rdpcfl" or setting_of(cell) in settings[tuned_for]
-        if tuned and cell["method"] in given.methods:
+        if tuned and cell["method"] in options.methods:
             ready.append(cell)
     sheet = Sheet("field_shares")
-    sheet.fill(ready, lambda cell: measure(cell, settings), given.minutes)
+    sheet.fill(ready, lambda cell: measure(cell, settings), options.minutes)
     # rows of other methods, too
     rows = read(sheet.path)
     write_needed(rows)

@@ -126,32 +126,36 @@ def measure(cell: Cell) -> dict[str, Any]:
         separation, and the bound on labels that follow from replies.
     """
     k = SETTINGS[cell["setting"]].told
-    parts, truth = parts_of(cell["setting"], cell["seed"])
-    points = points_of(parts)
+    rows, truth = parts_of(cell["setting"], cell["seed"])
+    points = points_of(rows)
     multiplier = noise_of(cell["epsilon"])
-    found = []
+    clusterings = []
     residual = []
-    told = []
+    told_clusterings = []
     for draw in range(DRAWS):
         randomness = Randomness(cell["seed"])
-        found.append(clustered(points, k, multiplier, randomness.generator("noise", draw)))
-        residual.append(of_residuals(parts, k, multiplier, randomness.generator("residual", draw)))
-        told.append(told_labels(points, truth, multiplier, randomness.generator("told", draw)))
-    indices = [agreement(labels, truth)["ari"] for labels, _ in found]
+        clusterings.append(clustered(points, k, multiplier, randomness.generator("noise", draw)))
+        residual.append(of_residuals(rows, k, multiplier, randomness.generator("residual", draw)))
+        told_clusterings.append(
+            told_labels(points, truth, multiplier, randomness.generator("told", draw))
+        )
+    indices = [agreement(labels, truth)["ari"] for labels, _ in clusterings]
     residual_indices = [agreement(labels, truth)["ari"] for labels, _ in residual]
-    separations = [separation for _, separation in found]
+    separations = [separation for _, separation in clusterings]
     replaced = gaussian_epsilon(2 / multiplier, DELTA)
     return {
         "ari": float(np.mean(indices)),
         "lowest": min(indices),
         "exact": float(np.mean([index == 1.0 for index in indices])),
-        "right": float(np.mean([share_right(labels, truth, k) for labels, _ in found])),
+        "right": float(np.mean([share_right(labels, truth, k) for labels, _ in clusterings])),
         "separation": float(np.mean(separations)),
         "warned": float(np.mean([value < APART for value in separations])),
         "residual": float(np.mean(residual_indices)),
         "gain": float(np.mean(residual_indices) - np.mean(indices)),
         "residual_exact": float(np.mean([index == 1.0 for index in residual_indices])),
-        "told_labels": float(np.mean([agreement(labels, truth)["ari"] for labels in told])),
+        "told_labels": float(
+            np.mean([agreement(labels, truth)["ari"] for labels in told_clusterings])
+        ),
         **without_privacy(cell["setting"], cell["seed"]),
         "replaced": replaced,
         "bound": bound(replaced, k, DELTA),
@@ -171,9 +175,9 @@ def without_privacy(setting: str, seed: int) -> dict[str, float]:
     from sklearn.cluster import KMeans
 
     k = SETTINGS[setting].told
-    parts, truth = parts_of(setting, seed)
+    rows, truth = parts_of(setting, seed)
     indices = {}
-    for name, points in (("", points_of(parts)), ("residual_", residuals_of(parts))):
+    for name, points in (("", points_of(rows)), ("residual_", residuals_of(rows))):
         exact = assigned(points, k, 0.0, Randomness(0).generator())
         labels = KMeans(k, n_init=STARTS, random_state=0).fit_predict(points)
         indices[f"{name}without_noise"] = float(agreement(exact, truth)["ari"])
@@ -259,40 +263,40 @@ def clustered(
     return _clustered(points, k, multiplier, generator, noisy_centres.SHARES)
 
 
-def points_of(parts: Array) -> Array:
+def points_of(rows: Array) -> Array:
     """Return points, (m, q) of norm 1, from the rows of their parts, (m, c, 1 + q)."""
-    return noisy_centres.residuals(parts, np.zeros_like(parts[0, :, 1:]))
+    return noisy_centres.residuals(rows, np.zeros_like(rows[0, :, 1:]))
 
 
 def residuals_of(
-    parts: Array, deviation: float = 0.0, generator: np.random.Generator | None = None
+    rows: Array, deviation: float = 0.0, generator: np.random.Generator | None = None
 ) -> Array:
     """Return points without the mean parts of their classes, (m, q) of norm 1.
 
     Args:
-        parts: (m, c, 1 + q) of `noisy_centres.part_rows`.
+        rows: (m, c, 1 + q) of `noisy_centres.part_rows`.
         deviation: of the noise in each number of their sum.
         generator: draws the noise; None if there is none.
     """
-    total = parts.sum(0)
+    row_sum = rows.sum(0)
     if generator is not None:
-        total = total + deviation * generator.standard_normal(total.shape)
-    return noisy_centres.residuals(parts, noisy_centres.mean_parts(total, deviation))
+        row_sum = row_sum + deviation * generator.standard_normal(row_sum.shape)
+    return noisy_centres.residuals(rows, noisy_centres.mean_parts(row_sum, deviation))
 
 
 def of_residuals(
-    parts: Array, k: int, multiplier: float, generator: np.random.Generator
+    rows: Array, k: int, multiplier: float, generator: np.random.Generator
 ) -> tuple[list[int], float]:
     """Return the labels and the separation of a run with `--residuals`.
 
     Args:
-        parts: (m, c, 1 + q) of `noisy_centres.part_rows`.
+        rows: (m, c, 1 + q) of `noisy_centres.part_rows`.
         k: number of clusters.
         multiplier: noise multiplier of the five sums together; 0 adds no noise.
         generator: draws the noise.
     """
     first, *others = noisy_centres.SHARES_WITH_PARTS
-    points = residuals_of(parts, multiplier / math.sqrt(first), generator)
+    points = residuals_of(rows, multiplier / math.sqrt(first), generator)
     return _clustered(points, k, multiplier, generator, others)
 
 
@@ -308,9 +312,9 @@ def _clustered(
     of_points, of_moments, of_cells, of_step = (multiplier / math.sqrt(share) for share in shares)
 
     def summed(rows: Array, deviation: float) -> Array:
-        total = rows.sum(0)
-        noise = generator.standard_normal(total.shape)
-        return np.asarray(total + deviation * noise)
+        noisy_sum = rows.sum(0)
+        noise = generator.standard_normal(noisy_sum.shape)
+        return np.asarray(noisy_sum + deviation * noise)
 
     r = k - 1
     mean = summed(points, of_points) / len(points)
@@ -321,13 +325,13 @@ def _clustered(
     count = noisy_centres.cells_for(k, len(points), of_cells)
     book = book_of(r, count)
     rows = noisy_centres.displacement_rows(places, book, noisy_centres.CELL_REACH)
-    total = summed(rows, of_cells)
-    centres = noisy_centres.centres_from_cells(total, book, k, of_cells, seed=0)
+    noisy_sum = summed(rows, of_cells)
+    centres = noisy_centres.centres_from_cells(noisy_sum, book, k, of_cells, seed=0)
     rows = noisy_centres.displacement_rows(places, centres, noisy_centres.STEP_REACH)
-    total = summed(rows, of_step)
-    centres = noisy_centres.moved_centres(total, centres, of_step)
+    noisy_sum = summed(rows, of_step)
+    centres = noisy_centres.moved_centres(noisy_sum, centres, of_step)
     labels: list[int] = noisy_centres.nearest_centres(places, centres).tolist()
-    return labels, noisy_centres.separation(centres, noisy_centres.counts_of(total))
+    return labels, noisy_centres.separation(centres, noisy_centres.counts_of(noisy_sum))
 
 
 @cache
@@ -350,12 +354,12 @@ def pool_of(data: str) -> tuple[Array, Array]:
     labels = []
     for shard in federation.shards:
         labels.append(np.asarray(shard.y))
-        for cluster, parts in enumerate(turned):
+        for cluster, images in enumerate(turned):
             for start in range(0, len(shard.y), CHUNK):
                 x, y = shard.x[start : start + CHUNK], shard.y[start : start + CHUNK]
                 x, _ = rotation.transform(cluster, x, y, classes, Randomness(0))
-                parts.append(low.smooth(np.reshape(x, (len(x), -1)).astype(np.float64)))
-    return np.stack([np.concatenate(parts) for parts in turned]), np.concatenate(labels)
+                images.append(low.smooth(np.reshape(x, (len(x), -1)).astype(np.float64)))
+    return np.stack([np.concatenate(images) for images in turned]), np.concatenate(labels)
 
 
 def rows_of(setting: Setting, labels: Array, draw: np.random.Generator) -> list[Array]:
@@ -371,15 +375,15 @@ def rows_of(setting: Setting, labels: Array, draw: np.random.Generator) -> list[
     if setting.alpha is None:
         return list(order[: clients * setting.samples].reshape(clients, setting.samples))
     classes = int(labels.max()) + 1
-    left = [list(order[labels[order] == label]) for label in range(classes)]
+    remaining = [list(order[labels[order] == label]) for label in range(classes)]
     dealt = []
     for shares in draw.dirichlet(np.full(classes, setting.alpha), size=clients):
-        wanted = draw.multinomial(setting.samples, shares)
+        counts = draw.multinomial(setting.samples, shares)
         rows: list[int] = []
-        for label, count in enumerate(wanted):
+        for label, count in enumerate(counts):
             # a class that has run out leaves a client with fewer images
-            rows += left[label][:count]
-            del left[label][:count]
+            rows += remaining[label][:count]
+            del remaining[label][:count]
         dealt.append(np.array(rows))
     return dealt
 
@@ -405,7 +409,7 @@ def parts_of(setting: str, seed: int) -> tuple[Array, list[int]]:
             _, y = shift.transform(cluster, blank, names[cluster], classes, Randomness(seed))
             names[cluster] = np.asarray(y)
     sketch = ClassMeans(SHAPE, classes, POINT_SIZE * chosen.told, seed)
-    parts = []
+    class_parts = []
     dealt = rows_of(chosen, labels, Randomness(seed).generator("images"))
     for cluster, rows in zip(truth, dealt, strict=True):
         images = turned[cluster if chosen.shift == "rotations" else 0][rows]
@@ -413,8 +417,8 @@ def parts_of(setting: str, seed: int) -> tuple[Array, list[int]]:
         counts = one_hot.sum(0)
         # low frequencies are linear in the images: their means are those of the mean image
         means = one_hot.T @ images / np.maximum(counts, 1.0)[:, None]
-        parts.append(sketch.parts_of_means(means, counts))
-    of_classes, weights = zip(*parts, strict=True)
+        class_parts.append(sketch.parts_of_means(means, counts))
+    of_classes, weights = zip(*class_parts, strict=True)
     return noisy_centres.part_rows(np.stack(of_classes), np.stack(weights)), truth
 
 

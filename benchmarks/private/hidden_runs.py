@@ -73,8 +73,8 @@ def chosen_settings(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
         if not row.get("accuracy"):
             continue
         name = row["protocol"]
-        known = best.setdefault(name, row)
-        if float(row["accuracy"]) > float(known["accuracy"]):
+        best_row = best.setdefault(name, row)
+        if float(row["accuracy"]) > float(best_row["accuracy"]):
             best[name] = row
     settings = {}
     for name, row in best.items():

@@ -170,12 +170,12 @@ PARETO = (
 )  # fmt: skip
 
 
-def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
+def measure(name: str, sweep: Part, seeds: int, jobs: int, folder: Path) -> None:
     """Sweep over one part, or go on with a sweep that was stopped.
 
     Args:
         name: of its results.
-        part: what to sweep over.
+        sweep: what to sweep over.
         seeds: number of seeds.
         jobs: number of processes; 0 is one for each core.
         folder: of the sweep.
@@ -183,15 +183,15 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
     arguments = ["resume", str(folder), "--jobs", str(jobs)]
     if not (folder / "config.json").is_file():
         numbers = ["--seeds", str(seeds), "--jobs", str(jobs)]
-        options = [*part.options, *numbers, *part.levels]
-        arguments = ["sweep", *part.variants, *options, "--out", str(folder)]
+        options = [*sweep.options, *numbers, *sweep.levels]
+        arguments = ["sweep", *sweep.variants, *options, "--out", str(folder)]
     code = command_line(arguments)
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
     for table in ("runs", "summary", "thresholds"):
         rows = read(folder / f"{table}.csv")
         print(write(f"noise_{name}_{table}", rows))
-    if "--epsilon" in part.levels:
+    if "--epsilon" in sweep.levels:
         lines = pareto(read(folder / "summary.csv"))
         print(write(f"noise_{name}_pareto", lines))
 
@@ -350,9 +350,9 @@ def _draw_accuracy(panel: Any) -> None:
             linestyle=look.line,
             linewidth=0.8,
         )
-        for place, mean, row in zip(places, means, points, strict=True):
+        for position, mean, row in zip(places, means, points, strict=True):
             if row["efficient"] == "True":
-                panel.plot(place, mean, "o", color=look.color, markersize=8)
+                panel.plot(position, mean, "o", color=look.color, markersize=8)
     _finish(panel, levels, EPSILON_OF)
 
 
@@ -414,15 +414,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if chosen.picture:
         print(*draw_parts(), draw_methods(), draw_all(), sep="\n")
         return
-    for data, parts in GRIDS[chosen.grid].items():
-        for name, part in parts.items():
+    for data, sweeps in GRIDS[chosen.grid].items():
+        for name, sweep in sweeps.items():
             if chosen.only and name not in chosen.only:
                 continue
             if data == "mobility" and not _has_positions():
                 print(f"{name} is left out: {FOLDER} names no folder that holds {TRACES}")
                 continue
             folder = chosen.out / f"noise-{data}-{name}"
-            measure(f"{data}_{name}", part, chosen.seeds, chosen.jobs, folder)
+            measure(f"{data}_{name}", sweep, chosen.seeds, chosen.jobs, folder)
     if chosen.grid == "readme":
         print(draw_methods())
     if chosen.grid == "digits" and not chosen.only:

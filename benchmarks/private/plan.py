@@ -194,15 +194,15 @@ THIRD: Margins = {
 }
 
 
-def drawn(part: str) -> list[Cell]:
+def drawn(part_name: str) -> list[Cell]:
     """Return the settings of a part, each protocol about equally often.
 
     Args:
-        part: one of `PARTS`.
+        part_name: one of `PARTS`.
     """
-    if part in LATER:
-        return _drawn_later(part)
-    seed, count = DRAWS[part]
+    if part_name in LATER:
+        return _drawn_later(part_name)
+    seed, count = DRAWS[part_name]
     draw = np.random.default_rng(seed)
     names = list(PROTOCOLS)
     cells: list[Cell] = []
@@ -211,17 +211,17 @@ def drawn(part: str) -> list[Cell]:
         _, low, high = PROTOCOLS[name]
         # powers of two, so that settings share searches for their noise
         power = draw.integers(int(math.log2(low)), int(math.log2(high)), endpoint=True)
-        data, public = PAIRS[part][draw.integers(len(PAIRS[part]))]
+        data, public = PAIRS[part_name][draw.integers(len(PAIRS[part_name]))]
         cell = {
-            "part": part,
+            "part": part_name,
             "number": number,
             "protocol": name,
             "data": data,
             "public": public,
             "scenario": str(draw.choice(["label-swap", "rotation"])),
-            "clients": int(draw.choice(CLIENTS[part])),
-            "samples": int(draw.choice(SAMPLES[part])),
-            "rounds": int(draw.choice(ROUNDS[part])),
+            "clients": int(draw.choice(CLIENTS[part_name])),
+            "samples": int(draw.choice(SAMPLES[part_name])),
+            "rounds": int(draw.choice(ROUNDS[part_name])),
             "epsilon": 2.0 ** int(power),
             "seed": 1000 * seed + number,
         }
@@ -229,28 +229,28 @@ def drawn(part: str) -> list[Cell]:
     return cells
 
 
-def _drawn_later(part: str) -> list[Cell]:
+def _drawn_later(part_name: str) -> list[Cell]:
     """Return the settings of `held-out anew`, or of `held-out last`.
 
     Args:
-        part: one of these.
+        part_name: one of these.
     """
-    seed, count = DRAWS[part]
+    seed, count = DRAWS[part_name]
     draw = np.random.default_rng(seed)
-    names = list(LATER[part])
-    pairs, shifts = PAIRS[part], SHIFTS[part]
+    names = list(LATER[part_name])
+    pairs, shifts = PAIRS[part_name], SHIFTS[part_name]
     cells: list[Cell] = []
     for number in range(count):
         name = names[number % len(names)]
-        _, low, high = LATER[part][name]
+        _, low, high = LATER[part_name][name]
         power = draw.integers(int(math.log2(low)), int(math.log2(high)), endpoint=True)
         # pairs about equally often, and with each protocol another one each time
         data, public = pairs[(number + number // len(names)) % len(pairs)]
-        possible = len(shifts) - (part == LAST and data in FEW)
+        possible = len(shifts) - (part_name == LAST and data in FEW)
         shift, clusters = shifts[0 if data in WORDS else draw.integers(possible)]
-        sizes, samples = FEW.get(data, (CLIENTS[part], int(draw.choice(SAMPLES[part]))))
+        sizes, samples = FEW.get(data, (CLIENTS[part_name], int(draw.choice(SAMPLES[part_name]))))
         cell = {
-            "part": part,
+            "part": part_name,
             "number": number,
             "protocol": name,
             "data": data,
@@ -258,8 +258,8 @@ def _drawn_later(part: str) -> list[Cell]:
             "scenario": shift,
             "clients": int(draw.choice(sizes)),
             "samples": samples,
-            "rounds": int(draw.choice(ROUNDS[part])),
-            "epsilon": UNITS[part] * 2.0 ** int(power),
+            "rounds": int(draw.choice(ROUNDS[part_name])),
+            "epsilon": UNITS[part_name] * 2.0 ** int(power),
             "seed": 1000 * seed + number,
             "clusters": clusters,
         }
@@ -268,12 +268,13 @@ def _drawn_later(part: str) -> list[Cell]:
 
 
 @lru_cache(maxsize=2)
-def parted(data: str, own: bool = True) -> tuple[tuple[Any, Any], Source]:
+def parted(data: str, with_stand_ins: bool = True) -> tuple[tuple[Any, Any], Source]:
     """Return public samples of a data set with their labels, and the set without them.
 
     Args:
         data: its name, one of `LETTERS` of femnist, or of the `WORDS` of ag_news.
-        own: whether they are the stand-ins. The bundled digits are too few to give up some in vain.
+        with_stand_ins: whether they are the stand-ins. The bundled digits are too few to give up
+            some in vain.
     """
     test: ArrayPool | None
     if data in WORDS:
@@ -281,11 +282,12 @@ def parted(data: str, own: bool = True) -> tuple[tuple[Any, Any], Source]:
         classes = 4
     else:
         labels = LETTERS.get(data, range(CLASSES))
-        known = SOURCES["femnist" if data in LETTERS else data]()
-        train, classes = _some(known.train, labels), len(labels)
+        name = "femnist" if data in LETTERS else data
+        source = SOURCES[name]()
+        train, classes = _some(source.train, labels), len(labels)
         # of digits, which have no test images of their own, a part of the rows is held out
-        test = None if known.test is None else _some(known.test, labels)
-    public = FEWER_PUBLIC_ROWS.get(data, PUBLIC_ROWS) if own or data != "digits" else 0
+        test = None if source.test is None else _some(source.test, labels)
+    public = FEWER_PUBLIC_ROWS.get(data, PUBLIC_ROWS) if with_stand_ins or data != "digits" else 0
     private = ArrayPool(train.x[public:], train.y[public:])
     shape = tuple(train.x.shape[1:])
     return (train.x[:public], train.y[:public]), Source(data, classes, shape, private, test)
@@ -333,8 +335,8 @@ def measure(cell: Cell) -> dict[str, Any]:
         Ends of what the simulations did, without margins, and what happened.
     """
     expected = planned(cell)
-    own = cell["public"] == OWN
-    _, private = parted(cell["data"], own)
+    has_own_public = cell["public"] == OWN
+    _, private = parted(cell["data"], has_own_public)
     options = options_of(cell)
     clusters = cell.get("clusters", 4)
     federation = Federation.simulate(
@@ -344,8 +346,8 @@ def measure(cell: Cell) -> dict[str, Any]:
         samples=cell["samples"],
         seed=cell["seed"],
     )
-    kind = protocol_class(_name(cell))
-    fitted = kind(**options, clip=plans.CLIP, target_epsilon=cell["epsilon"]).fit(
+    protocol = protocol_class(_name(cell))
+    fitted = protocol(**options, clip=plans.CLIP, target_epsilon=cell["epsilon"]).fit(
         federation, SEEDED
     )
     clients = cell["clients"]
@@ -367,12 +369,12 @@ def planned(cell: Cell) -> plans.Forecast:
     Args:
         cell: a setting.
     """
-    own = cell["public"] == OWN
-    sample, private = parted(cell["data"], own)
+    has_own_public = cell["public"] == OWN
+    sample, private = parted(cell["data"], has_own_public)
     form: dict[str, Any] = {}
     if cell["data"] in MEANS:
         form["data"] = cell["data"]
-    elif not own:
+    elif not has_own_public:
         form |= {"shape": private.shape, "mean": INK_ON_PAPER}
     outlook = plans.plan(
         [_name(cell)],
@@ -380,8 +382,8 @@ def planned(cell: Cell) -> plans.Forecast:
         samples=cell["samples"],
         epsilon=[cell["epsilon"]],
         **form,
-        classes=None if own else CLASSES,
-        public=sample if own else cell["public"],
+        classes=None if has_own_public else CLASSES,
+        public=sample if has_own_public else cell["public"],
         scenario=cell["scenario"],
         clusters=cell.get("clusters", 4),
         seeds=SIMULATIONS,
@@ -402,8 +404,8 @@ def options_of(cell: Cell) -> dict[str, Any]:
     options = {"rounds": cell["rounds"], "model": "linear"}
     if cell["part"] not in LATER:
         return {**PROTOCOLS[cell["protocol"]][0], **options}
-    known = {"k": cell["clusters"]} if cell["protocol"] in GIVEN_CLUSTERS else {}
-    return {**LATER[cell["part"]][cell["protocol"]][0], **known, **options}
+    cluster_options = {"k": cell["clusters"]} if cell["protocol"] in GIVEN_CLUSTERS else {}
+    return {**LATER[cell["part"]][cell["protocol"]][0], **cluster_options, **options}
 
 
 def _name(cell: Cell) -> str:
@@ -429,10 +431,11 @@ def changed(cell: Cell) -> bool:
     data, public = cell["data"], cell["public"]
     if cell["part"] == LAST or data not in MEANS:
         return False
-    own = public == OWN
-    lighter = not own and (MEANS[data] > 0.5) != (MEANS[public] > 0.5)
+    has_own_public = public == OWN
+    lighter = not has_own_public and (MEANS[data] > 0.5) != (MEANS[public] > 0.5)
     shift = cell["scenario"]
-    other_rate = is_bright(data, shift) != is_bright("" if own else public, shift)
+    stand_ins = "" if has_own_public else public
+    other_rate = is_bright(data, shift) != is_bright(stand_ins, shift)
     signed = cell["protocol"] in ("signature", "cfl", "flhc", "hidden")
     return lighter or other_rate or (signed and data != public)
 
@@ -444,8 +447,8 @@ def foreseen(cell: Cell) -> dict[str, Any]:
         cell: a setting.
     """
     expected = planned(cell)
-    found = {name: getattr(expected, name) for name in _columns()}
-    return {**found, "noise_planned": expected.noise, "power": expected.power}
+    forecast = {name: getattr(expected, name) for name in _columns()}
+    return {**forecast, "noise_planned": expected.noise, "power": expected.power}
 
 
 def as_today(rows: Sequence[Row], again: Sequence[Row]) -> list[Row]:
@@ -455,15 +458,17 @@ def as_today(rows: Sequence[Row], again: Sequence[Row]) -> list[Row]:
         rows: of the sheet.
         again: what `foreseen` says of settings that `changed`.
     """
-    known = {(row["part"], row["number"]): row for row in again if row["status"] == "done"}
+    rows_of_today = {(row["part"], row["number"]): row for row in again if row["status"] == "done"}
     columns = [*_columns(), "power"]
-    found = []
+    current = []
     for row in rows:
-        other = known.get((row["part"], row["number"]), row)
+        other = rows_of_today.get((row["part"], row["number"]), row)
         # the first settings of `plan_runs_earlier.csv` have the numbers of others
         same = all(other.get(name) == row[name] for name in ("seed", "protocol", "epsilon"))
-        found.append({**row, **{name: other[name] for name in columns}} if same else row)
-    return found
+        if same:
+            row = {**row, **{name: other[name] for name in columns}}
+        current.append(row)
+    return current
 
 
 def judged(
@@ -476,7 +481,7 @@ def judged(
         margins: of the intervals.
         by_chance: whether intervals of ARI mind what chance does, as those of today.
     """
-    found = []
+    verdicts = []
     for row in rows:
         if row["status"] != "done":
             continue
@@ -485,10 +490,10 @@ def judged(
             if score == "ari" and not finds:
                 continue
             ends = [float(row[f"{score}_least"]), float(row[f"{score}_most"])]
-            own = row["public"] == OWN
+            has_own_public = row["public"] == OWN
             chance = _chance_of(row) if by_chance else None
             low, high = plans.interval(
-                ends, score, power=row["power"], own=own, margins=margins, chance=chance
+                ends, score, power=row["power"], own=has_own_public, margins=margins, chance=chance
             )
             assert low is not None and high is not None
             happened = float(row[f"{score}_happened"])
@@ -501,8 +506,8 @@ def judged(
             if score == "ari" and chance is not None and ends[1] < happened <= chance[1]:
                 short = 0.0  # needs no margin
             line |= {"group": group_of(row, ends, score), "short_by": f"{short:.3f}"}
-            found.append(line | {"covered": low <= happened <= high})
-    return found
+            verdicts.append(line | {"covered": low <= happened <= high})
+    return verdicts
 
 
 def _chance_of(row: Row) -> tuple[float, float]:
@@ -573,22 +578,22 @@ def left_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{**line, "part": LEFT_OUT} for line in lines]
 
 
-def shown(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
+def shown(part_name: str, lines: Sequence[Mapping[str, Any]]) -> None:
     """Print how often intervals cover, and the margins that would have covered 90 %.
 
     Args:
-        part: of the settings.
+        part_name: of the settings.
         lines: of `judged`.
     """
     for score in ("ari", "accuracy"):
-        some = [line for line in lines if (line["part"], line["score"]) == (part, score)]
+        some = [line for line in lines if (line["part"], line["score"]) == (part_name, score)]
         if not some:
             continue
         covered = sum(line["covered"] for line in some)
         low, high = wilson(covered, len(some))
         width = np.mean([float(line["width"]) for line in some])
         print(
-            f"{part}: {covered} of {len(some)} intervals of {score} cover what happened (95 % "
+            f"{part_name}: {covered} of {len(some)} intervals of {score} cover what happened (95 % "
             f"interval of the share: {low:.2f} to {high:.2f}), of mean width {width:.2f}"
         )
         for group in sorted({line["group"] for line in some}):
@@ -598,16 +603,16 @@ def shown(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def wilson(hits: int, of: int) -> tuple[float, float]:
+def wilson(hits: int, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927).
 
     Args:
         hits: how often.
-        of: how many times.
+        count: how many times.
     """
     from scipy.stats import binomtest
 
-    interval = binomtest(hits, of).proportion_ci(method="wilson")
+    interval = binomtest(hits, count).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
 
 
@@ -616,10 +621,10 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser = parser_of(__doc__, seeds=1, minutes=20.0)
     parser.add_argument("--part", choices=PARTS)
     chosen = read_options(parser, argv)
-    parts = [chosen.part] if chosen.part else PARTS
+    part_names = [chosen.part] if chosen.part else PARTS
     sheet = Sheet("plan_runs", RESULTS)
     earlier = [{**row, "part": CALIBRATION} for row in read(RESULTS / "plan_runs_earlier.csv")]
-    cells = [cell for part in parts for cell in drawn(part)]
+    cells = [cell for part_name in part_names for cell in drawn(part_name)]
     rows = [*earlier, *sheet.fill(cells, measure, chosen.minutes)]
     again = Sheet("plan_again", RESULTS)
     others = again.fill([cell for cell in cells if changed(cell)], foreseen, chosen.minutes)
@@ -627,13 +632,13 @@ def main(argv: Sequence[str] | None = None) -> Path:
     lines += judged([row for row in rows if row["part"] == NEW], RETESTED)
     lines += judged([row for row in rows if row["part"] == LAST], THIRD, by_chance=True)
     if not chosen.part:
-        known = as_today([row for row in rows if row["part"] != LAST], others)
-        print(f"margins by all settings but the last: {margins_of(known)}")
-        known = as_today(rows, others)
-        print(f"margins by all settings: {margins_of(known)}")
-        lines += left_out(known)
-    for part in (*parts, LEFT_OUT):
-        shown(part, lines)
+        rows_of_today = as_today([row for row in rows if row["part"] != LAST], others)
+        print(f"margins by all settings but the last: {margins_of(rows_of_today)}")
+        rows_of_today = as_today(rows, others)
+        print(f"margins by all settings: {margins_of(rows_of_today)}")
+        lines += left_out(rows_of_today)
+    for part_name in (*part_names, LEFT_OUT):
+        shown(part_name, lines)
     return write("plan", lines)
 
 

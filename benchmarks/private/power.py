@@ -256,12 +256,12 @@ class Runs:
         if check is None:
             return []
         looks = check.verdict(CLUSTERS) is not None
-        found = looks and self.without[0] > 0 and self.scores[0] >= ENOUGH * self.without[0]
+        are_found = looks and self.without[0] > 0 and self.scores[0] >= ENOUGH * self.without[0]
         chance = 1 / CLASSES
         compared = {}
         if looks and self.without[0] >= 0.5:
             compared[CLUSTERS] = (self.scores[0], self.without[0])
-        if found or not looks:
+        if are_found or not looks:
             compared[TRAINING] = (self.scores[1] - chance, self.without[1] - chance)
         rows = []
         for use, (measured, without_noise) in compared.items():
@@ -269,6 +269,7 @@ class Runs:
             if worst is None:
                 continue
             happened = outcome(use, measured, without_noise)
+            column = 0 if use == CLUSTERS else 1
             row = {
                 "source": self.source,
                 "setting": self.name,
@@ -278,8 +279,8 @@ class Runs:
                 "kind": worst.kind,
                 "ratio": round(worst.ratio, 3),
                 "verdict": worst.verdict,
-                "score": round(self.scores[0 if use == CLUSTERS else 1], 3),
-                "without_noise": round(self.without[0 if use == CLUSTERS else 1], 3),
+                "score": round(self.scores[column], 3),
+                "without_noise": round(self.without[column], 3),
                 "found": happened == FOUND,
                 "between": happened == BETWEEN,
                 "lost": happened == LOST,
@@ -292,9 +293,9 @@ class Runs:
 
 def noise_runs() -> list[Runs]:
     """Return the runs of `benchmarks.private.noise` on digits, from its tables."""
-    found = []
-    for part, (options, by) in PARTS.items():
-        rows = read(RESULTS / f"noise_digits_{part}_runs.csv")
+    all_runs = []
+    for part_name, (options, by) in PARTS.items():
+        rows = read(RESULTS / f"noise_digits_{part_name}_runs.csv")
         done = [row for row in rows if row["status"] == "done"]
         for variant in distinct(done, "variant"):
             runs = [row for row in done if row["variant"] == variant]
@@ -302,15 +303,15 @@ def noise_runs() -> list[Runs]:
             # without a run without noise, the one of least noise stands for it
             levels = sorted({_level(row, by) or 0.0 for row in runs} - {0.0})
             if not quiet:
-                least = levels[0] if by == "noise" else levels[-1]
-                quiet = [row for row in runs if _level(row, by) == least]
+                quietest = levels[0] if by == "noise" else levels[-1]
+                quiet = [row for row in runs if _level(row, by) == quietest]
             for level in levels:
                 at_level = [row for row in runs if _level(row, by) == level]
                 method = _of_variant(variant, at_level[0], {**options, by: level})
                 federation = _digits(at_level[0]["scenario"], int(at_level[0]["clients"]))
                 scores, without = _scores(at_level), _scores(quiet)
-                found.append(Runs("noise", variant, level, method, federation, scores, without))
-    return found
+                all_runs.append(Runs("noise", variant, level, method, federation, scores, without))
+    return all_runs
 
 
 def _level(row: Row, by: str) -> float | None:
@@ -334,23 +335,23 @@ def _of_variant(variant: str, row: Row, options: dict[str, Any]) -> Any:
         row: one of its runs.
         options: of all runs of its part, with the level.
     """
-    name, _, own = variant.partition(":")
-    kind = protocol_class(name)
+    name, _, assignments = variant.partition(":")
+    protocol = protocol_class(name)
     options |= {"clip": float(row["clip"]), "dp_unit": row["dp_unit"]}
-    for item in filter(None, own.split(",")):
+    for item in filter(None, assignments.split(",")):
         option, value = item.split("=")
         options[option.replace("-", "_")] = _value(value)
     for mechanism, option in OWN_NOISE.items():
         if mechanism in row["mechanism"] and "noise" in options:
             options[option] = options["noise"]
-    return as_told(kind, options)
+    return as_told(protocol, options)
 
 
 def _value(text: str) -> int | float | str:
     """Return what an option of a variant is."""
-    for kind in (int, float):
+    for value_type in (int, float):
         with suppress(ValueError):
-            return kind(text)
+            return value_type(text)
     return text
 
 
@@ -374,17 +375,19 @@ def field_runs() -> list[Runs]:
     for row in done:
         key = (row["method"], row["lr"], row["own"], row["shift"])
         settings.setdefault(key, {}).setdefault(float(row["target"]), []).append(row)
-    found = []
-    for (name, rate, own, shift), levels in settings.items():
+    all_runs = []
+    for (name, rate, option_number, shift), levels in settings.items():
         federation = _of_the_field(shift)
         quiet = levels.pop(max(field.EPSILONS), None)
         for target, rows in levels.items() if quiet else ():
-            options = field.options_of(name, target, float(rate), int(own))
+            options = field.options_of(name, target, float(rate), int(option_number))
             method = as_told(field.METHODS[name].protocol, options)
             label = f"{name} {shift}"
             without = _scores(quiet or ())
-            found.append(Runs("field", label, target, method, federation, _scores(rows), without))
-    return found
+            all_runs.append(
+                Runs("field", label, target, method, federation, _scores(rows), without)
+            )
+    return all_runs
 
 
 @lru_cache(maxsize=2)
@@ -399,7 +402,7 @@ def new_runs(rows: Sequence[Row]) -> list[Runs]:
     Args:
         rows: of the sheet.
     """
-    found = []
+    all_runs = []
     done = [row for row in rows if row["status"] == "done"]
     for name, setting in SETTINGS.items():
         by_level: dict[float, list[Row]] = {}
@@ -411,8 +414,8 @@ def new_runs(rows: Sequence[Row]) -> list[Runs]:
                 scores, without = _scores(by_level[level]), _scores(by_level[0.0])
                 federation = dealt(name, FIRST_SEED)
                 method = method_of(name, level)
-                found.append(Runs("new", name, level, method, federation, scores, without))
-    return found
+                all_runs.append(Runs("new", name, level, method, federation, scores, without))
+    return all_runs
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -426,8 +429,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     for source in ("noise", "field", "new"):
         of_source = [row for row in rows if row["source"] == source]
         decided = [row for row in of_source if row["decided"]]
+        agreeing = sum(row["agrees"] for row in decided)
         print(
-            f"{source}: {sum(row['agrees'] for row in decided)} of {len(decided)} verdicts agree, "
+            f"{source}: {agreeing} of {len(decided)} verdicts agree, "
             f"{len(of_source) - len(decided)} are doubtful"
         )
     return write("power", rows)

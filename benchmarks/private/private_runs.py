@@ -224,9 +224,9 @@ def _epsilon(rows: Sequence[Row], unit: str, z: float) -> str:
     values = [epsilon for epsilon in pooled(selected, "epsilon") if math.isfinite(epsilon)]
     if not values:
         return "?\nto ?"
-    least = _two_digits(min(values))
-    most = _two_digits(max(values))
-    return f"{least}\nto {most}"
+    minimum = _two_digits(min(values))
+    maximum = _two_digits(max(values))
+    return f"{minimum}\nto {maximum}"
 
 
 def _two_digits(value: float) -> str:

@@ -94,8 +94,8 @@ def images(data: str, half: int) -> tuple[NDArray[np.float32], Labels]:
         data: name of the data set.
         half: 0 or 1.
     """
-    both = Federation.simulate(data, scenario=Iid(), clients=2, samples=HALF, seed=0)
-    shard = both.shards[half]
+    halves = Federation.simulate(data, scenario=Iid(), clients=2, samples=HALF, seed=0)
+    shard = halves.shards[half]
     return shard.x, shard.y
 
 
@@ -164,13 +164,13 @@ class _Deck:
 
 
 def measured(
-    name: str, kind: str, epsilon: float, seed: int, federation: Federation, centre: float | None
+    name: str, release: str, epsilon: float, seed: int, federation: Federation, centre: float | None
 ) -> dict[str, Any]:
     """Return what one federation's clients are found to be, with k told and with k found.
 
     Args:
         name: of the setting.
-        kind: `signature_blocks`.
+        release: `signature_blocks`.
         epsilon: ε of a client's signature.
         seed: of the federation.
         federation: its clients.
@@ -178,25 +178,30 @@ def measured(
     """
     truth = list(federation.truth or ())
     clusters = len(set(truth))
-    params: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "signature_blocks": kind}
+    params: dict[str, Any] = {
+        "rounds": 1,
+        "epochs": 1,
+        "model": "linear",
+        "signature_blocks": release,
+    }
     params |= {"signature_noise": noise_for(epsilon), "signature_centre": centre}
-    told = Signature(k=clusters, **params).fit(federation)
-    rows = told.state_.signatures.rows
-    found = comparable(rows, rows).clusters(None, seed)
-    calls = told.bytes_["by_message"]
-    chosen = next(kind for call, kind in KIND_OF_CALL.items() if call in calls)
-    ari = agreement(told.labels_.tolist(), truth)["ari"]
+    fitted = Signature(k=clusters, **params).fit(federation)
+    rows = fitted.state_.signatures.rows
+    labels = comparable(rows, rows).clusters(None, seed)
+    calls = fitted.bytes_["by_message"]
+    chosen = next(release for call, release in KIND_OF_CALL.items() if call in calls)
+    ari = agreement(fitted.labels_.tolist(), truth)["ari"]
     return {
         "setting": name,
-        "kind": kind,
+        "kind": release,
         "epsilon": epsilon,
         "seed": seed,
         "chosen": chosen,
         "ari": round(ari, 4),
         "exact": ari == 1,
-        "found": len(set(found)),
-        "right": len(set(found)) == clusters,
-        "ari_found": round(agreement(found, truth)["ari"], 4),
+        "found": len(set(labels)),
+        "right": len(set(labels)) == clusters,
+        "ari_found": round(agreement(labels, truth)["ari"], 4),
     }
 
 
@@ -214,8 +219,8 @@ def cells(
     for seed in seeds:
         for name in names:
             for epsilon in epsilons:
-                for kind in kinds:
-                    yield {"setting": name, "kind": kind, "epsilon": epsilon, "seed": seed}
+                for release in kinds:
+                    yield {"setting": name, "kind": release, "epsilon": epsilon, "seed": seed}
 
 
 def summary(path: Path) -> Iterator[dict[str, Any]]:
@@ -229,15 +234,17 @@ def summary(path: Path) -> Iterator[dict[str, Any]]:
         rows = list(csv.DictReader(lines))
     for name in SETTINGS:
         of_setting = [row for row in rows if row["setting"] == name]
-        for kind, epsilon in sorted({(row["kind"], row["epsilon"]) for row in of_setting}):
-            runs = [row for row in of_setting if (row["kind"], row["epsilon"]) == (kind, epsilon)]
+        for release, epsilon in sorted({(row["kind"], row["epsilon"]) for row in of_setting}):
+            runs = [
+                row for row in of_setting if (row["kind"], row["epsilon"]) == (release, epsilon)
+            ]
             scores = np.array([float(row["ari"]) for row in runs])
             draw = np.random.default_rng(0)
             drawn = draw.choice(scores, (BOOTSTRAPS, len(scores))).mean(1)
             low, high = np.quantile(drawn, (0.025, 0.975))
             yield {
                 "setting": name,
-                "kind": kind,
+                "kind": release,
                 "epsilon": epsilon,
                 "runs": len(runs),
                 "ari": round(float(scores.mean()), 4),
@@ -266,21 +273,21 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "signature_frontier.csv")
     parser.add_argument("--summary", action="store_true", help="write means and intervals")
-    given = parser.parse_args(arguments)
-    if given.summary:
-        print(write("signature_frontier_summary", list(summary(given.out))))
+    options = parser.parse_args(arguments)
+    if options.summary:
+        print(write("signature_frontier_summary", list(summary(options.out))))
         return
-    journal = Journal(given.out, KEY, COLUMNS)
-    for cell in cells(given.seeds, given.kinds, given.settings, given.epsilons):
+    journal = Journal(options.out, KEY, COLUMNS)
+    for cell in cells(options.seeds, options.kinds, options.settings, options.epsilons):
         if journal.lacks(cell):
-            federation = dealt(SETTINGS[cell["setting"]], cell["seed"], given.half)
+            federation = dealt(SETTINGS[cell["setting"]], cell["seed"], options.half)
             row = measured(
                 cell["setting"],
                 cell["kind"],
                 cell["epsilon"],
                 cell["seed"],
                 federation,
-                given.centre,
+                options.centre,
             )
             journal.append([row])
 

@@ -83,11 +83,11 @@ def measured(cell: dict[str, Any], federation: Federation) -> dict[str, Any]:
         cell: one of `cells`.
         federation: the clients.
     """
-    protocol_class, own = METHODS[cell["method"]]
+    protocol_class, method_params = METHODS[cell["method"]]
     privacy: dict[str, Any] = {"dp_unit": "example", "delta": DELTA}
     if math.isfinite(cell["epsilon"]):
         privacy |= {"clip": 1.0, "target_epsilon": cell["epsilon"]}
-    params = {**TRAINING, **own, **privacy}
+    params = {**TRAINING, **method_params, **privacy}
     compared = {"signature": cell["signature"], "clusterer": cell["clusterer"]}
     protocol = as_told(protocol_class, {**params, **compared})
     fitted = protocol.fit(federation, SEEDED)
@@ -110,9 +110,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22])
     parser.add_argument("--out", type=Path, default=RESULTS / "signature_methods.csv")
-    given = parser.parse_args(arguments)
-    journal = Journal(given.out, KEY, COLUMNS)
-    for cell in cells(given.seeds):
+    options = parser.parse_args(arguments)
+    journal = Journal(options.out, KEY, COLUMNS)
+    for cell in cells(options.seeds):
         if journal.lacks(cell):
             federation = swapped(cell["seed"])
             journal.append([measured(cell, federation)])

@@ -129,8 +129,8 @@ def _settings_of(data: str, shift: str) -> Iterator[Setting]:
         return
     for samples in (100, 300):
         yield Setting(data, shift, 0.0, 4, samples, two)
-    for kind in (two, "blocks"):
-        yield Setting(data, shift, ALPHA, 4, SKEWED_SAMPLES, kind)
+    for release_type in (two, "blocks"):
+        yield Setting(data, shift, ALPHA, 4, SKEWED_SAMPLES, release_type)
     # one cluster: is it found to be one?
     yield Setting(data, shift, 0.0, 1, 300, two)
     yield Setting(data, shift, ALPHA, 1, SKEWED_SAMPLES, "blocks")
@@ -361,8 +361,8 @@ def measured(setting: Setting, seed: int, draws: int) -> Iterator[dict[str, Any]
                 else:
                     releases = 1 + (setting.kind == "two releases")
                     labels.append(sketches.labels(z, releases, k, draw))
-            told, found = labels
-            count = len(set(found))
+            told_labels, found_labels = labels
+            count = len(set(found_labels))
             yield {
                 "data": setting.data,
                 "shift": setting.shift,
@@ -373,8 +373,8 @@ def measured(setting: Setting, seed: int, draws: int) -> Iterator[dict[str, Any]
                 "kind": setting.kind,
                 "seed": seed,
                 "draw": number,
-                "ari": round(agreement(told, truth)["ari"], 4),
-                "ari_found": round(agreement(found, truth)["ari"], 4),
+                "ari": round(agreement(told_labels, truth)["ari"], 4),
+                "ari_found": round(agreement(found_labels, truth)["ari"], 4),
                 "found": count,
                 "right": count == setting.clusters,
             }
@@ -438,16 +438,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "signatures.csv")
     parser.add_argument("--one-release", action="store_true", help="measure single releases")
     parser.add_argument("--limits", action="store_true", help="measure what stops few samples")
-    given = parser.parse_args(arguments)
-    if given.limits:
-        rows = limits(given.seeds, given.draws)
+    options = parser.parse_args(arguments)
+    if options.limits:
+        rows = limits(options.seeds, options.draws)
         print(write("signatures_limits", rows))
         return
-    journal = Journal(given.out, KEY, COLUMNS)
-    for seed in given.seeds:
-        for setting in settings(given.one_release):
+    journal = Journal(options.out, KEY, COLUMNS)
+    for seed in options.seeds:
+        for setting in settings(options.one_release):
             if journal.lacks({**vars(setting), "seed": seed}):
-                journal.append(measured(setting, seed, given.draws))
+                journal.append(measured(setting, seed, options.draws))
 
 
 if __name__ == "__main__":

@@ -161,13 +161,13 @@ OF_OTHERS: dict[str, Setting] = {
 }
 
 
-def drawn(part: str) -> dict[str, Setting]:
+def drawn(part_name: str) -> dict[str, Setting]:
     """Return settings that are drawn at random, each protocol equally often.
 
     Args:
-        part: "held-out" or "held-out anew".
+        part_name: "held-out" or "held-out anew".
     """
-    seed, count = DRAWS[part]
+    seed, count = DRAWS[part_name]
     draw = np.random.default_rng(seed)
     names = list(PROTOCOLS)
     settings = {}
@@ -182,7 +182,7 @@ def drawn(part: str) -> dict[str, Setting]:
             name,
             data,
             str(draw.choice([SWAP, TURN])),
-            int(draw.choice(CLIENTS[part])),
+            int(draw.choice(CLIENTS[part_name])),
             int(draw.choice([40, 60])) * (1 if data == "digits" else 2),
             2.0 ** int(power),
             options,
@@ -190,18 +190,18 @@ def drawn(part: str) -> dict[str, Setting]:
     return settings
 
 
-def settings_of(part: str) -> dict[str, Setting]:
+def settings_of(part_name: str) -> dict[str, Setting]:
     """Return the settings of a part by name.
 
     Args:
-        part: one of `PARTS`, or `MISSES`.
+        part_name: one of `PARTS`, or `MISSES`.
     """
-    if part == NEW:
+    if part_name == NEW:
         return drawn(NEW)
-    if part == MISSES:
+    if part_name == MISSES:
         return {name: drawn(NEW)[name] for name in MISSED}
-    known = {DEVELOPMENT: DEVELOPED, DROWNED: OF_DROWNED}
-    return known.get(part) or {**OF_OTHERS, **drawn(HELD_OUT)}
+    fixed = {DEVELOPMENT: DEVELOPED, DROWNED: OF_DROWNED}
+    return fixed.get(part_name) or {**OF_OTHERS, **drawn(HELD_OUT)}
 
 
 def grid_of(setting: Setting) -> list[dict[str, Any]]:
@@ -210,48 +210,48 @@ def grid_of(setting: Setting) -> list[dict[str, Any]]:
     Args:
         setting: of the runs.
     """
-    own = GRIDS.get(setting.protocol, [{}])
+    mechanisms = GRIDS.get(setting.protocol, [{}])
     if setting.protocol not in GRIDS and setting.options["dp_unit"] == "client":
-        own = PLACES
+        mechanisms = PLACES
     grid = []
     trained = NETWORKS_AND_ROUNDS + (FEWER if setting.options["dp_unit"] == "client" else [])
-    for (network, rounds), mechanism in itertools.product(trained, own):
+    for (network, rounds), mechanism in itertools.product(trained, mechanisms):
         # before its clusters FL+HC trains for ten rounds
         if setting.protocol == "flhc" and rounds <= 10:
             continue
-        if network == "linear" or mechanism == own[min(1, len(own) - 1)]:
+        if network == "linear" or mechanism == mechanisms[min(1, len(mechanisms) - 1)]:
             grid.append({"model": network, "rounds": rounds, **mechanism})
     return grid
 
 
-def cells(part: str, seeds: int) -> list[Cell]:
+def cells(part_name: str, seeds: int) -> list[Cell]:
     """Return setting by options by seed.
 
     Args:
-        part: one of `PARTS`, or `MISSES`.
+        part_name: one of `PARTS`, or `MISSES`.
         seeds: how many.
     """
     grid: list[Cell] = []
-    for name, setting in settings_of(part).items():
+    for name, setting in settings_of(part_name).items():
         others = grid_of(setting)
-        if part == MISSES:
-            others = [known[name] for known in (MISSED, FORMER) if name in known]
+        if part_name == MISSES:
+            others = [by_setting[name] for by_setting in (MISSED, FORMER) if name in by_setting]
         texts = [DEFAULT, *(json.dumps(options) for options in others)]
-        grid += product(part=[part], setting=[name], options=texts)
-    first = FIRST_SEED[part]
+        grid += product(part=[part_name], setting=[name], options=texts)
+    first = FIRST_SEED[part_name]
     return with_seeds(grid, range(first, first + seeds))
 
 
 @lru_cache(maxsize=4)
-def clients_of(part: str, name: str, seed: int) -> Federation:
+def clients_of(part_name: str, name: str, seed: int) -> Federation:
     """Return the clients of a setting.
 
     Args:
-        part: of the setting.
+        part_name: of the setting.
         name: of the setting.
         seed: of the federation.
     """
-    setting = settings_of(part)[name]
+    setting = settings_of(part_name)[name]
     clusters = None if setting.shift == "iid" else 4
     return Federation.simulate(
         setting.data,
@@ -273,12 +273,12 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     setting = settings_of(cell["part"])[cell["setting"]]
     federation = clients_of(cell["part"], cell["setting"], cell["seed"])
-    kind = protocol_class(setting.protocol)
+    protocol = protocol_class(setting.protocol)
     options = {**setting.options, "target_epsilon": setting.epsilon}
     if cell["options"] == DEFAULT:
-        method = kind(**options)
+        method = protocol(**options)
     else:
-        method = as_told(kind, {"clip": 1.0, **options, **json.loads(cell["options"])})
+        method = as_told(protocol, {"clip": 1.0, **options, **json.loads(cell["options"])})
     fitted = method.fit(federation, SEEDED)
     return {
         "accuracy": float(np.nanmean(fitted.scores_)),
@@ -288,33 +288,35 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
 
 
-def judged(part: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def judged(part_name: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return for each setting the default beside the best of the grid.
 
     Args:
-        part: of the settings.
+        part_name: of the settings.
         rows: of the sheet.
     """
-    found = []
-    for name, setting in settings_of(part).items():
-        whole: dict[str, dict[str, float]] = {}
+    verdicts = []
+    for name, setting in settings_of(part_name).items():
+        scores: dict[str, dict[str, float]] = {}
         chosen = ""
         for row in rows:
-            if (row["part"], row["setting"], row["status"]) == (part, name, "done"):
-                whole.setdefault(row["options"], {})[row["seed"]] = float(row["accuracy"])
+            if (row["part"], row["setting"], row["status"]) == (part_name, name, "done"):
+                scores_by_seed = scores.setdefault(row["options"], {})
+                scores_by_seed[row["seed"]] = float(row["accuracy"])
                 chosen = row["chosen"] if row["options"] == DEFAULT else chosen
         # seeds of which every run is done
-        seeds = set.intersection(*map(set, whole.values())) if whole else set()
-        own = {seed: score for seed, score in whole.pop(DEFAULT, {}).items() if seed in seeds}
-        if not own or not whole:
+        seeds = set.intersection(*map(set, scores.values())) if scores else set()
+        of_default = scores.pop(DEFAULT, {})
+        default_scores = {seed: score for seed, score in of_default.items() if seed in seeds}
+        if not default_scores or not scores:
             continue
-        best = max(whole, key=lambda key: fmean(whole[key][seed] for seed in own))
-        best_mean = fmean(whole[best][seed] for seed in own)
-        fair = fmean(_fairly_best(whole, own, seed) for seed in own)
-        mean = fmean(own.values())
-        found.append(
+        best = max(scores, key=lambda key: fmean(scores[key][seed] for seed in default_scores))
+        best_mean = fmean(scores[best][seed] for seed in default_scores)
+        fair = fmean(_fairly_best(scores, default_scores, seed) for seed in default_scores)
+        mean = fmean(default_scores.values())
+        verdicts.append(
             {
-                "part": part,
+                "part": part_name,
                 "setting": name,
                 "protocol": setting.protocol,
                 "data": setting.data,
@@ -327,10 +329,10 @@ def judged(part: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "gap": f"{fair - mean:.3f}",
                 "within": fair - mean <= MARGIN,
                 "lost": mean < 1 / CLASSES + ABOVE_CHANCE <= fair,
-                "seeds": len(own),
+                "seeds": len(default_scores),
             }
         )
-    return found
+    return verdicts
 
 
 def _fairly_best(
@@ -370,17 +372,17 @@ def compared(rows: Sequence[Row]) -> list[dict[str, Any]]:
         seeds = sorted(default.keys() & others.keys())
         if options == DEFAULT or len(seeds) < 2:
             continue
-        own = [float(default[seed]["accuracy"]) for seed in seeds]
-        other = [float(others[seed]["accuracy"]) for seed in seeds]
-        leads = np.subtract(other, own)
+        default_accuracies = [float(default[seed]["accuracy"]) for seed in seeds]
+        other_accuracies = [float(others[seed]["accuracy"]) for seed in seeds]
+        leads = np.subtract(other_accuracies, default_accuracies)
         half = t.ppf(0.975, len(seeds) - 1) * leads.std(ddof=1) / math.sqrt(len(seeds))
         lines.append(
             {
                 "setting": name,
                 "chosen": _in_words(default[seeds[0]]["chosen"]),
                 "other": _in_words(options),
-                "accuracy": f"{fmean(own):.3f}",
-                "accuracy_other": f"{fmean(other):.3f}",
+                "accuracy": f"{fmean(default_accuracies):.3f}",
+                "accuracy_other": f"{fmean(other_accuracies):.3f}",
                 "lead": f"{leads.mean():.3f}",
                 "low": f"{leads.mean() - half:.3f}",
                 "high": f"{leads.mean() + half:.3f}",
@@ -406,12 +408,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet("target_runs", RESULTS)
     sheet.fill(cells(chosen.part, chosen.seeds), measure, chosen.minutes)
     rows = read(sheet.path)
-    lines = [line for part in PARTS for line in judged(part, rows)]
-    for part in PARTS:
-        some = [line for line in lines if line["part"] == part]
+    lines = [line for part_name in PARTS for line in judged(part_name, rows)]
+    for part_name in PARTS:
+        some = [line for line in lines if line["part"] == part_name]
         within = sum(line["within"] for line in some)
         lost = sum(line["lost"] for line in some)
-        print(f"{part}: {within} of {len(some)} within {MARGIN}, {lost} at chance")
+        print(f"{part_name}: {within} of {len(some)} within {MARGIN}, {lost} at chance")
     misses = compared(rows)
     for line in misses:
         print(", ".join(f"{name} {value}" for name, value in line.items()))

@@ -106,7 +106,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     said = fitted.warning_ or ""
     agreement = fitted.agreement_
     power = fitted.kept_.learned.power or {}
-    named = next((reason for part, reason in REASONS.items() if part in said), "")
+    named = next((reason for fragment, reason in REASONS.items() if fragment in said), "")
     return {
         "ari": None if agreement is None else agreement["ari"],
         "clusters": len(set(fitted.labels_.tolist())),
@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet("words", RESULTS)
     rows = sheet.fill(cells(), measure, chosen.minutes)
     done = [row for row in rows if row["status"] == "done"]
-    print(f"{sum(row['right'] == 'True' for row in done)} of {len(done)} sentences are right")
+    right = sum(row["right"] == "True" for row in done)
+    print(f"{right} of {len(done)} sentences are right")
     return sheet.path
 
 

@@ -241,7 +241,7 @@ def kept(folder: Path, run: FinishedRun) -> tuple[list[Kept], list[str]]:
     Returns:
         Those whose table and page are what an audit wrote, the server's first; and the sentences.
     """
-    found = []
+    audits = []
     refused = []
     for path in sorted(folder.glob(f"audit-*{RESULT}"), key=_place):
         if run_folder.AUDITS.fullmatch(path.name) is None:
@@ -252,8 +252,8 @@ def kept(folder: Path, run: FinishedRun) -> tuple[list[Kept], list[str]]:
             refused.append(str(error))
             continue
         if audit.table["run"] == identity(run):
-            found.append(audit)
-    return found, refused
+            audits.append(audit)
+    return audits, refused
 
 
 def _read(folder: Path, name: str) -> Kept:
@@ -345,5 +345,5 @@ def _title(run: FinishedRun) -> str:
 
 def _place(path: Path) -> tuple[bool, bool, str]:
     """Return where an audit stands among others: the server's first, and those of clients last."""
-    kind = path.name.split("-")[1].partition(".")[0]
-    return kind != "server", kind == "client", path.name
+    role = path.name.split("-")[1].partition(".")[0]
+    return role != "server", role == "client", path.name

@@ -34,7 +34,9 @@ def page(title: str, audits: Sequence[Content], facts: Sequence[tuple[str, str]]
     paragraphs = []
     for audit in audits:
         made = str(audit.get("made", "")).partition("T")[0]
-        heading = f"{_name(audit)}{f', audited on {made}' if made else ''}"
+        heading = _name(audit)
+        if made:
+            heading += f", audited on {made}"
         text = str(audit.get("summary") or " ".join(audit["headline"]))
         paragraphs.append(html.subsection(heading, html.paragraph(text)))
     return html.document(
@@ -74,8 +76,8 @@ def _side_by_side(audits: Sequence[Content]) -> str:
         for position in range(len(audits)):
             cells.append(_cell(entries[attack].get(position)))
         rows.append(cells)
-    left = len(words) - len(rows)
-    note = f"{left} of {len(words)} attacks have no score for any of these adversaries."
+    omitted = len(words) - len(rows)
+    note = f"{omitted} of {len(words)} attacks have no score for any of these adversaries."
     headings = ["what would be learned", "attack", *map(_name, audits)]
     table = html.table(headings, rows)
     return html.section(
@@ -83,14 +85,14 @@ def _side_by_side(audits: Sequence[Content]) -> str:
     )
 
 
-def _rank(row: Content, found: Any) -> tuple[int, int]:
+def _rank(row: Content, entries: Any) -> tuple[int, int]:
     """Return where a row stands: by what any adversary has of it, then by its harm.
 
     Args:
         row: of an audit's table.
-        found: entries of the run, of the adversaries with a score.
+        entries: of the run, of the adversaries with a score.
     """
-    best = min(STANDINGS.index(entry.get("standing")) for entry in found)
+    best = min(STANDINGS.index(entry.get("standing")) for entry in entries)
     harm = str(row.get("harm", Harm.MESSAGES.name)).upper()
     return best, Harm[harm] if harm in Harm.__members__ else Harm.MESSAGES
 

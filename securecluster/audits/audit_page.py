@@ -394,16 +394,16 @@ def _given(finding: Finding) -> tuple[NDArray[Any], NDArray[Any]] | None:
     if guess.quantity != "membership" or "candidates" not in guess.details:
         return None
     candidates = np.asarray(guess.details["candidates"])
-    given = []
+    client_values = []
     is_member = []
     for client, values in guess.values.items():
         client_samples = {
             sample.tobytes() for sample in np.asarray(finding.truth.federation.shards[client].x)
         }
-        given.append(np.asarray(values))
+        client_values.append(np.asarray(values))
         is_member.append([sample.tobytes() in client_samples for sample in candidates])
     flags = np.concatenate(is_member)
-    scores = np.concatenate(given)
+    scores = np.concatenate(client_values)
     return scores[flags], scores[~flags]
 
 

@@ -101,32 +101,36 @@ def _answers(audit: Audit, clients: int) -> Iterator[str]:
         audit: the results.
         clients: their number.
     """
-    who = audit.adversary.numbered
+    adversary = audit.adversary.numbered
     ran = [finding for finding in audit.findings[RUN] if finding.guess is not None]
     if audit.tried:
-        yield f"What could {who} learn about the {clients} clients and the records that they hold?"
+        yield (
+            f"What could {adversary} learn about the {clients} clients and the records that they "
+            "hold?"
+        )
     elif ran:
         yield (
             f"Nothing was measured: {len(ran)} of {len(audit.findings[RUN])} attacks guessed "
-            f"something from what {who} observed of {clients} clients, and without the clients' "
-            "data nobody knows whether they are right."
+            f"something from what {adversary} observed of {clients} clients, and without the "
+            "clients' data nobody knows whether they are right."
         )
     else:
         yield (
             f"Nothing was tried: none of {len(audit.findings[RUN])} attacks has what it needs in "
-            f"what {who} observed of {clients} clients, so this page says neither that data are "
-            "safe nor that they are not."
+            f"what {adversary} observed of {clients} clients, so this page says neither that data "
+            "are safe nor that they are not."
         )
     yield assumption(audit.adversary)
     by_outcome: dict[str, list[Finding]] = {}
     for finding, _ in ordered(audit):
         by_outcome.setdefault(outcome(finding), []).append(finding)
     said: set[str] = set()
-    for kind in OUTCOMES[:-1]:
+    for outcome_name in OUTCOMES[:-1]:
         # what one attack learns is not also what another one does not
-        new = [finding for finding in by_outcome.get(kind, ()) if finding.learns not in said]
+        findings = by_outcome.get(outcome_name, ())
+        new = [finding for finding in findings if finding.learns not in said]
         if new:
-            yield _sentence(kind, new)
+            yield _sentence(outcome_name, new)
         said |= {finding.learns for finding in new}
     prevented = _prevented(audit)
     if prevented:
@@ -151,52 +155,52 @@ def assumption(adversary: Adversary) -> str:
     return f"{text}."
 
 
-def _sentence(kind: str, findings: Sequence[Finding]) -> str:
+def _sentence(outcome_name: str, findings: Sequence[Finding]) -> str:
     """Return what findings of one kind say.
 
     Args:
-        kind: one of `OUTCOMES`.
+        outcome_name: one of `OUTCOMES`.
         findings: of this kind.
     """
     learned = _named(findings)
-    if kind == "broken":
+    if outcome_name == "broken":
         protections = ", ".join(dict.fromkeys(finding.protections for finding in findings))
         return f"It could learn {learned}. The run claims to hide it, by {protections}: this broke."
-    if kind == "visible":
+    if outcome_name == "visible":
         return f"It could learn {learned}. This run claims to hide none of it."
-    if kind == "undecided":
+    if outcome_name == "undecided":
         return f"With so few clients it is not decided whether it could learn {learned}."
-    if kind == "bounded":
+    if outcome_name == "bounded":
         return f"Audits of the noise found no more than the ledger's ε allows: {learned}."
     return f"The attacks of this audit did no better than chance at learning {learned}. {NO_PROOF}"
 
 
 def _prevented(audit: Audit) -> list[Finding]:
     """Return the findings that are better than chance on the unprotected twin alone."""
-    found = []
+    prevented = []
     learned = set()
     for finding, twin in ordered(audit):  # those that learned on the run come first
         if outcome(finding) in OUTCOMES[:2]:
             learned.add(finding.learns)
         elif twin.verdict == BETTER and finding.learns not in learned:
-            found.append(finding)
-    return found
+            prevented.append(finding)
+    return prevented
 
 
 def _untried(audit: Audit) -> Iterator[str]:
     """Yield how many attacks could not be tried, and why."""
-    left = [finding for finding in audit.findings[RUN] if finding.score is None]
-    total = len(audit.findings[RUN])
+    unscored = [finding for finding in audit.findings[RUN] if finding.score is None]
+    attack_count = len(audit.findings[RUN])
     if not audit.tried:
         return
-    if not left:
-        yield f"All {total} attacks were tried."
+    if not unscored:
+        yield f"All {attack_count} attacks were tried."
         return
-    inapplicable = [finding for finding in left if finding.inapplicable]
-    text = f"{len(audit.tried)} of {total} attacks could be tried"
+    inapplicable = [finding for finding in unscored if finding.inapplicable]
+    text = f"{len(audit.tried)} of {attack_count} attacks could be tried"
     if inapplicable:
         text += f", and {len(inapplicable)} found nothing to work on in this run"
-    stopped = len(left) - len(inapplicable)
+    stopped = len(unscored) - len(inapplicable)
     if stopped:
         text += f"; {stopped} failed or took too long, so nothing is known of these"
     yield f"{text}."

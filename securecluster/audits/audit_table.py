@@ -46,7 +46,7 @@ class ScoreEntry(TypedDict):
 
 
 class Outcome(TypedDict):
-    """What an attack achieved on the run or on its twin."""
+    """Outcome of an attack on the run or on its twin."""
 
     verdict: str
     """against chance or the ledger's ε, or why there is no score"""

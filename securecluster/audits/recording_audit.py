@@ -91,9 +91,10 @@ class Declared(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         """Raise AbsentError."""
-        declared = name in ("lr", "epochs", "batch_size", "optimizer", "momentum", "clip")
         text = WORDS.get(name, f"{name!r} of the configuration")
-        raise AbsentError(f"{text} (TrainingFacts({name}=...))" if declared else text)
+        if name in ("lr", "epochs", "batch_size", "optimizer", "momentum", "clip"):
+            text += f" (TrainingFacts({name}=...))"
+        raise AbsentError(text)
 
 
 class UnknownNetwork:
@@ -148,7 +149,7 @@ class RecordingView(View):
 
 @dataclass(frozen=True)
 class _Target:
-    """What is attacked, and what is known of it."""
+    """Target of attacks, and what is known of it."""
 
     recording: Recording
     adversary: Adversary
@@ -219,8 +220,8 @@ def audit_recording(
     findings = []
     chosen = [attack_named(name) for name in attacks or attack_names()]
     for position, attack in enumerate(chosen):
-        left = clock.left if position == len(chosen) - 1 else clock.left / 2
-        findings.append(_finding(attack, target, Clock(max(left, 0.0))))
+        remaining = clock.left if position == len(chosen) - 1 else clock.left / 2
+        findings.append(_finding(attack, target, Clock(max(remaining, 0.0))))
     twins = []
     for finding in findings:
         reason = finding.reason if finding.score is None else NO_TWIN_CELL
@@ -293,16 +294,16 @@ def _tried(attack: Attack, target: _Target) -> tuple[str, Guess | None, Truth | 
 def _partitions(recording: Recording, clients: Path | str | None) -> dict[int, int]:
     """Return by node the position of its data, as far as somebody recorded it."""
     if clients is not None:
-        found = partitions_in(Path(clients))
-        if not found:
+        recorded = partitions_in(Path(clients))
+        if not recorded:
             raise UsageError(f"{clients} has no recordings of clients that tell their partition")
-        return found
-    told = {}
+        return recorded
+    declared = {}
     for exchange in recording.exchanges:
         for number, metrics in exchange["metrics"].items():
             if PARTITION in metrics:
-                told[recording.nodes[int(number)]] = int(metrics[PARTITION])
-    return told
+                declared[recording.nodes[int(number)]] = int(metrics[PARTITION])
+    return declared
 
 
 def _in_order(
@@ -336,11 +337,12 @@ def _network(
     if model is None or federation is None:
         return UnknownNetwork(dimension)
     network = build(model, federation.shape, federation.classes, Randomness(0))
-    own = [tuple(shape) for shape in network.shapes.values()]
-    if own != [shape for _, shape in shapes]:
+    parameter_shapes = [tuple(shape) for shape in network.shapes.values()]
+    sent_shapes = [shape for _, shape in shapes]
+    if parameter_shapes != sent_shapes:
         raise UsageError(
-            f"this network has the parameters {own}, and the app sent arrays of shapes "
-            f"{[shape for _, shape in shapes]}: give the app's network"
+            f"this network has the parameters {parameter_shapes}, and the app sent arrays of "
+            f"shapes {sent_shapes}: give the app's network"
         )
     return network
 
@@ -363,8 +365,8 @@ def page(recording: Recording, audit: Audit, command: str) -> str:
         command: that made the audit.
     """
     table = html.table(recording_report.HEADINGS, recording_report.messages(recording))
-    told = [text for text in (price(recording), recording_report.sampling(recording)) if text]
-    guarantee = " ".join(told) or NO_EPSILON
+    sentences = (price(recording), recording_report.sampling(recording))
+    guarantee = " ".join(sentence for sentence in sentences if sentence) or NO_EPSILON
     text = audit_summary.summary(audit, len(recording.nodes), guarantee)
     facts = [("app", f"{recording.app}, over Flower")]
     sections = [
@@ -406,8 +408,8 @@ def federation_of(path: str) -> Federation:
     Raises:
         UsageError: it returns something else.
     """
-    found = named(path, "--data")
-    federation = found() if callable(found) else found
+    loaded = named(path, "--data")
+    federation = loaded() if callable(loaded) else loaded
     if not isinstance(federation, Federation):
         raise UsageError(f"--data takes a function that returns a Federation, and {path} does not")
     return federation
@@ -422,8 +424,8 @@ def model_of(path: str) -> torch.nn.Module:
     Raises:
         UsageError: it makes something else.
     """
-    found = named(path, "--model")
-    model = found() if callable(found) and not isinstance(found, torch.nn.Module) else found
+    loaded = named(path, "--model")
+    model = loaded() if callable(loaded) and not isinstance(loaded, torch.nn.Module) else loaded
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"--model takes a class of a torch module, and {path} is none")
     return model

@@ -74,8 +74,8 @@ def sampling(recording: Recording) -> str:
     declared = facts.sampled_clients
     if declared is None:
         return ""
-    seen = _clients_by_round(recording)
-    others = {round: count for round, count in seen.items() if count != declared}
+    client_counts = _clients_by_round(recording)
+    others = {round: count for round, count in client_counts.items() if count != declared}
     if not others:
         return ""
     counts = sorted(set(others.values()))
@@ -96,7 +96,7 @@ def sampling(recording: Recording) -> str:
         return f"{sentence}."
     steps = []
     for round, count in _updates_by_round(recording).items():
-        share = min(1.0, seen.get(round, declared) / declared)
+        share = min(1.0, client_counts.get(round, declared) / declared)
         steps.append((facts.noise * share, 1.0, count))
     cost = accounting.epsilon(steps, facts.delta)
     return f"{sentence}, and the rounds that were recorded come to ε = {cost.epsilon:.3g}."
@@ -118,14 +118,14 @@ def messages(recording: Recording) -> list[tuple[str, ...]]:
         recording: of the app.
     """
     rows: list[tuple[str, ...]] = []
-    for kind in dict.fromkeys(exchange["kind"] for exchange in recording.exchanges):
-        chosen = [exchange for exchange in recording.exchanges if exchange["kind"] == kind]
+    for message_type in dict.fromkeys(exchange["kind"] for exchange in recording.exchanges):
+        chosen = [exchange for exchange in recording.exchanges if exchange["kind"] == message_type]
         rounds = len({exchange["round"] for exchange in chosen})
         pushes = sum(not exchange["late"] for exchange in chosen)
         down = sum(sum(exchange["down"]) for exchange in chosen)
         up = sum(sum(exchange["up"]) for exchange in chosen)
         updates = sum(exchange["updates"] for exchange in chosen)
-        rows.append((kind, str(rounds), str(pushes), f"{down:,}", f"{up:,}", str(updates)))
+        rows.append((message_type, str(rounds), str(pushes), f"{down:,}", f"{up:,}", str(updates)))
     return rows
 
 
@@ -147,8 +147,8 @@ def summary(recording: Recording) -> list[str]:
     if metrics:
         named = printable(", ".join(sorted(metrics)))
         sentences.append(f"Each client's own numbers reach the server in the open: {named}.")
-    told = [text for text in (price(recording), sampling(recording)) if text]
-    return [*sentences, *told, *notes(recording)]
+    guarantees = [text for text in (price(recording), sampling(recording)) if text]
+    return [*sentences, *guarantees, *notes(recording)]
 
 
 def _training(recording: Recording) -> Iterator[dict[str, Any]]:
@@ -169,9 +169,9 @@ def _updates_by_round(recording: Recording) -> dict[int, int]:
             silent.add(round)
     counts = {}
     for round, updates in sent.items():
-        most = max(updates.values(), default=int(round in silent))
-        if most:
-            counts[round] = most
+        maximum = max(updates.values(), default=int(round in silent))
+        if maximum:
+            counts[round] = maximum
     return counts
 
 
@@ -179,10 +179,10 @@ def _clients_by_round(recording: Recording) -> dict[int, int]:
     """Return by round of training how many clients sent an update."""
     clients: dict[int, set[int]] = {}
     for exchange in _training(recording):
-        found = updaters(exchange)
-        if found:
-            clients.setdefault(exchange["round"], set()).update(found)
-    return {round: len(found) for round, found in clients.items()}
+        senders = updaters(exchange)
+        if senders:
+            clients.setdefault(exchange["round"], set()).update(senders)
+    return {round: len(senders) for round, senders in clients.items()}
 
 
 def _may_be_training(gap: Gap) -> bool:
@@ -217,9 +217,9 @@ def _missing(recording: Recording) -> list[str]:
 
 def _gap(gap: Gap) -> str:
     """Return a gap in words."""
-    kind = gap["kind"] or "a message"
+    message_type = gap["kind"] or "a message"
     round = f" in round {gap['told']}" if gap["told"] else ""
-    return printable(f"{kind}{round} ({gap['gap']})")
+    return printable(f"{message_type}{round} ({gap['gap']})")
 
 
 def _unread(recording: Recording) -> list[str]:

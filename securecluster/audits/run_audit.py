@@ -128,7 +128,7 @@ class Adversary:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack achieved on one run.
+    """Result of one attack on one run.
 
     Args:
         attack: its name.
@@ -515,8 +515,8 @@ def finished(run: FinishedRun | ClusteringProtocol | Path | str) -> FinishedRun:
             'its folder, so fit it with folder="..."'
         )
     # the folder does not hold objects of the user's own, such as a module
-    own = type(run)(**run.get_params())
-    return open_run(folder, "audit", own)
+    protocol = type(run)(**run.get_params())
+    return open_run(folder, "audit", protocol)
 
 
 def _check_secret(run: FinishedRun, adversary: Adversary) -> None:
@@ -547,7 +547,7 @@ def _check_secret(run: FinishedRun, adversary: Adversary) -> None:
 
 @dataclass(frozen=True)
 class _Target:
-    """What is attacked, and by whom.
+    """Target of attacks, and its attacker.
 
     Args:
         run: the run.
@@ -919,9 +919,12 @@ def _active(
     if SERVER not in adversary.parties:
         return attack
     if hasattr(attack, "endpoint"):
-        kept = fitted.kept_
+        kept_run = fitted.kept_
         active.endpoint = build_client(
-            fitted, federation, kept.learned.settings, key_source=KeySource(secrets=kept.secrets())
+            fitted,
+            federation,
+            kept_run.learned.settings,
+            key_source=KeySource(secrets=kept_run.secrets()),
         )
     if isinstance(attack, TwoSums) and fitted.name == attack.protocol:
         active.second = _runs_without_one(fitted, federation, adversary)
@@ -940,9 +943,9 @@ def _runs_without_one(
     settings = _repeating(fitted.kept_.learned.settings)
     for position in range(min(LEAVING, len(federation))):
         if position not in runs:
-            left = at(position)
+            excluded = at(position)
             try:
-                runs[position] = experiments.without_client(fitted, federation, left, settings)
+                runs[position] = experiments.without_client(fitted, federation, excluded, settings)
             except UsageError:
                 # the method refuses as few clients, so that no server has such a run
                 break
@@ -1105,7 +1108,8 @@ def headline(audit: Audit) -> list[str]:
         ("Failed", [f for f in on_run if f.failed]),
     ):
         if chosen:
-            sentences.append(f"{heading}: {', '.join(finding.attack for finding in chosen)}.")
+            listed = ", ".join(finding.attack for finding in chosen)
+            sentences.append(f"{heading}: {listed}.")
     return sentences
 
 

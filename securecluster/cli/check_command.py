@@ -26,7 +26,7 @@ SET_BY_CHECKS = ("rounds", "mask", "clip", "noise", "placement", "dp_unit", "tar
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What is checked, and where the results go."""
+    """Choice of checks, and where the results go."""
 
     masks: tuple[str, ...] = ("none", "permutation", "rotation")
     """masks to compare; those that the protocol refuses are left out"""
@@ -45,14 +45,14 @@ def check(argv: list[str]) -> int:
         argv: the protocol, then the options.
     """
     name, arguments = protocol_first(argv, "check")
-    kind = class_of(name)
+    protocol = class_of(name)
     # not above: it loads torch
     from securecluster.protocols import conformance
 
-    options = _parsed(kind, name, arguments)
+    options = _parsed(protocol, name, arguments)
     if options.checks.json is not None:  # before minutes of work
         atomic_files.check_output(options.checks.json, IS_REPORT)
-    params = _params(kind, options.protocol)
+    params = _params(protocol, options.protocol)
     console = execution.console(options.checks.quiet)
 
     def show(line: Any) -> None:
@@ -60,7 +60,7 @@ def check(argv: list[str]) -> int:
             console.print(as_typed(str(line)), markup=False)
 
     report = conformance.check(
-        kind, masks=options.checks.masks, only=options.checks.only, report=show, **params
+        protocol, masks=options.checks.masks, only=options.checks.only, report=show, **params
     )
     show(report.closing)
     if options.checks.json is not None:
@@ -87,7 +87,7 @@ def class_of(name: str | None) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        protocol = getattr(importlib.import_module(module_name), class_name)
     except SecureClusterError:  # a mistake in the class, which the error names
         raise
     except Exception as error:  # anything that a module of somebody else's raises
@@ -95,30 +95,30 @@ def class_of(name: str | None) -> Any:
         raise UsageError(
             f"{name} cannot be imported ({reason}): correct the module, or its name"
         ) from None
-    if not (isinstance(found, type) and issubclass(found, ClusteringProtocol)):
+    if not (isinstance(protocol, type) and issubclass(protocol, ClusteringProtocol)):
         raise UsageError(f"{name} is no ClusteringProtocol: name its class")
-    return found
+    return protocol
 
 
-def _parsed(kind: Any, name: str | None, arguments: list[str]) -> Any:
+def _parsed(protocol: Any, name: str | None, arguments: list[str]) -> Any:
     """Return the options of the command line, with the small hyper-parameters of checks."""
     from securecluster.protocols.conformance import small_params
 
-    method = replace(section_of(kind), defaults=small_params(kind))
+    method = replace(section_of(protocol), defaults=small_params(protocol))
     sections = {"checks": Section("the checks", CheckOptions), "protocol": method}
     return command_line.parsed(
         f"securecluster check {printable(name or 'PROTOCOL')}", arguments, ABOUT, sections
     )
 
 
-def _params(kind: Any, given: Any) -> dict[str, Any]:
+def _params(protocol: Any, method: Any) -> dict[str, Any]:
     """Return the hyper-parameters of all runs.
 
     Raises:
         UsageError: one that the checks set themselves.
     """
-    params: dict[str, Any] = given.get_params()
-    defaults = {option.name: option.default for option in fields(kind)}
+    params: dict[str, Any] = method.get_params()
+    defaults = {option.name: option.default for option in fields(protocol)}
     for name in SET_BY_CHECKS:
         if params.pop(name) != defaults[name]:
             raise UsageError(

@@ -204,19 +204,21 @@ def show() -> None:
     )
 
 
-def _with_values(chosen: Sequence[str], given: Mapping[str, str] | None = None) -> Iterator[Values]:
+def _with_values(
+    chosen: Sequence[str], preset: Mapping[str, str] | None = None
+) -> Iterator[Values]:
     """Yield combinations in which the chosen options, and no others, differ from their defaults.
 
     Args:
         chosen: names of options.
-        given: values of some other options.
+        preset: values of some other options.
     """
-    given = given or {}
+    preset = preset or {}
     alternatives = []
     for option, values in OPTIONS.items():
         names = list(values)
-        if option in given:
-            alternatives.append([given[option]])
+        if option in preset:
+            alternatives.append([preset[option]])
         elif option in chosen:
             alternatives.append(names[1:])
         else:

@@ -223,9 +223,9 @@ def _run(argv: list[str]) -> int:
         argv: the protocol, then the options.
     """
     name, arguments = protocol_first(argv, "run")
-    kind = protocol_class(name)
+    protocol = protocol_class(name)
     options = command_line.parsed(
-        f"securecluster run {name or 'PROTOCOL'}", arguments, about(kind), of_protocol(kind)
+        f"securecluster run {name or 'PROTOCOL'}", arguments, about(protocol), of_protocol(protocol)
     )
     plans, federation = execution.prepare([options.protocol], options)
     from securecluster.folders import run_folder
@@ -241,8 +241,9 @@ def _run(argv: list[str]) -> int:
         _show(content, folder, console)
         if options.output.pictures:
             drawn = execution.draw(folder, content, fitted, console)
+            names = ", ".join(picture.name for picture in drawn)
             with output():
-                console.print(f"pictures: {', '.join(picture.name for picture in drawn)}")
+                console.print(f"pictures: {names}")
         return 0
 
 

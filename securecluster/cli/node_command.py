@@ -159,8 +159,8 @@ def _ledger(folder: Path, arguments: list[str]) -> int:
         path = ledger_of(folder, unit)
         if path.exists():
             budget = Budget(path, NO_BUDGET, policy.delta, unit)
-            left = "no limit" if policy.most_epsilon is None else f"{policy.most_epsilon:g}"
-            rows.append((unit, f"{budget.spent:.4g}", f"{policy.delta:g}", left))
+            limit = "no limit" if policy.most_epsilon is None else f"{policy.most_epsilon:g}"
+            rows.append((unit, f"{budget.spent:.4g}", f"{policy.delta:g}", limit))
     with output():
         if not rows:
             print("this client has released nothing")

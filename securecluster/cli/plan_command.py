@@ -23,7 +23,7 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is planned."""
+    """Options of a plan."""
 
     epsilon: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
     """targets for the ε of a whole run; inf is a run without noise"""
@@ -86,39 +86,41 @@ def start(argv: Sequence[str]) -> int:
     options = _parsed(labels, arguments)
     from securecluster.studies.plan import Outlook, frontier, plan
 
-    own = options.plan
+    plan_options = options.plan
     is_plan = outputs.json_with([field.name for field in fields(Outlook)])
-    _check_outputs(own, is_plan)
-    given = {name: value for name, value in vars(own).items() if name not in ("picture", "json")}
+    _check_outputs(plan_options, is_plan)
+    plan_arguments = {
+        name: value for name, value in vars(plan_options).items() if name not in ("picture", "json")
+    }
     for name, value in vars(options.protocols).items():
         if value is not None and value != _default(options.protocols, name):
-            given[name] = value
-    outlook = plan(labels, **given)
+            plan_arguments[name] = value
+    outlook = plan(labels, **plan_arguments)
     with output():
         for line in outlook.lines():
             print(as_typed(line))
-    if own.json is not None:
-        outputs.write_json(own.json, outlook.as_json(), is_plan)
-    if own.picture is not None:
-        outputs.write_picture(own.picture, frontier(outlook))
+    if plan_options.json is not None:
+        outputs.write_json(plan_options.json, outlook.as_json(), is_plan)
+    if plan_options.picture is not None:
+        outputs.write_picture(plan_options.picture, frontier(outlook))
     return 0
 
 
-def _check_outputs(own: PlanOptions, is_plan: Callable[[bytes], bool]) -> None:
+def _check_outputs(options: PlanOptions, is_plan: Callable[[bytes], bool]) -> None:
     """Raise an error for a file that cannot be written: before minutes of work.
 
     Args:
-        own: options of the command.
+        options: of the command.
         is_plan: True for the content of a file with forecasts.
     """
     from securecluster.core import atomic_files
 
-    if own.picture is not None:
-        if own.picture.suffix not in outputs.PICTURES:
-            raise UsageError(f"--picture {own.picture}: its name ends in .png, .pdf or .svg")
-        atomic_files.check_output(own.picture, outputs.is_picture)
-    if own.json is not None:
-        atomic_files.check_output(own.json, is_plan)
+    if options.picture is not None:
+        if options.picture.suffix not in outputs.PICTURES:
+            raise UsageError(f"--picture {options.picture}: its name ends in .png, .pdf or .svg")
+        atomic_files.check_output(options.picture, outputs.is_picture)
+    if options.json is not None:
+        atomic_files.check_output(options.json, is_plan)
 
 
 def _parsed(labels: Sequence[str], arguments: Sequence[str]) -> Any:
@@ -134,9 +136,9 @@ def _parsed(labels: Sequence[str], arguments: Sequence[str]) -> Any:
     comparison_options.check_owned(
         names, arguments, [option.name for option in fields(PlanOptions)]
     )
-    own = Section("the plan", PlanOptions)
+    section = Section("the plan", PlanOptions)
     methods = comparison_options.sections(names, without=sweep_plan.VARIED)["protocols"]
-    sections = {"plan": own, "protocols": methods}
+    sections = {"plan": section, "protocols": methods}
     return command_line.parsed(
         f"securecluster plan {' '.join(labels) or 'PROTOCOLS'}", arguments, ABOUT, sections
     )

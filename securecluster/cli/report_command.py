@@ -148,18 +148,18 @@ def _hand_over(run: FinishedRun, target: Path, options: Any) -> None:
     from securecluster.audits import audit_files
     from securecluster.reports import bundle, html_page, report_page
 
-    kept, refused = audit_files.kept(target, run)
+    kept_audits, refused = audit_files.kept(target, run)
     for sentence in refused:
         _warn(f"note: {sentence}")
-    for path in audit_files.overview(target, kept, run):
+    for path in audit_files.overview(target, kept_audits, run):
         if not options.quiet:
             _say(f"wrote {path}: all audits of this run")
     if options.bundle:
-        whole = options.with_uncovered
-        report_of_run = html_page.handed_over(report_page.page(run), whole)
-        audits_of_run = audit_files.handed_over(kept, run, whole)
+        with_uncovered = options.with_uncovered
+        report_of_run = html_page.handed_over(report_page.page(run), with_uncovered)
+        audits_of_run = audit_files.handed_over(kept_audits, run, with_uncovered)
         pages = {report_page.PAGE: report_of_run, **audits_of_run}
-        bundle.write(options.bundle, run, pages, whole)
+        bundle.write(options.bundle, run, pages, with_uncovered)
         _say(f"bundle: {options.bundle}")
 
 
@@ -267,9 +267,10 @@ def _print_written(paths: Sequence[Path], replaced: bool, options: Any) -> None:
         replaced: True if they were there before.
         options: of the command.
     """
+    verb = "replaced" if replaced else "wrote"
     if not options.quiet:
         for path in paths:
-            _say(f"{'replaced' if replaced else 'wrote'} {path}")
+            _say(f"{verb} {path}")
 
 
 def _check_bundle(options: Any) -> None:

@@ -103,15 +103,15 @@ class _Option:
         """
         if self.optional and text == "None":
             return None
-        for kind in self.kinds:
+        for value_type in self.kinds:
             try:
-                value = kind(text)
+                value = value_type(text)
             except ValueError:
                 continue
             # beyond the range of floats, numbers would become infinite, which means another thing
             if value in (math.inf, -math.inf) and not INFINITE.fullmatch(text.strip()):
                 raise UsageError(f"{self.flag} {quoted(text)} is too large: give a smaller number")
-            if kind is not Path or text:  # an empty path is the current folder
+            if value_type is not Path or text:  # an empty path is the current folder
                 return value
         raise UsageError(f"{self.flag} takes {self.takes}, not {quoted(text)}")
 
@@ -154,25 +154,26 @@ def parsed(
     parser = _Parser(prog=command, add_help=False, allow_abbrev=False)
     for option in flags.values():
         _add(parser, option)
-    given = vars(parser.parse_args(_spelled(command, arguments, flags)))
+    by_flag = vars(parser.parse_args(_spelled(command, arguments, flags)))
     values = {}
     for name, group in options.items():
-        own = {option.field: given[option.flag] for option in group if option.flag in given}
+        named = [option for option in group if option.flag in by_flag]
+        field_values = {option.field: by_flag[option.flag] for option in named}
         section = sections[name]
-        values[name] = section.kind(**{**section.defaults, **own})
+        values[name] = section.kind(**{**section.defaults, **field_values})
     return make_dataclass("Options", values)(**values)
 
 
-def of_folder(command: str, arguments: Sequence[str], kind: Any) -> Any:
+def of_folder(command: str, arguments: Sequence[str], options_class: Any) -> Any:
     """Return the options of a command that takes a folder first.
 
     Args:
         command: its name.
         arguments: after the folder.
-        kind: dataclass of the options, whose documentation says what the command does.
+        options_class: dataclass of the options, whose documentation says what the command does.
     """
-    sections = {"options": Section("options", kind)}
-    text = inspect.getdoc(kind) or ""
+    sections = {"options": Section("options", options_class)}
+    text = inspect.getdoc(options_class) or ""
     return parsed(f"securecluster {command} DIR", arguments, text, sections).options
 
 
@@ -203,7 +204,8 @@ class _Tuple(argparse.Action):
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
         """Store the values."""
-        setattr(namespace, self.dest, None if values == [None] else tuple(values))
+        value = None if values == [None] else tuple(values)
+        setattr(namespace, self.dest, value)
 
 
 def _spelled(command: str, arguments: Sequence[str], flags: Mapping[str, _Option]) -> list[str]:
@@ -288,7 +290,8 @@ def _types(hint: Any, default: Any) -> tuple[tuple[Any, ...], bool, bool]:
         kinds.add(member)
     if bool in kinds:
         return (), False, False
-    return tuple(kind for kind in WORDS if kind in kinds), NoneType in kinds, several
+    value_types = tuple(value_type for value_type in WORDS if value_type in kinds)
+    return value_types, NoneType in kinds, several
 
 
 def _in_words(default: Any) -> str:

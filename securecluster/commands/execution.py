@@ -266,11 +266,11 @@ def watched_run(
     from securecluster.statements.result import Subject
 
     clock = progress.TimeLeft()
-    total = plan.protocol.total_rounds
+    total_rounds = plan.protocol.total_rounds
 
     def say(line: Line) -> None:
-        left = clock.after(line["round"], total)
-        text = report.line_text(line, total, left)
+        remaining = clock.after(line["round"], total_rounds)
+        text = report.line_text(line, total_rounds, remaining)
         with output():
             console.print(text)
 

@@ -127,8 +127,8 @@ def section_of(protocol: Any) -> Section:
     from securecluster.protocols.common.base import ClusteringProtocol
 
     shared = {option.name for option in fields(ClusteringProtocol)} | protocol._group_of.keys()
-    own = {option.name for option in fields(protocol)} - shared
-    return Section("method and privacy", protocol, USUAL | own)
+    protocol_options = {option.name for option in fields(protocol)} - shared
+    return Section("method and privacy", protocol, USUAL | protocol_options)
 
 
 def protocol_first(argv: list[str], command: str) -> tuple[str | None, list[str]]:
@@ -154,14 +154,14 @@ def protocol_first(argv: list[str], command: str) -> tuple[str | None, list[str]
     return argv[0], argv[1:]
 
 
-def with_common(own: Mapping[str, Section]) -> dict[str, Section]:
+def with_common(sections: Mapping[str, Section]) -> dict[str, Section]:
     """Return a command's own options, followed by those that every run takes.
 
     Args:
-        own: by name.
+        sections: by name.
     """
     return {
-        **own,
+        **sections,
         "simulation": Section("clients and their data", Simulation, USUAL),
         "settings": Section("the run", Settings, USUAL, {"transcript": "auto"}),
         "output": Section("files and output", Output),

@@ -233,8 +233,8 @@ def leaving(value: Any, rule: Rule, whose: Collection[Whose]) -> Any:
         `STAYS` where nothing may.
     """
     if isinstance(rule, tuple):
-        found = (leaving(value, option, whose) for option in rule)
-        return next((kept for kept in found if kept is not STAYS), STAYS)
+        candidates = (leaving(value, option, whose) for option in rule)
+        return next((retained for retained in candidates if retained is not STAYS), STAYS)
     if isinstance(rule, Whose):
         return value if rule in whose and _is_leaf(value) else STAYS
     if isinstance(rule, FileName):
@@ -273,9 +273,9 @@ def _of_object(value: Any, rule: Each | Mapping[str, Rule], whose: Collection[Wh
     entries = {}
     for name, inner in value.items():
         inner_rule = rule.rule if isinstance(rule, Each) else rule.get(name, OWNER)
-        kept = leaving(inner, inner_rule, whose)
-        if kept is not STAYS:
-            entries[name] = kept
+        released = leaving(inner, inner_rule, whose)
+        if released is not STAYS:
+            entries[name] = released
     return entries
 
 

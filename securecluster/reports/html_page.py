@@ -109,27 +109,27 @@ def document(title: str, sections: Iterable[str]) -> str:
 {body}{END}"""
 
 
-def shown(*parts: str) -> str:
+def shown(*blocks: str) -> str:
     """Return HTML that `handed_over` keeps; what is not marked like this stays with the owner.
 
     Args:
-        parts: as HTML, without marked parts within them; empty ones are left out.
+        blocks: as HTML, without marked parts within them; empty ones are left out.
     """
-    return _marked(SHOWN, parts)
+    return _marked(SHOWN, blocks)
 
 
-def uncovered(*parts: str) -> str:
+def uncovered(*blocks: str) -> str:
     """Return HTML that no ε covers, which `handed_over` keeps where the owner says so.
 
     Args:
-        parts: as HTML, without marked parts within them; empty ones are left out.
+        blocks: as HTML, without marked parts within them; empty ones are left out.
     """
-    return _marked(UNCOVERED, parts)
+    return _marked(UNCOVERED, blocks)
 
 
-def _marked(mark: str, parts: Iterable[str]) -> str:
+def _marked(mark: str, blocks: Iterable[str]) -> str:
     """Return HTML between marks; no text where there is none."""
-    content = "\n".join(part for part in parts if part)
+    content = "\n".join(block for block in blocks if block)
     return f"<!--{mark}-->{content}<!--/{mark}-->" if content else ""
 
 
@@ -155,15 +155,15 @@ def handed_over(page: str, with_uncovered: bool = False) -> str:
         ValueError: this is no such page, or not all of one.
     """
     head, copy, body = page.partition(COPY)
-    whole = page.startswith("<!DOCTYPE html>") and body.endswith(END)
-    if not (whole and copy and COPY not in body and _in_pairs(MARK.findall(page))):
+    is_complete = page.startswith("<!DOCTYPE html>") and body.endswith(END)
+    if not (is_complete and copy and COPY not in body and _in_pairs(MARK.findall(page))):
         raise ValueError("this is no whole page")
     kinds = {SHOWN, UNCOVERED} if with_uncovered else {SHOWN}
     sections = []
     for heading, content in SECTION.findall(body):
-        parts = [part for kind, part in PART.findall(content) if kind in kinds]
-        if parts:
-            sections.append("\n".join(["<section>", heading, *parts, "</section>"]))
+        blocks = [block for mark, block in PART.findall(content) if mark in kinds]
+        if blocks:
+            sections.append("\n".join(["<section>", heading, *blocks, "</section>"]))
     note = WITH_UNCOVERED if with_uncovered else WITHOUT_UNCOVERED
     return "\n".join([head + paragraph(note, "note"), *sections]) + END
 
@@ -175,42 +175,42 @@ def _in_pairs(marks: Sequence[tuple[str, str]]) -> bool:
         marks: "/" of an end, else "", and the kind of each.
     """
     begins = marks[::2]
-    ends = [("/", kind) for slash, kind in begins if not slash]
+    ends = [("/", mark) for slash, mark in begins if not slash]
     return list(marks[1::2]) == ends and len(begins) == len(ends)
 
 
-def section(heading: str, *parts: str) -> str:
+def section(heading: str, *blocks: str) -> str:
     """Return a section with a heading; no text where it has no content.
 
     Args:
         heading: as plain text.
-        parts: as HTML; empty ones are left out.
+        blocks: as HTML; empty ones are left out.
     """
-    content = [block for block in parts if block]
+    content = [block for block in blocks if block]
     if not content:
         return ""
     body = "\n".join(content)
     return f"<section>\n<h2>{escape(heading)}</h2>\n{body}\n</section>"
 
 
-def subsection(heading: str, *parts: str) -> str:
+def subsection(heading: str, *blocks: str) -> str:
     """Return HTML under a heading of the third level.
 
     Args:
         heading: as plain text.
-        parts: as HTML.
+        blocks: as HTML.
     """
-    return "\n".join([f"<h3>{escape(heading)}</h3>", *parts])
+    return "\n".join([f"<h3>{escape(heading)}</h3>", *blocks])
 
 
-def paragraph(text: str, kind: str = PLAIN) -> str:
+def paragraph(text: str, css_class: str = PLAIN) -> str:
     """Return a paragraph.
 
     Args:
         text: plain text.
-        kind: its class, such as "note".
+        css_class: its class, such as "note".
     """
-    return f"<p{_class(kind)}>{escape(text)}</p>"
+    return f"<p{_class(css_class)}>{escape(text)}</p>"
 
 
 def items(texts: Iterable[str]) -> str:
@@ -225,14 +225,14 @@ def items(texts: Iterable[str]) -> str:
     return "<ul>\n" + "\n".join(entries) + "\n</ul>"
 
 
-def folded(line: str, *parts: str) -> str:
+def folded(line: str, *blocks: str) -> str:
     """Return HTML that one line stands for until a reader opens it; no text without parts.
 
     Args:
         line: plain text.
-        parts: as HTML; empty ones are left out.
+        blocks: as HTML; empty ones are left out.
     """
-    content = [block for block in parts if block]
+    content = [block for block in blocks if block]
     if not content:
         return ""
     body = "\n".join(content)
@@ -326,7 +326,7 @@ def bars(caption: str, labels: Sequence[str], series: Sequence[tuple[str, Sequen
     """
     highest = max([1e-12, *(value for _, values in series for value in values)])
     top = f"{highest:.3g}"
-    left = _width_of(top) + 8
+    margin = _width_of(top) + 8
     widest = max([0, *(_width_of(label) for label in labels)])
     group = max(24 * max(1, len(series)), widest + 6)
     shapes = []
@@ -334,16 +334,16 @@ def bars(caption: str, labels: Sequence[str], series: Sequence[tuple[str, Sequen
         colour = ("var(--chart)", "var(--other)")[s % 2]
         for k, value in enumerate(values):
             height = 120 * max(0.0, value) / highest
-            x = left + group * k + 20 * s
+            x = margin + group * k + 20 * s
             shapes.append(
                 f'<rect x="{x}" y="{140 - height:.1f}" width="18" height="{height:.1f}" '
                 f'fill="{colour}"/>'
             )
     for k, label in enumerate(labels):
-        x = left + group * k + group // 2
+        x = margin + group * k + group // 2
         shapes.append(f'<text x="{x}" y="156" text-anchor="middle">{escape(label)}</text>')
-    shapes.append(f'<text x="{left - 4}" y="26" text-anchor="end">{top}</text>')
-    width = left + group * len(labels) + 10
+    shapes.append(f'<text x="{margin - 4}" y="26" text-anchor="end">{top}</text>')
+    width = margin + group * len(labels) + 10
     return _chart(caption, width, 164, shapes, [name for name, _ in series])
 
 
@@ -381,16 +381,16 @@ def steps(caption: str, points: Sequence[tuple[float, float]]) -> str:
     highest = max([1e-12, *(y for _, y in points)])
     top = f"{highest:.3g}"
     end = f"{last:g}"
-    left = max(50, _width_of(top) + 10)
-    right = left + 290
+    margin = max(50, _width_of(top) + 10)
+    right = margin + 290
     path = []
     for x, y in points:
-        path.append(f"{left + 290 * (x - first) / span:.1f},{140 - 120 * y / highest:.1f}")
+        path.append(f"{margin + 290 * (x - first) / span:.1f},{140 - 120 * y / highest:.1f}")
     shapes = [
-        f'<line x1="{left}" y1="140" x2="{right}" y2="140" stroke="var(--line)"/>',
-        f'<text x="{left - 6}" y="26" text-anchor="end">{top}</text>',
-        f'<text x="{left - 6}" y="144" text-anchor="end">0</text>',
-        f'<text x="{left}" y="156" text-anchor="middle">{first:g}</text>',
+        f'<line x1="{margin}" y1="140" x2="{right}" y2="140" stroke="var(--line)"/>',
+        f'<text x="{margin - 6}" y="26" text-anchor="end">{top}</text>',
+        f'<text x="{margin - 6}" y="144" text-anchor="end">0</text>',
+        f'<text x="{margin}" y="156" text-anchor="middle">{first:g}</text>',
         f'<text x="{right}" y="156" text-anchor="middle">{end}</text>',
         f'<polyline points="{" ".join(path)}" fill="none" stroke="var(--chart)" stroke-width="2"/>',
     ]
@@ -418,8 +418,8 @@ def _chart(
     )
 
 
-def _class(kind: str) -> str:
+def _class(css_class: str) -> str:
     """Return a class attribute, or no text for no class."""
-    if not kind:
+    if not css_class:
         return ""
-    return f' class="{escape(kind)}"'
+    return f' class="{escape(css_class)}"'

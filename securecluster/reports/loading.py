@@ -106,9 +106,9 @@ def compared(folder: Path) -> list[str] | None:
         RunFolderError: no run folder, a damaged one, or one that compares something else.
     """
     names = run_folder.compared(folder)
-    known = protocol_names()
+    known_names = protocol_names()
     for position, name in enumerate(names or ()):
-        if name not in known:
+        if name not in known_names:
             json_types.refuse(folder / CONFIG, f"compare[{position}] is no protocol")
     return names
 

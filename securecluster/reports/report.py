@@ -23,13 +23,13 @@ Entries = dict[str, Any]
 Line = dict[str, Any]
 
 
-def line_text(line: Line, total_rounds: int, left: float = 0.0) -> str:
+def line_text(line: Line, total_rounds: int, remaining: float = 0.0) -> str:
     """Return one round as one printed line.
 
     Args:
         line: of history.jsonl.
         total_rounds: the number of rounds of the run.
-        left: seconds that are left, which are shown of runs that take long.
+        remaining: seconds that are left, which are shown of runs that take long.
     """
     phrases = [f"round {line['round']:>3}/{total_rounds}"]
     phrases.append(f"clusters {line['clusters']}")
@@ -50,8 +50,8 @@ def line_text(line: Line, total_rounds: int, left: float = 0.0) -> str:
         phrases.append(f"[bold]clustered into {_sizes(line['clustered'])}[/bold]")
     if "lambda" in line:
         phrases.append(_threshold_text(line))
-    if left > LONG:
-        phrases.append(f"{duration(left)} left")
+    if remaining > LONG:
+        phrases.append(f"{duration(remaining)} left")
     return "  ".join(phrases)
 
 
@@ -233,8 +233,8 @@ def bytes_table(sent: Sent) -> tuple[list[str], list[list[str]]]:
         headings["servers"] = "between servers"
     counts: dict[str, Any] = {**sent["by_message"], "all": sent}
     rows = []
-    for name, own in counts.items():
-        rows.append([name, *(f"{own.get(direction, 0):,}" for direction in headings)])
+    for name, byte_counts in counts.items():
+        rows.append([name, *(f"{byte_counts.get(direction, 0):,}" for direction in headings)])
     return ["message", *headings.values()], rows
 
 

@@ -58,16 +58,16 @@ def page(run: FinishedRun) -> str:
     return html.document(title("Report", run), sections(run))
 
 
-def title(kind: str, run: FinishedRun) -> str:
+def title(page_name: str, run: FinishedRun) -> str:
     """Return the heading of a page.
 
     Args:
-        kind: of the page.
+        page_name: its name.
         run: the run.
     """
     result = run.result
     data = printable(result["data"].rpartition("/")[2])
-    return f"{kind}: {result['protocol']} on {data}, {result['clients']} clients"
+    return f"{page_name}: {result['protocol']} on {data}, {result['clients']} clients"
 
 
 def sections(run: FinishedRun) -> Iterator[str]:

@@ -323,7 +323,7 @@ def _rows(
             console.print(f"[bold]{cell.label}[/bold] ({cell.number} of {len(cells)})")
         return [cell.row(federation)]
 
-    def say(row: Row, left: float) -> Row:
+    def say(row: Row, remaining: float) -> Row:
         if row["status"] != DONE:
             with output():
                 console.print(f"{row['protocol']} failed: {row['reason']}", markup=False)

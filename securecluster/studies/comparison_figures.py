@@ -146,9 +146,9 @@ def _units_of_privacy(content: Content) -> list[str]:
     for unit in ("client", "example"):
         rows = content["protocols"]
         names = [row["protocol"] for row in rows if row.get("dp_unit") == unit]
-        at = f", at δ = {deltas[unit]:g}" if unit in deltas else ""
+        delta_text = f", at δ = {deltas[unit]:g}" if unit in deltas else ""
         if names:
-            lines.append(f"ε of one {unit}{at}: {', '.join(names)}")
+            lines.append(f"ε of one {unit}{delta_text}: {', '.join(names)}")
     return lines
 
 

@@ -160,14 +160,14 @@ def given_params(
             values[name] = value
     if clusters is not None and "k" in owners:
         values.setdefault("k", clusters)
-    given = []
+    protocol_params = []
     for protocol in names:
         params = {}
         for name, value in values.items():
             if protocol in owners[name]:
                 params[name] = value
-        given.append(params)
-    return given
+        protocol_params.append(params)
+    return protocol_params
 
 
 def _owners(names: Sequence[str]) -> dict[str, list[str]]:

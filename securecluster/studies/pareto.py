@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 class Costs(NamedTuple):
-    """What a line of a summary costs; less is better in each."""
+    """Costs of a line of a summary; less is better in each."""
 
     score: float
     sent: float
@@ -22,7 +22,7 @@ class Costs(NamedTuple):
             other: of another line.
         """
         pairs = list(zip(self, other, strict=True))
-        return all(own <= theirs for own, theirs in pairs) and self != other
+        return all(cost <= other_cost for cost, other_cost in pairs) and self != other
 
 
 def efficient(rows: Sequence[Row], score: str, higher: bool = True) -> list[bool | None]:
@@ -42,13 +42,13 @@ def efficient(rows: Sequence[Row], score: str, higher: bool = True) -> list[bool
         None for a line without runs or without this score.
     """
     costs = [_costs(row, score, higher) for row in rows]
-    known = [cost for cost in costs if cost is not None]
+    priced = [cost for cost in costs if cost is not None]
     marks: list[bool | None] = []
     for cost in costs:
         if cost is None:
             marks.append(None)
         else:
-            marks.append(not any(other.dominates(cost) for other in known))
+            marks.append(not any(other.dominates(cost) for other in priced))
     return marks
 
 

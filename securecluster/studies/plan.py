@@ -78,7 +78,7 @@ FIRST_SEED = 0
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a protocol will do at an ε.
+    """Forecast for a protocol at an ε.
 
     Args:
         protocol: with its options.
@@ -184,8 +184,8 @@ class Outlook:
         """
         pandas = need("pandas")
         lines = [asdict(line) for line in self.forecasts or self.needs]
-        kind = Forecast if self.forecasts else Need
-        return pandas.DataFrame(lines, columns=[item.name for item in fields(kind)])
+        line_class = Forecast if self.forecasts else Need
+        return pandas.DataFrame(lines, columns=[item.name for item in fields(line_class)])
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON has it; an infinite ε is null."""
@@ -225,13 +225,13 @@ class Outlook:
         """Return an answer of a search in words."""
         name = "ε" if answer.quantity == "epsilon" else answer.quantity
         label = printable(answer.protocol)
-        at = f"ARI {_with_interval(answer.ari, answer.ari_low, answer.ari_high)}"
+        ari_text = f"ARI {_with_interval(answer.ari, answer.ari_low, answer.ari_high)}"
         if answer.value is None:
-            return f"{label}: no {name} up to {answer.below:g} suffices ({at} there)"
+            return f"{label}: no {name} up to {answer.below:g} suffices ({ari_text} there)"
         tried = "the least that was tried"
         if answer.below is not None:
             tried = f"{answer.below:.3g} does not suffice"
-        return f"{label}: {name} {answer.value:.3g} ({at}; {tried})"
+        return f"{label}: {name} {answer.value:.3g} ({ari_text}; {tried})"
 
     def _table(self) -> list[str]:
         """Return the forecasts as lines with aligned columns."""
@@ -255,10 +255,11 @@ class Outlook:
             )
             rows.append(cells)
         widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-        return [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = []
+        for row in rows:
+            padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(padded).rstrip())
+        return lines
 
 
 def _with_interval(mean: float | None, low: float | None, high: float | None) -> str:
@@ -367,9 +368,10 @@ def _check_sizes(**sizes: int) -> None:
                 f"{name} = {quoted(value)} is not possible: it is a whole number from 2 to {MOST:,}"
             )
     if math.prod(sizes.values()) > MOST_ROWS:
+        product = " x ".join(f"{value:,} {name}" for name, value in sizes.items())
         raise UsageError(
-            f"{' x '.join(f'{value:,} {name}' for name, value in sizes.items())} are more than "
-            f"the {MOST_ROWS:,} rows that a simulation is made of: give fewer of either"
+            f"{product} are more than the {MOST_ROWS:,} rows that a simulation is made of: "
+            "give fewer of either"
         )
 
 
@@ -410,9 +412,9 @@ def _variants(
         if name not in names:
             raise unknown("option", name, names)
     named = {}
-    given = type("Given", (), {})()
-    vars(given).update(options)
-    for variant in sweep_plan.variants_of(labels, given, clusters):
+    namespace = type("Given", (), {})()
+    vars(namespace).update(options)
+    for variant in sweep_plan.variants_of(labels, namespace, clusters):
         named[variant.label] = variant
     variants = []
     for item in protocols:
@@ -548,12 +550,12 @@ class _Stage:
         Raises:
             UsageError: the protocol cannot run like this, or looks for no clusters.
         """
-        total = 0.0
+        sum_of_aris = 0.0
         for row in self.rows(variant, level, clients, samples):
             if row["status"] == REFUSED:
                 raise UsageError(f"{variant.label}: {row['reason']}")
-            total += float(row.get("ari") or 0.0)
-        return total / len(self.seeds)
+            sum_of_aris += float(row.get("ari") or 0.0)
+        return sum_of_aris / len(self.seeds)
 
     def tried(self, variant: Variant) -> Row:
         """Return what the first simulation of a protocol measured."""
@@ -622,22 +624,22 @@ def interval(
     Returns:
         Its ends; None where a simulation has no such value.
     """
-    known = [float(value) for value in values if value is not None]
-    if not known:
+    scores = [float(value) for value in values if value is not None]
+    if not scores:
         return None, None
-    least, most = min(known), max(known)
+    minimum, maximum = min(scores), max(scores)
     margins = MARGINS if margins is None else margins
     if name == "ari":
-        margin = margins[name, surely_lost(known, power)]
-        low, high = least - margin, most + margin
+        margin = margins[name, surely_lost(scores, power)]
+        low, high = minimum - margin, maximum + margin
     else:
         margin = margins[name, own]
-        low, high = _moved(least, -margin), _moved(most, margin)
+        low, high = _moved(minimum, -margin), _moved(maximum, margin)
     lowest, highest = BOUNDS[name]
     if name == "ari" and chance is not None:
         lowest = chance[0]
         high = max(high, chance[1])
-    return min(least, max(lowest, low)), max(most, min(highest, high))
+    return min(minimum, max(lowest, low)), max(maximum, min(highest, high))
 
 
 @lru_cache(maxsize=64)
@@ -650,8 +652,8 @@ def by_chance(sizes: tuple[int, ...]) -> tuple[float, float]:
     truth = np.repeat(np.arange(len(sizes)), sizes)
     draw = np.random.default_rng(0)
     labels = draw.integers(max(2, len(sizes)), size=(DRAWS_BY_CHANCE, len(truth)))
-    found = [agreement(some.tolist(), truth.tolist())["ari"] for some in labels]
-    low, high = np.quantile(found, [TAIL, 1 - TAIL])
+    aris = [agreement(some.tolist(), truth.tolist())["ari"] for some in labels]
+    low, high = np.quantile(aris, [TAIL, 1 - TAIL])
     return float(low), float(high)
 
 
@@ -680,8 +682,8 @@ def _mean_of(rows: Sequence[Row]) -> Callable[[str], float | None]:
     """Return a function from a column to its mean over runs; None where none has a value."""
 
     def mean(name: str) -> float | None:
-        known = [float(row[name]) for row in rows if row.get(name) is not None]
-        return math.fsum(known) / len(known) if known else None
+        scores = [float(row[name]) for row in rows if row.get(name) is not None]
+        return math.fsum(scores) / len(scores) if scores else None
 
     return mean
 
@@ -732,7 +734,7 @@ def _need(
     stage: _Stage,
     variant: Variant,
     find: str,
-    place: Callable[[float], tuple[float, int, int]],
+    conditions: Callable[[float], tuple[float, int, int]],
     ari: float,
 ) -> Need:
     """Return the least of a quantity with which a protocol finds the clusters.
@@ -741,17 +743,17 @@ def _need(
         stage: of the simulations.
         variant: the protocol.
         find: the quantity.
-        place: value of the quantity -> ε, number of clients, and samples of each.
+        conditions: value of the quantity -> ε, number of clients, and samples of each.
         ari: mean ARI that is to be reached.
     """
     grid: Sequence[float] = EPSILON_GRID
     if find != "epsilon":
-        most = MOST_CLIENTS if find == "clients" else MOST_SAMPLES
-        grid = [size for size in SIZES if size <= most]
-    value, below, mean = least(lambda size: stage.ari(variant, *place(size)), grid, ari)
-    there = place(grid[-1] if value is None else value)
-    at = stage.forecast(variant, *there)
-    ends = (None, None) if isinstance(at, str) else (at.ari_low, at.ari_high)
+        maximum = MOST_CLIENTS if find == "clients" else MOST_SAMPLES
+        grid = [size for size in SIZES if size <= maximum]
+    value, below, mean = least(lambda size: stage.ari(variant, *conditions(size)), grid, ari)
+    forecast_at = grid[-1] if value is None else value
+    forecast = stage.forecast(variant, *conditions(forecast_at))
+    ends = (None, None) if isinstance(forecast, str) else (forecast.ari_low, forecast.ari_high)
     tried = stage.tried(variant)
     unit, delta = tried["dp_unit"], tried["delta"]
     return Need(variant.label, find, value, below, mean, unit, delta, *ends)

@@ -25,18 +25,18 @@ def frontier(rows: Sequence[Row], title: str = "", axes: Any = None) -> Any:
         axes: matplotlib axes for accuracy alone, and for ε of a single unit; None for a new figure.
     """
     priced = [row for row in rows if math.isfinite(row["epsilon"])]
-    parts = [[row for row in priced if row["dp_unit"] == unit] for unit in units(priced)]
-    parts = parts or [[]]
+    groups = [[row for row in priced if row["dp_unit"] == unit] for unit in units(priced)]
+    groups = groups or [[]]
     scores = [name for name in LABELS if any(row[name] is not None for row in rows)]
     styles = looks(list(dict.fromkeys(row["protocol"] for row in rows)))
     if axes is not None:
-        _draw(axes, parts[0], "accuracy", styles)
+        _draw(axes, groups[0], "accuracy", styles)
         axes.legend(fontsize=8)
         return axes.figure
-    picture, panels = panels_of(len(parts), len(scores))
-    for part, line in zip(parts, panels, strict=True):
+    picture, panels = panels_of(len(groups), len(scores))
+    for group, line in zip(groups, panels, strict=True):
         for panel, score in zip(line, scores, strict=True):
-            _draw(panel, part, score, styles)
+            _draw(panel, group, score, styles)
     picture.suptitle(f"{title}\nbands: the interval for one run".strip(), fontsize=10)
     return with_legend(picture, [panel for line in panels for panel in line])
 
@@ -56,16 +56,17 @@ def _draw(panel: Any, rows: Sequence[Row], score: str, styles: dict[str, Look]) 
         panel.set_axis_off()
         return
     for label, look in styles.items():
-        own = [row for row in drawn if row["protocol"] == label]
-        if not own:
+        variant_rows = [row for row in drawn if row["protocol"] == label]
+        if not variant_rows:
             continue
-        places = [row["epsilon"] for row in own]
+        places = [row["epsilon"] for row in variant_rows]
+        means = [row[score] for row in variant_rows]
         panel.plot(
-            places, [row[score] for row in own], look.line, color=look.color, marker=look.marker,
+            places, means, look.line, color=look.color, marker=look.marker,
             linewidth=look.width, label=name_of(label),
         )  # fmt: skip
-        lows = [row[f"{score}_low"] for row in own]
-        highs = [row[f"{score}_high"] for row in own]
+        lows = [row[f"{score}_low"] for row in variant_rows]
+        highs = [row[f"{score}_high"] for row in variant_rows]
         panel.fill_between(places, lows, highs, color=look.color, alpha=BAND, linewidth=0)
     # the levels themselves, without powers of two
     levels = sorted({row["epsilon"] for row in drawn})

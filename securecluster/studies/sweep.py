@@ -267,11 +267,11 @@ def _split(options: Row) -> tuple[Simulation, Settings, Row]:
         options: by name.
     """
     remaining = dict(options)
-    own: list[Row] = []
-    for kind in KINDS:
-        names = {option.name for option in fields(kind)} & remaining.keys()
-        own.append({name: remaining.pop(name) for name in names})
-    simulation, settings = own
+    option_groups: list[Row] = []
+    for options_class in KINDS:
+        names = {option.name for option in fields(options_class)} & remaining.keys()
+        option_groups.append({name: remaining.pop(name) for name in names})
+    simulation, settings = option_groups
     _check_simulation(simulation)
     return Simulation(**simulation), Settings(**settings), remaining
 
@@ -327,7 +327,7 @@ def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> t
 
 def _own_names() -> set[str]:
     """Return the names of the options of the data and the settings."""
-    return {option.name for kind in KINDS for option in fields(kind)}
+    return {option.name for options_class in KINDS for option in fields(options_class)}
 
 
 def _planned(
@@ -650,12 +650,12 @@ def _completed(
     console = execution.console(quiet)
     ended = count(len(recorded) + 1)
 
-    def say(row: Row, left: float) -> Row:
+    def say(row: Row, remaining: float) -> Row:
         done = next(ended)
         advance(done)
         # at once, so that a run that ended is never done again
         row = record.append(row)
-        text = sweep_report.line_text(row, done, len(cells), left)
+        text = sweep_report.line_text(row, done, len(cells), remaining)
         with output():
             console.print(text, markup=False)
         return row

@@ -149,12 +149,12 @@ def sentences(rows: Sequence[Row], metric: str) -> list[str]:
     """
     lines = []
     costs = totals(rows)
-    for total in costs:
-        lines.append(_sentence(total))
-        if total.failed:
-            numbers = enumerated("run", total.failed)
+    for cost in costs:
+        lines.append(_sentence(cost))
+        if cost.failed:
+            numbers = enumerated("run", cost.failed)
             lines.append(f"{NOT_COUNTED}: {numbers}")
-    if any(total.private > 1 for total in costs):
+    if any(cost.private > 1 for cost in costs):
         lines.append(SAME_PEOPLE)
     if len(costs) > 1:
         lines.append(TWO_UNITS)
@@ -166,20 +166,20 @@ def sentences(rows: Sequence[Row], metric: str) -> list[str]:
     return lines
 
 
-def _sentence(total: Total) -> str:
+def _sentence(cost: Total) -> str:
     """Return in words what the runs of one unit of privacy cost together."""
-    start = f"together, ε of one {total.unit}, blanked"
-    if not total.runs:
+    start = f"together, ε of one {cost.unit}, blanked"
+    if not cost.runs:
         return f"{start}: none, since no run ended"
-    counted = f"{total.private} runs" if total.private != 1 else "1 run"
+    counted = f"{cost.private} runs" if cost.private != 1 else "1 run"
     private = f"{counted} of finite ε, whose records do not say what they released"
-    if total.epsilon_private is not None:
-        private = f"{total.epsilon_private:.4g} at δ = {total.delta:g} ({counted})"
-    if total.private == total.runs:
+    if cost.epsilon_private is not None:
+        private = f"{cost.epsilon_private:.4g} at δ = {cost.delta:g} ({counted})"
+    if cost.private == cost.runs:
         return f"{start}: {private}"
-    infinite = total.runs - total.private
+    infinite = cost.runs - cost.private
     runs = f"{infinite} runs" if infinite != 1 else "1 run"
     line = f"{start}: infinite, since {runs} released something without noise"
-    if total.private:
+    if cost.private:
         line += f"; without these, {private}"
     return line

@@ -75,8 +75,8 @@ def units(rows: Sequence[Row]) -> list[str]:
     Args:
         rows: of the summary.
     """
-    found = {str(row["dp_unit"]) for row in rows if row["dp_unit"] and row["epsilon"]}
-    return [unit for unit in UNITS if unit in found]
+    row_units = {str(row["dp_unit"]) for row in rows if row["dp_unit"] and row["epsilon"]}
+    return [unit for unit in UNITS if unit in row_units]
 
 
 def over(
@@ -100,22 +100,22 @@ def over(
         runs: a line per run, whose scores are dots where there are few seeds.
         names: of variants, in place of their usual ones.
     """
-    found = units(rows)
-    parts = [rows]
-    if x == "epsilon" and len(found) > 1:
+    row_units = units(rows)
+    row_groups = [rows]
+    if x == "epsilon" and len(row_units) > 1:
         # what releases nothing has ε = 0 of either unit
-        parts = [[row for row in rows if _is_of(row, rows, unit)] for unit in found]
+        row_groups = [[row for row in rows if _is_of(row, rows, unit)] for unit in row_units]
     if axes is None:
-        picture, panels = panels_of(len(parts), len(scores))
+        picture, panels = panels_of(len(row_groups), len(scores))
     else:
         picture, panels = axes.figure, [[axes]]
     drawn = _Drawn(looks(_variants(rows)), _dots(runs), names or {}, labels)
-    for part, line in zip(parts, panels, strict=True):
+    for row_group, line in zip(row_groups, panels, strict=True):
         for panel, score in zip(line, scores, strict=True):
             if x in AXES:
-                _draw_levels(panel, part, x, score, drawn)
+                _draw_levels(panel, row_group, x, score, drawn)
             else:
-                _draw_bytes(panel, part, score, drawn)
+                _draw_bytes(panel, row_group, score, drawn)
     if axes is None:
         return with_legend(picture, [panel for line in panels for panel in line])
     axes.legend(fontsize=8)
@@ -123,7 +123,7 @@ def over(
 
 
 class _Drawn(NamedTuple):
-    """What all panels of a figure share.
+    """Elements that all panels of a figure share.
 
     Attributes:
         looks: of the variants.
@@ -149,17 +149,17 @@ def _is_of(row: Row, rows: Sequence[Row], unit: str) -> bool:
 
 def _is_level_line(row: Row, rows: Sequence[Row]) -> bool:
     """Return whether the variant of a line releases nothing at any level."""
-    own = [line for line in rows if line["variant"] == row["variant"]]
-    return not any(line["epsilon"] for line in own)
+    variant_rows = [line for line in rows if line["variant"] == row["variant"]]
+    return not any(line["epsilon"] for line in variant_rows)
 
 
 def _dots(runs: Sequence[Row]) -> dict[Any, list[Row]]:
     """Return the runs that ended by the variant and level of their line of the summary."""
     done = [run for run in runs if run["status"] == "done"]
-    found: dict[Any, list[Row]] = {}
+    runs_by_level: dict[Any, list[Row]] = {}
     for group in groups(done, KEYS):
-        found.setdefault(_key(group[0]), []).extend(group)
-    return found
+        runs_by_level.setdefault(_key(group[0]), []).extend(group)
+    return runs_by_level
 
 
 def _key(row: Row) -> Any:
@@ -179,9 +179,9 @@ def axis_label(rows: Sequence[Row], column: str) -> str:
     """
     if column == "noise":
         return "noise multiplier z (standard deviation by clip norm)"
-    found = units(rows)
+    row_units = units(rows)
     deltas = sorted({float(row["delta"]) for row in rows if row.get("delta")})
-    text = f"ε of a run for one {' or '.join(found)}" if found else "ε of a run"
+    text = f"ε of a run for one {' or '.join(row_units)}" if row_units else "ε of a run"
     if len(deltas) == 1:
         text += f", at δ = {deltas[0]:g}"
     return text
@@ -403,9 +403,9 @@ def _mark_breaks(panel: Any, values: Sequence[float], ends: Mapping[float, str])
     positive = [value for value in values if 0 < value < math.inf]
     if not positive:
         return
-    for place in ends:
-        nearest = min(positive) if place < min(positive) else max(positive)
-        middle = math.sqrt(place * nearest)
+    for position in ends:
+        nearest = min(positive) if position < min(positive) else max(positive)
+        middle = math.sqrt(position * nearest)
         panel.text(
             middle, 0, "//", transform=panel.get_xaxis_transform(), ha="center", va="center",
             fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6}, zorder=5,
@@ -435,33 +435,33 @@ def _draw_curve(
     below, above = _spread(rows, score)
     options = {"color": look.color, "zorder": look.order}
     line = {"linestyle": look.line, "linewidth": look.width, "marker": look.marker}
-    on_scale = [k for k, place in enumerate(places) if place not in ends]
-    broken = [k for k, place in enumerate(places) if place in ends]
-    # the name is that of the first part that is drawn
+    on_scale = [k for k, position in enumerate(places) if position not in ends]
+    broken = [k for k, position in enumerate(places) if position in ends]
+    # the name is that of the first stretch that is drawn
     name: str | None = drawn.name(rows[0]["variant"])
-    for part in (on_scale, *([k] for k in broken)):
-        if not part:
+    for indices in (on_scale, *([k] for k in broken)):
+        if not indices:
             continue
-        x = [places[k] for k in part]
-        y = [means[k] for k in part]
-        low = [means[k] - below[k] for k in part]
-        high = [means[k] + above[k] for k in part]
+        x = [places[k] for k in indices]
+        y = [means[k] for k in indices]
+        low = [means[k] - below[k] for k in indices]
+        high = [means[k] + above[k] for k in indices]
         panel.plot(x, y, markersize=4.5, label=name, **line, **options)
         name = None
-        if len(part) > 1:
+        if len(indices) > 1:
             panel.fill_between(x, low, high, alpha=0.15, linewidth=0, **options)
         else:
             panel.vlines(x, low, high, linewidth=3, alpha=0.25, **options)
-    for place, row in zip(places, rows, strict=True):
-        _draw_dots(panel, place, row, score, drawn)
+    for position, row in zip(places, rows, strict=True):
+        _draw_dots(panel, position, row, score, drawn)
 
 
-def _draw_dots(panel: Any, place: float, row: Row, score: str, drawn: _Drawn) -> None:
+def _draw_dots(panel: Any, position: float, row: Row, score: str, drawn: _Drawn) -> None:
     """Draw a dot for each seed of a level, where there are too few for an interval.
 
     Args:
         panel: matplotlib axes.
-        place: of the level.
+        position: of the level.
         row: of the level.
         score: the column.
         drawn: what all panels share.
@@ -471,7 +471,7 @@ def _draw_dots(panel: Any, place: float, row: Row, score: str, drawn: _Drawn) ->
         return
     look = drawn.looks[row["variant"]]
     options = {"s": DOT, "color": look.color, "alpha": 0.45, "linewidths": 0}
-    panel.scatter([place] * len(values), values, zorder=look.order - 0.5, **options)
+    panel.scatter([position] * len(values), values, zorder=look.order - 0.5, **options)
 
 
 def _draw_level_line(panel: Any, rows: Sequence[Row], score: str, drawn: _Drawn) -> None:

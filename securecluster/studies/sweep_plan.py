@@ -348,10 +348,10 @@ def noise_options(protocol: Any) -> list[str]:
     return [name for name in names if name not in unused]
 
 
-def _check_option(kind: Any, name: str) -> None:
+def _check_option(protocol: Any, name: str) -> None:
     """Raise UsageError if a protocol's class has no such option."""
-    if name not in {option.name for option in fields(kind)}:
-        raise UsageError(f"{kind.name} has no option {name}, so that it takes no such noise")
+    if name not in {option.name for option in fields(protocol)}:
+        raise UsageError(f"{protocol.name} has no option {name}, so that it takes no such noise")
 
 
 def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tuple[float, ...]]:

@@ -109,17 +109,17 @@ def _title(
     return title
 
 
-def line_text(row: Row, count: int, total: int, left: float | None) -> str:
+def line_text(row: Row, count: int, run_count: int, remaining: float | None) -> str:
     """Return one finished run as one printed line.
 
     Args:
         row: of the run.
         count: of the runs that have ended.
-        total: number of runs.
-        left: seconds that are left; None where nobody knows.
+        run_count: number of runs.
+        remaining: seconds that are left; None where nobody knows.
     """
-    width = len(str(total))
-    phrases = [f"run {count:>{width}}/{total}", printable(row["variant"]), _level(row)]
+    width = len(str(run_count))
+    phrases = [f"run {count:>{width}}/{run_count}", printable(row["variant"]), _level(row)]
     phrases.append(f"seed {row['seed']}")
     if row["status"] != "done":
         phrases.append(f"{row['status']}: {printable(row['reason'])}")
@@ -128,8 +128,8 @@ def line_text(row: Row, count: int, total: int, left: float | None) -> str:
             phrases.append(f"ARI {row['ari']:.2f}")
         phrases.append(f"ε {_text(row['epsilon'])}")
         phrases.append(f"{row['seconds']:.1f} s")
-    if left is not None and count < total:
-        phrases.append(f"{duration(left)} left")
+    if remaining is not None and count < run_count:
+        phrases.append(f"{duration(remaining)} left")
     return "  ".join(phrases)
 
 
@@ -179,8 +179,8 @@ def units_in_words(means: Sequence[Row]) -> list[str]:
         rows = [row for row in means if row["dp_unit"] == unit and row["epsilon"]]
         deltas = sorted({float(row["delta"]) for row in rows if row["delta"]})
         names = ", ".join(dict.fromkeys(printable(row["variant"]) for row in rows))
-        at = ", ".join(f"{delta:g}" for delta in deltas)
-        lines.append(f"ε of one {unit}, at δ = {at}: {names}")
+        delta_text = ", ".join(f"{delta:g}" for delta in deltas)
+        lines.append(f"ε of one {unit}, at δ = {delta_text}: {names}")
     return lines
 
 
@@ -277,7 +277,8 @@ def _not_done(rows: Sequence[Row]) -> list[str]:
         if len(some) == 1:
             line = f"{printable(label)}: 1 run {status}"
         if status == "failed":
-            line += f" ({enumerated('run', [row['run'] for row in some])}; in no mean, and "
-            line += "σ* and ε* leave out their levels)" if fault else "with ARI 0 in σ* and ε*)"
+            numbers = enumerated("run", [row["run"] for row in some])
+            effect = "σ* and ε* leave out their levels" if fault else "with ARI 0 in σ* and ε*"
+            line += f" ({numbers}; in no mean, and {effect})"
         lines.append(f"{line}: {printable(some[0]['reason'])}")
     return lines

@@ -86,7 +86,7 @@ def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
         metric: the name of the clients' score.
     """
     ordered = sorted(rows, key=lambda row: int(row["run"]))
-    together = {total.unit: total.epsilon for total in sweep_costs.totals(ordered)}
+    together = {cost.unit: cost.epsilon for cost in sweep_costs.totals(ordered)}
     names = columns(metric)
     lines = []
     for row in ordered:
@@ -192,14 +192,14 @@ def groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
         rows: as `tidy` returns them.
         names: of the columns.
     """
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    rows_by_key: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = []
         for name in names:
             has_target = name == "noise" and row["target_epsilon"] is not None
             key.append(None if has_target else row[name])
-        found.setdefault(tuple(key), []).append(row)
-    return list(found.values())
+        rows_by_key.setdefault(tuple(key), []).append(row)
+    return list(rows_by_key.values())
 
 
 def _values(rows: Sequence[Row], name: str) -> list[float]:
@@ -250,13 +250,14 @@ def _place(rows: Sequence[Row], column: str, falls: bool) -> float:
         column: the noise or ε.
         falls: True if more noise makes the column's numbers smaller.
     """
-    place = _mean([row for row in rows if row["status"] == "done"], column)
-    if place is not None:
-        return place
+    mean_level = _mean([row for row in rows if row["status"] == "done"], column)
+    if mean_level is not None:
+        return mean_level
     # all runs diverged: the level that they were given, or one beyond all others
-    given = rows[0]["noise" if column == "noise" else "target_epsilon"]
-    if given is not None:
-        return float(given)
+    target = "noise" if column == "noise" else "target_epsilon"
+    requested = rows[0][target]
+    if requested is not None:
+        return float(requested)
     return 0.0 if falls else math.inf
 
 
@@ -295,7 +296,7 @@ def _threshold_of(rows: Sequence[Row], column: str, falls: bool) -> Threshold:
         levels.append((_place(group, column, falls), aris))
     if not levels:
         return Threshold(None, None, None, "unknown")
-    places = [place for place, _ in levels]
+    places = [level for level, _ in levels]
     aris_by_level = np.array([aris for _, aris in levels])
     return threshold(places, aris_by_level)
 
@@ -320,7 +321,9 @@ def threshold(places: Sequence[float], aris: NDArray[np.float64]) -> Threshold:
     resampled = []
     for resample in means.T:
         crossed, _ = _crossing(places, resample)
-        resampled.append(lost if crossed is None else crossed)
+        if crossed is None:
+            crossed = lost
+        resampled.append(crossed)
     tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     # one of the resamples, since infinite ones cannot be averaged
     low, high = np.quantile(resampled, tails, method="closest_observation")

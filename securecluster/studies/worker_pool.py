@@ -32,7 +32,7 @@ class WorkerError(SecureClusterError):
 
 
 class Died(NamedTuple):
-    """What `results` yields in place of a result where the process died in the middle of a task.
+    """Stand-in that `results` yields for a result where the process died in the middle of a task.
 
     Attributes:
         task: the one that it did.
@@ -44,11 +44,11 @@ class Died(NamedTuple):
 
 
 class _Ready:
-    """What a worker sends before its first task."""
+    """Message that a worker sends before its first task."""
 
 
 class _Failure(NamedTuple):
-    """What a task raised: an error of this package, or the traceback of another one."""
+    """Failure of a task: an error of this package, or the traceback of another one."""
 
     error: SecureClusterError | None
     text: str

@@ -259,10 +259,10 @@ def trained(cell: Cell) -> dict[str, Any]:
     federation = federation_of(cell, Tasks(minority=cell["minority"]))
     assert federation.truth is not None
     sizes = tuple(np.bincount(federation.truth).tolist())
-    kind = CLUSTERS[cell["clusters"]]
-    if issubclass(kind, RandomTasks):
-        kind = kind.of_sizes(sizes)
-    protocol = kind(
+    protocol_class = CLUSTERS[cell["clusters"]]
+    if issubclass(protocol_class, RandomTasks):
+        protocol_class = protocol_class.of_sizes(sizes)
+    protocol = protocol_class(
         **training(cell),
         gps_every=cell["gps_every"],
         features=cell["features"],

@@ -74,7 +74,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     contiguous = [np.ascontiguousarray(x) for x in inputs]
     features = [phi(torch.from_numpy(x)) for x in contiguous]
     randomness = Randomness(cell["seed"])
-    most = max(VECTORS)
+    maximum = max(VECTORS)
     results: dict[str, Any] = {}
     for e in EPSILONS:
         draws = NoiseStreams.derived(randomness, "oneshot_vectors")
@@ -82,7 +82,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         streams = ClientNoise("example", 0.0, 0.0, 0.0, draws)
         # one release for all p, so that ARIs differ by the comparison alone
         matrices = noisy_matrices(features, noise, streams)
-        spectra = [noise.spectrum(matrix, most) for matrix in matrices]
+        spectra = [noise.spectrum(matrix, maximum) for matrix in matrices]
         for p in VECTORS:
             largest = [(values[:p], basis[:p]) for values, basis in spectra]
             alone, span = compared(matrices, largest)
