@@ -281,8 +281,8 @@ class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
         A repeated call must add the same row to a sum, also where a client has trained since.
         """
         losses = losses.clone()
-        for n, (known, j, step) in enumerate(self._chosen[context.positions].tolist()):
-            if self.hidden and (known, step) == (start, context.step):
+        for n, (chosen_start, j, step) in enumerate(self._chosen[context.positions].tolist()):
+            if self.hidden and (chosen_start, step) == (start, context.step):
                 losses[n] = np.inf
                 losses[n, j] = 0.0
         return super()._best_models(context, start, losses)

@@ -386,8 +386,8 @@ class ModelSetClient(client.TrainingClient):
         applied = state.extra["model_sets"]
         # an earlier version did not keep them
         unkept = torch.zeros(*applied.shape, client.LINEAGE, dtype=torch.uint8)
-        kept = zip(applied, state.extra.get("model_lineages", unkept), strict=True)
-        for model, (counts, lineages) in zip(self._all_models(), kept, strict=True):
+        saved = zip(applied, state.extra.get("model_lineages", unkept), strict=True)
+        for model, (counts, lineages) in zip(self._all_models(), saved, strict=True):
             model._had = counts
             model._lineage = lineages
 
