@@ -301,10 +301,12 @@ def average_by_sums(
     means: dict[int, torch.Tensor] = {}
     if sums.ids:
         rows = fl.weighted_means(sums)
-        means = {c: rows[c] for c in {labels[i] for i in sums.ids}}
+        summed_clusters = {labels[i] for i in sums.ids}
+        means = {c: rows[c] for c in summed_clusters}
     round_statistics = []
     for c, members in enumerate(clusters):
-        evidence = signatures.select(members if c in means else [])
+        with_mean = members if c in means else []
+        evidence = signatures.select(with_mean)
         round_statistics.append(SplitStatistics(c, members, evidence, evidence, means.get(c)))
     return round_statistics, sums.step
 

@@ -152,9 +152,11 @@ def blank(federation: fl.Federation) -> fl.Federation:
     Args:
         federation: the clients and their data.
     """
-    return _each(
-        federation, lambda original, position: replace(original, x=np.zeros_like(original.x))
-    )
+
+    def shard(original: Shard, position: int) -> Shard:
+        return replace(original, x=np.zeros_like(original.x))
+
+    return _each(federation, shard)
 
 
 def _each(federation: fl.Federation, shard: Callable[[Shard, int], Shard]) -> fl.Federation:

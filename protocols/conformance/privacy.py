@@ -105,7 +105,8 @@ def check_free_replies(make: Make, federation: fl.Federation, **params: Any) -> 
     fitted = made.fit(federation, FULL)
     others = other_clients(federation, "example")[:OTHERS]
     own_endpoint = build_client(made, federation, SEEDED)
-    independent, swapped = ([build_client(made, data, SEEDED) for data in others] for _ in range(2))
+    independent = [build_client(made, data, SEEDED) for data in others]
+    swapped = [build_client(made, data, SEEDED) for data in others]
     for position in range(len(fitted.transcript_.entries)):
         call, answer = fitted.transcript_.content(position)
         if answer.reply is None or call.verb == RELAY:

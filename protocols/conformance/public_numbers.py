@@ -338,9 +338,8 @@ class World:
             for aspect, value in descriptions.items():
                 self.now.note(client, f"training {aspect}", value)
             row = updates[entry, :d]
-            row.copy_(
-                self.numbers.like(row, plan.clip, plan.noise, client, step, *descriptions.values())
-            )
+            identity = (client, step, *descriptions.values())
+            row.copy_(self.numbers.like(row, plan.clip, plan.noise, *identity))
         return updates
 
 

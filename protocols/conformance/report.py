@@ -155,14 +155,10 @@ def author_files(made: Any) -> frozenset[Path]:
         made: the protocol.
     """
     files = set()
-    for base_class in (*type(made).__mro__, *getattr(made, "client", object).__mro__):
-        module = sys.modules.get(base_class.__module__)
+    for base in (*type(made).__mro__, *getattr(made, "client", object).__mro__):
+        module = sys.modules.get(base.__module__)
         path = getattr(module, "__file__", None)
-        if (
-            path
-            and not base_class.__module__.startswith(FRAMEWORK)
-            and not inspect.isbuiltin(base_class)
-        ):
+        if path and not base.__module__.startswith(FRAMEWORK) and not inspect.isbuiltin(base):
             files.add(Path(path))
     return frozenset(files)
 

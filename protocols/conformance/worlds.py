@@ -152,9 +152,8 @@ def _compare_once(
         zeros = answers(neighbours.blank(federation))
         for data in (federation, neighbours.alike(federation)):
             base = own_answers if data is federation else answers(data)
-            changed_answers = [
-                answers(clients) for clients in neighbours.changed_examples(data).values()
-            ]
+            changed = neighbours.changed_examples(data).values()
+            changed_answers = [answers(clients) for clients in changed]
             for world in changed_answers:
                 _judge_calls(calls, base, world, priced)
             _judge_blanks(calls, base, changed_answers[0], zeros, priced)
@@ -374,13 +373,12 @@ def _judge_blanks(
     Only where blank examples contribute nothing, and clients who have no others release zeros:
     elsewhere one of them is another example in the place of the first.
     """
+    worlds = (own_answers, blanked, zeros)
     for position, call, events in _compared(calls, priced):
         if all(event.mechanism != "gaussian" for event in events):
             continue
         for client in call.to:
-            rows = [
-                world[position].draws.get(client, []) for world in (own_answers, blanked, zeros)
-            ]
+            rows = [world[position].draws.get(client, []) for world in worlds]
             for one, other, nothing in zip(*rows, strict=False):
                 if not torch.any(nothing.row):
                     _judge_distance(call.method, one, other, 1.0, "blanking one example")

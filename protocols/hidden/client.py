@@ -342,9 +342,9 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
                     f"client {i} has assigned itself before, and other centres could tell to what: "
                     "the request is refused"
                 )
-        nearest = noisy_centres.nearest_centres(
-            self._coordinates(context, query), query.centres.value.double().cpu().numpy()
-        )
+        coordinates = self._coordinates(context, query)
+        centres = query.centres.value.double().cpu().numpy()
+        nearest = noisy_centres.nearest_centres(coordinates, centres)
         self._assigned_to[context.positions] = current
         self._labels[context.positions] = nearest
         return fl.Ack()
@@ -524,7 +524,8 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
             blocks[rows, labels] = updates[:, :d]
             if scale is not None:
                 weights[rows, labels] = torch.as_tensor(scale).to(weights)
-        return ClusterBlocks(fl.Rows(blocks), fl.Rows(weights) if self._weights else None)
+        weight_rows = fl.Rows(weights) if self._weights else None
+        return ClusterBlocks(fl.Rows(blocks), weight_rows)
 
     def _train_alone(self, context: fl.CallContext) -> None:
         """Move the models of clients that send no update.
@@ -538,7 +539,10 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
         picks = []
         for k in positions:
             own_model = self._own.get(k)
-            picks.append((self.models, k) if own_model is None else (fl.Rows(own_model[None]), 0))
+            if own_model is None:
+                picks.append((self.models, k))
+            else:
+                picks.append((fl.Rows(own_model[None]), 0))
         models = selected_rows(picks)
         updates = self.cohort.train(models, positions, self.training, context.step)
         for n, (i, k) in enumerate(zip(context.ids, positions, strict=True)):

@@ -141,10 +141,9 @@ def _counted_centres(method: Any, net: fl.ServerChannel, public: Centres, cells:
     public.centres = torch.as_tensor(centres).to(public.mean)
     for _ in range(fl.TRIES):
         counted, counts = _counted(net, client.HiddenClient.count_step, public.message())
-        filled = client.FilledCentres(
-            **vars(public.message()),
-            **counted_blocks.filled_blocks(counted, counts, least_choosers),
-        )
+        message = vars(public.message())
+        flags = counted_blocks.filled_blocks(counted, counts, least_choosers)
+        filled = client.FilledCentres(**message, **flags)
         stepped = net.sum(client.HiddenClient.send_counted_step, filled, to=counted.ids)
         if stepped.ids:
             break
@@ -173,10 +172,9 @@ def _counted_parts(method: Any, net: fl.ServerChannel) -> fl.Rows:
     least_choosers = method.sums.least_choosers
     classes = int(net.agreed["classes"])
     for _ in range(fl.TRIES):
-        counted, counts = _counted(net, client.HiddenClient.count_parts, fl.Empty(), most=classes)
-        filled = counted_blocks.FilledBlocks(
-            **counted_blocks.filled_blocks(counted, counts, least_choosers)
-        )
+        counted, counts = _counted(net, client.HiddenClient.count_parts, fl.Empty(), classes)
+        flags = counted_blocks.filled_blocks(counted, counts, least_choosers)
+        filled = counted_blocks.FilledBlocks(**flags)
         sums = net.sum(client.HiddenClient.send_counted_parts, filled, to=counted.ids)
         if sums.ids:
             rows: fl.Rows = sums.rows.parts

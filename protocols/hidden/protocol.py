@@ -148,10 +148,11 @@ class SumsOfBlocks(CountedSums):
         needed = self.least_cohort(method)
         if clients < needed:
             largest_k = clients // self.least_choosers
+            more = "" if largest_k > 1 else " and more clients"
             raise fl.UsageError(
                 f"{clients} clients do not fill {method.k} clusters of {self.least_choosers} "
                 f"(least_choosers), and sums over fewer show single clients: take k = "
-                f"{max(largest_k, 2)}{'' if largest_k > 1 else ' and more clients'}, or IFCA (ifca)"
+                f"{max(largest_k, 2)}{more}, or IFCA (ifca)"
             )
         if self.cohort_size and self.cohort_size < needed:
             raise fl.UsageError(
@@ -603,7 +604,10 @@ class Hidden(fl.ClusteringProtocol):
         by_block: list[Stage] = []
         for stage in pipeline.stages:
             # Noise is on all blocks; clips and masks are of one block each.
-            by_block.append(stage if stage.kind is Kind.NOISE else BlockStage(stage))
+            if stage.kind is Kind.NOISE:
+                by_block.append(stage)
+            else:
+                by_block.append(BlockStage(stage))
         pipeline.fields["blocks"] = fl.Pipeline(by_block)
         return pipeline
 

@@ -52,7 +52,8 @@ def average_unseen(
     counts = counted_blocks.counts_of(counted) if counted.ids else None
     if counts is None:
         return
-    query = counted_blocks.FilledBlocks(**counted_blocks.filled_blocks(counted, counts, minimum))
+    flags = counted_blocks.filled_blocks(counted, counts, minimum)
+    query = counted_blocks.FilledBlocks(**flags)
     # Where no block is averaged, this is how clients learn that they train alone.
     sums = net.sum(HiddenChoiceClient.contribute_blocks, query, to=counted.ids)
     if not sums.ids:

@@ -253,9 +253,8 @@ class NSIMClient(fl.LocalFirstClient):
         first_models = initial_models(self.cohort, self._began, context.positions)
         initial = self._layer.rows(first_models)
         noisy_change = self.release_training(context, rows - initial)
-        return ClientLayer(
-            fl.Rows(context.postprocess(lambda change: initial + change, noisy_change))
-        )
+        noisy_layer = context.postprocess(lambda change: initial + change, noisy_change)
+        return ClientLayer(fl.Rows(noisy_layer))
 
     @fl.answers(fl.SUM, through=("delta",), fresh=True, unmasked=("size",))
     def pool(self, context: fl.CallContext, query: fl.Empty) -> fl.Update:

@@ -235,11 +235,9 @@ def counts_of(counted: Sums[BlockCount], blocks_per_client: int = 1) -> list[int
     # fixed-point numbers
     counts = [round(count) for count in counted.rows.count.table[0].tolist()]
     members = len(counted.ids)
-    if (
-        min(counts) < 0
-        or max(counts) > members
-        or (blocks_per_client == 1 and sum(counts) != members)
-    ):
+    if min(counts) < 0 or max(counts) > members:
+        return None
+    if blocks_per_client == 1 and sum(counts) != members:
         return None
     return counts
 
@@ -254,11 +252,12 @@ def filled_blocks(
         counts: (c,) as `counts_of` returned them.
         least_choosers: least number of clients that fill a block.
     """
+    flags = [int(count >= least_choosers) for count in counts]
     return {
         "earlier": counted.step,
         "among": format_ids(counted.ids),
         "counted": len(counted.ids),
         # no client is lost between the count and the blocks
         "least": len(counted.ids),
-        "filled": Shared(torch.tensor([int(count >= least_choosers) for count in counts])),
+        "filled": Shared(torch.tensor(flags)),
     }

@@ -143,7 +143,8 @@ class ModelSetClient(client.TrainingClient):
             self._pipeline.room(self.cohort.model.dimension),
             sizes,
         )
-        return Update(Rows(delta), self._sizes(context) if weighted else None)
+        size = self._sizes(context) if weighted else None
+        return Update(Rows(delta), size)
 
     def offered_losses(self, context: CallContext, query: ModelAverages) -> torch.Tensor:
         """Return newcomers' losses (b, k) of the models of the query; inf for all others.

@@ -198,9 +198,9 @@ class UpdateEvidence(Evidence):
         """
         selected = set(clients)
         chosen = [k for k, i in enumerate(self.ids) if i in selected]
-        return replace(
-            self, ids=[self.ids[k] for k in chosen], positions=[self.positions[k] for k in chosen]
-        )
+        ids = [self.ids[k] for k in chosen]
+        positions = [self.positions[k] for k in chosen]
+        return replace(self, ids=ids, positions=positions)
 
     @property
     def updates(self) -> torch.Tensor:

@@ -220,7 +220,8 @@ def _centre(net: ServerChannel, plan: signature_plan.SignaturePlan, to: Sequence
 
 def _request(net: ServerChannel, centre: float) -> gradient_signatures.SignatureRequest:
     """Return the request of signatures with a centre."""
-    return gradient_signatures.SignatureRequest(Shared(torch.tensor([centre], dtype=_dtype(net))))
+    shared_centre = torch.tensor([centre], dtype=_dtype(net))
+    return gradient_signatures.SignatureRequest(Shared(shared_centre))
 
 
 def _dtype(net: ServerChannel) -> torch.dtype:
@@ -291,9 +292,8 @@ def _residuals(
         of_run = request.crowd.numpy()
         shares = noisy_residuals.shares_of(sums.blocks, sums.deviations, of_run, request.spread)
         crowd = replace(crowd, crowd=of_run, shares=shares)
-    query = gradient_signatures.ClassMeans(
-        Shared(request.means.to(_dtype(net))), request.means_step
-    )
+    shared_means = Shared(request.means.to(_dtype(net)))
+    query = gradient_signatures.ClassMeans(shared_means, request.means_step)
     replies: Replies[Any] = net.gather(
         gradient_signatures.SignatureSender.send_residuals,
         query,
@@ -461,9 +461,8 @@ def _second_release(
     room = signature_plan.axes_of(net.agreed)
     directions = np.zeros((room, reference.shape[1]))
     directions[:count] = noisy_rows.leading_directions(reference, count)
-    query = gradient_signatures.SignatureDirections(
-        Shared(torch.from_numpy(directions).to(_dtype(net))), step
-    )
+    shared_directions = torch.from_numpy(directions).to(_dtype(net))
+    query = gradient_signatures.SignatureDirections(Shared(shared_directions), step)
     replies = net.gather(
         gradient_signatures.SignatureSender.send_coordinates, query, to=to, tries=TRIES
     )

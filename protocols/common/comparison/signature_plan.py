@@ -291,7 +291,8 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
         )
     size = options.signature_size
     if size is not None:
-        _check_size(int(size), PLAIN if signature_kind == PLAIN else BLOCKS, facts, noise)
+        size_kind = PLAIN if signature_kind == PLAIN else BLOCKS
+        _check_size(int(size), size_kind, facts, noise)
     centre = options.signature_centre
     if centre is None:
         centre = facts.mean
