@@ -120,17 +120,17 @@ class CFLGPState(fl.AssignEachRoundState):
     @property
     def seen(self) -> list[int]:
         """Return the clients that have sent a gradient."""
-        seen: list[int] = self.together.diagonal().nonzero()[:, 0].tolist()
-        return seen
+        clients: list[int] = self.together.diagonal().nonzero()[:, 0].tolist()
+        return clients
 
     def profile(self) -> Array:
         """Return GᵀG of the clients of `seen`, (s, s), by the mean over calls.
 
         It is 0 for clients that never replied to one call.
         """
-        seen = torch.as_tensor(self.seen)
-        inner = self.inner[seen[:, None], seen]
-        together = self.together[seen[:, None], seen]
+        clients = torch.as_tensor(self.seen)
+        inner = self.inner[clients[:, None], clients]
+        together = self.together[clients[:, None], clients]
         profile: Array = (inner / together.clamp(min=1)).numpy()
         return profile
 
@@ -214,13 +214,13 @@ class CFLGP(fl.AssignEachRound):
         """
         noise = net.noise("delta", "criterion")
         state.accumulate(replies.ids, gram(replies.rows.delta.values, noise=noise))
-        seen = state.seen
+        clients = state.seen
         seed = net.randomness.integer("server", "clusterer", t)
         labels = partition(state.profile(), self.k, seed)
-        known = set(state.assigned)
-        old = [state.running.choice[i] if i in known else None for i in seen]
-        model_of = dict(zip(seen, kept_numbers(labels, old, self.k), strict=True))
-        others = sorted(set(seen) - set(replies.ids))
+        assigned_before = set(state.assigned)
+        old = [state.running.choice[i] if i in assigned_before else None for i in clients]
+        model_of = dict(zip(clients, kept_numbers(labels, old, self.k), strict=True))
+        others = sorted(set(clients) - set(replies.ids))
         state.store(others, [model_of[i] for i in others])
         return [model_of[i] for i in replies.ids]
 

@@ -225,8 +225,9 @@ class MRMTL(fl.ClusteringProtocol):
         outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = MRMTLState([0] * m, outbox, [0] * m)
         for t in run.rounds("train", state, self.rounds):
-            least = net.least_members
-            sampled = fl.sample_clients(net, net.clients, self.participation, t, minimum=least)
+            least_members = net.least_members
+            clients = net.clients
+            sampled = fl.sample_clients(net, clients, self.participation, t, minimum=least_members)
             sums = net.sum(PersonalClient.contribute, state.message_for(sampled), to=sampled)
             state.outbox.acknowledge(sums.ids)
             # told with the next request: a client undoes a training whose update did not arrive

@@ -220,7 +220,7 @@ class PACFL(fl.EigenvectorProtocol, fl.ClusterOnce):
             check_clusters(self.k, clients)
 
 
-def angles(ours: torch.Tensor, theirs: torch.Tensor, kind: str) -> torch.Tensor:
+def angles(ours: torch.Tensor, theirs: torch.Tensor, measure: str) -> torch.Tensor:
     """Return A_ij of clients' vectors (Vahidian et al. 2023, equations 2 and 3).
 
     A row of zeros is at a right angle to everything.
@@ -228,7 +228,7 @@ def angles(ours: torch.Tensor, theirs: torch.Tensor, kind: str) -> torch.Tensor:
     Args:
         ours: (a, q, D) rows of unit length, or zeros.
         theirs: (b, q, D)
-        kind: "smallest" is the smallest principal angle of the two spans; "sum" is
+        measure: "smallest" is the smallest principal angle of the two spans; "sum" is
             Tr(arccos |U_iᵀU_j|), of the vectors of the same number; "vectors" is the smallest angle
             of any two vectors. The sign of a singular vector is arbitrary, so an angle is at most a
             right one (not in the paper).
@@ -243,17 +243,17 @@ def angles(ours: torch.Tensor, theirs: torch.Tensor, kind: str) -> torch.Tensor:
     # arccos is steep near 1, where float32 turns rounding errors into hundredths of a degree
     rows = ours.double()
     others = theirs.double()
-    if kind == "sum":
+    if measure == "sum":
         cosines = torch.einsum("ikd,jkd->ijk", rows, others)
         return _degrees(cosines.abs()).sum(2)
-    if kind == "smallest":
+    if measure == "smallest":
         # principal angles are those of orthonormal bases; noisy vectors are not orthogonal
         rows = _orthonormal(rows)
         others = _orthonormal(others)
     distance = rows.new_zeros(len(rows), len(others))
     for n, row in enumerate(rows):
         cosines = row @ others.mT  # U_iᵀU_j of all j, (b, q, q)
-        if kind == "smallest":
+        if measure == "smallest":
             # the smallest principal angle has the largest singular value as its cosine (equation 2)
             largest = torch.linalg.svdvals(cosines)[:, 0]
         else:

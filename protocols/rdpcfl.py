@@ -309,10 +309,10 @@ class RDPCFL(fl.AssignEachRound):
         uniforms = generator.random(len(net.clients))
         cumulative = state.shares.numpy().cumsum(1)
         for i in ids:
-            total = cumulative[i, -1]
-            if total > 0:
+            share_sum = cumulative[i, -1]
+            if share_sum > 0:
                 # inverse of the distribution function; shares sum to 1 only up to rounding
-                threshold = uniforms[i] * total
+                threshold = uniforms[i] * share_sum
                 state.running.choice[i] = int((cumulative[i] <= threshold).sum())
 
     def deliver(self, net: fl.ServerChannel, state: RDPCFLState) -> fl.Restart:

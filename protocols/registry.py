@@ -50,7 +50,7 @@ MODELS = (
 
 
 class Fact(NamedTuple):
-    """What `securecluster list` says of a protocol, without importing it.
+    """Line of `securecluster list` about a protocol, without importing it.
 
     Args:
         k: whether the number of clusters must be given: "yes", "no", or "may".

@@ -79,8 +79,8 @@ class Signature(fl.ClusterOnce):
         Args:
             facts: of the clients and their data.
         """
-        given = resolved_defaults(self, facts)["signature_size"]
-        return int(given or DEFAULT_SIZES[PLAIN])
+        configured_size = resolved_defaults(self, facts)["signature_size"]
+        return int(configured_size or DEFAULT_SIZES[PLAIN])
 
     def report_fields(self, state: Any) -> dict[str, Any]:
         """Return which kind of signatures the clients sent, and their centre.
@@ -88,8 +88,8 @@ class Signature(fl.ClusterOnce):
         Args:
             state: the final state of `run_server`.
         """
-        asked = state.signatures.asked
-        return {"signature_kind": asked.name, "signature_centre": asked.centre}
+        request = state.signatures.asked
+        return {"signature_kind": request.name, "signature_centre": request.centre}
 
     def _rows(self, rows: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         """Return signatures as they were packed, since `cluster` reads their noise."""

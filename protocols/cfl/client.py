@@ -103,10 +103,10 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         released = context.release_losses(losses, sizes, widths)
         dtype = self.models.table.dtype
         if self._pipeline.clips:  # clients have equal weights, and n_i is not sent
-            means = context.postprocess(lambda told: _finite(told).to(dtype), released)
+            means = context.postprocess(lambda noisy: _finite(noisy).to(dtype), released)
             return PathLosses(fl.Rows(means), None)
         counts = torch.as_tensor(sizes, dtype=torch.float64)[:, None]
-        sums = context.postprocess(lambda told: (_finite(told) * counts).to(dtype), released)
+        sums = context.postprocess(lambda noisy: (_finite(noisy) * counts).to(dtype), released)
         return PathLosses(fl.Rows(sums), fl.Rows(context.sample_counts(sizes, dtype)))
 
     def _bind_path(self, context: fl.CallContext, query: PathModels) -> None:

@@ -298,7 +298,10 @@ def choose_fallback_models(
 
 
 def _evaluators(
-    outbox: fl.PendingUpdates, labels: Sequence[int], ancestors: Sequence[Sequence[int]], least: int
+    outbox: fl.PendingUpdates,
+    labels: Sequence[int],
+    ancestors: Sequence[Sequence[int]],
+    least_members: int,
 ) -> list[int]:
     """Return the clients that evaluate models: members of split clusters with the final model.
 
@@ -307,14 +310,14 @@ def _evaluators(
     Args:
         labels: (m,) each client's cluster.
         ancestors: of each cluster's leaf; empty where the cluster was never split off.
-        least: members of the smallest sum.
+        least_members: members of the smallest sum.
     """
     lagging = set(outbox.lagging_clients())
     current = [i for i in range(len(labels)) if i not in lagging]
     members = Counter(labels[i] for i in current)
     evaluated = set()
     for c, number in members.items():
-        if number >= least and ancestors[c]:
+        if number >= least_members and ancestors[c]:
             evaluated.add(c)
     return [i for i in current if labels[i] in evaluated]
 

@@ -91,7 +91,7 @@ class SumsOfSplits(fl.SumOptions):
 
 
 class FittedCFL(FittedRun):
-    """What a user gets from a run of CFL.
+    """Result of a run of CFL, as its user gets it.
 
     Attributes:
         tree_: the parameter tree: models before each split, and who was split from whom.

@@ -78,7 +78,11 @@ class SplitStatistics:
 
 
 def server_view(
-    weighted: bool, compresses: bool, tree: bool, judged: bool, signatures: Sequence[str] = ()
+    weighted: bool,
+    compresses: bool,
+    tree: bool,
+    evaluates_paths: bool,
+    signatures: Sequence[str] = (),
 ) -> list[str]:
     """Return what the server sees under every mask.
 
@@ -86,7 +90,7 @@ def server_view(
         weighted: clients send |D_i|.
         compresses: clients send compressed updates for clustering.
         tree: the server keeps the parameter tree.
-        judged: clients evaluate the models on their paths at the end.
+        evaluates_paths: clients evaluate the models on their paths at the end.
         signatures: what gradient signatures show, which are compared in place of updates.
     """
     view: list[str] = []
@@ -108,7 +112,7 @@ def server_view(
         )
     if tree:
         view.append("how far each node's model has moved")
-    if judged:
+    if evaluates_paths:
         view.append(
             fl.OfPlainSums(
                 "each client's losses under the models on its path, and the number of samples kept "
@@ -164,7 +168,7 @@ def split_statistics(
     replies: fl.Replies[Any],
     cluster: int,
     members: list[int],
-    total: fl.Sums[Any] | None = None,
+    update_sums: fl.Sums[Any] | None = None,
     landmarks: int | None = None,
 ) -> SplitStatistics:
     """Estimate norms of a cluster's updates, with the known noise subtracted.
@@ -175,7 +179,8 @@ def split_statistics(
         replies: updates or compressed updates of all clusters in this round.
         cluster: the cluster's label.
         members: its clients.
-        total: with compression, the sums of the full updates, which give the norm of the mean.
+        update_sums: with compression, the sums of the full updates; the norm of the mean is
+            theirs.
         landmarks: the number of clients that α compares; None for all.
     """
     evidence = UpdateEvidence.of(net, replies).select(members)
@@ -191,7 +196,7 @@ def split_statistics(
     norms = evidence.norms(compared)
     statistics.max_norm = _largest_norm(norms, evidence.noise)
     if compressed:
-        _measure_sum(net, statistics, norms, total)
+        _measure_sum(net, statistics, norms, update_sums)
     else:
         _measure_mean(replies, statistics, evidence, norms)
     return statistics
@@ -221,32 +226,32 @@ def _measure_sum(
     net: fl.ServerChannel,
     statistics: SplitStatistics,
     norms: torch.Tensor,
-    total: fl.Sums[Any] | None,
+    update_sums: fl.Sums[Any] | None,
 ) -> None:
     """Compute Δ_c and ‖Δ_c‖ from the sum of full updates, whose compressed form was read."""
     # Without a sum ‖Δ_c‖ is unknown, so the cluster must not count as stationary.
     statistics.mean_norm = math.inf
     cluster = statistics.cluster
-    if total is None or not total.counts[cluster]:
+    if update_sums is None or not update_sums.counts[cluster]:
         return
-    contributors = set(total.ids)
+    contributors = set(update_sums.ids)
     summed_norms = []
     for n, i in enumerate(statistics.evidence.ids):
         if i in contributors:
             summed_norms.append(norms[n])
-    statistics.mean = fl.weighted_means(total)[cluster]
+    statistics.mean = fl.weighted_means(update_sums)[cluster]
     statistics.mean_norm = mean_norm(
         statistics.mean,
         torch.stack(summed_norms),
         len(statistics.members),
-        _noise_of_mean(net, total, cluster),
+        _noise_of_mean(net, update_sums, cluster),
     )
 
 
-def _noise_of_mean(net: fl.ServerChannel, total: fl.Sums[Any], cluster: int) -> float:
+def _noise_of_mean(net: fl.ServerChannel, update_sums: fl.Sums[Any], cluster: int) -> float:
     """Return the expected squared norm of the noise in a cluster's mean."""
     noise = net.noise("delta")
-    clients = float(total.counts[cluster])
+    clients = float(update_sums.counts[cluster])
     if net.agreed["placement"] == "central":
         # A trusted server adds noise once to the sum, which is divided by the number of clients.
         return noise / clients**2
@@ -296,10 +301,12 @@ def average_by_sums(
     means: dict[int, torch.Tensor] = {}
     if sums.ids:
         rows = fl.weighted_means(sums)
-        means = {c: rows[c] for c in {labels[i] for i in sums.ids}}
+        summed_clusters = {labels[i] for i in sums.ids}
+        means = {c: rows[c] for c in summed_clusters}
     round_statistics = []
     for c, members in enumerate(clusters):
-        evidence = signatures.select(members if c in means else [])
+        with_mean = members if c in means else []
+        evidence = signatures.select(with_mean)
         round_statistics.append(SplitStatistics(c, members, evidence, evidence, means.get(c)))
     return round_statistics, sums.step
 

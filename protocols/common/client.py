@@ -275,7 +275,8 @@ class TrainingClient:
         due = self._due(positions, query)
         lineages = []
         for k, earlier in zip(positions, self.lineage(positions), strict=True):
-            lineages.append(self._next_lineage(b"" if k in anew else earlier, due[k], query))
+            before = b"" if k in anew else earlier
+            lineages.append(self._next_lineage(before, due[k], query))
         return as_table(lineages, LINEAGE)
 
     def _next_lineage(self, lineage: bytes, picks: tuple[int, ...], query: AverageDeltas) -> bytes:

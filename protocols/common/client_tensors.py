@@ -103,8 +103,8 @@ class ClientTensor:
         rows = vars(client).setdefault(ROWS, {})
         if self.name not in rows:
             rows[self.name] = ClientRows(self._first(client))
-        kept: ClientRows = rows[self.name]
-        return kept
+        client_rows: ClientRows = rows[self.name]
+        return client_rows
 
     def __set__(self, client: Any, values: torch.Tensor) -> None:
         """Replace the rows of all clients.
@@ -173,14 +173,14 @@ def declared_tensors(client: type) -> dict[str, ClientTensor]:
     Args:
         client: the class.
     """
-    found: dict[str, ClientTensor] = {}
+    declared: dict[str, ClientTensor] = {}
     for base in reversed(client.__mro__):
         for name, value in vars(base).items():
             if isinstance(value, ClientTensor):
-                found[name] = value
+                declared[name] = value
             else:
-                found.pop(name, None)  # the subclass has something else in its place
-    return found
+                declared.pop(name, None)  # the subclass has something else in its place
+    return declared
 
 
 def check_names(client: type) -> None:
@@ -209,10 +209,10 @@ def kept_rows(client: Any) -> dict[str, torch.Tensor]:
     Args:
         client: an object whose class declares them.
     """
-    kept = {}
+    rows_by_key = {}
     for name, tensor in declared_tensors(type(client)).items():
-        kept[tensor.key] = getattr(client, name).values
-    return kept
+        rows_by_key[tensor.key] = getattr(client, name).values
+    return rows_by_key
 
 
 def restore_rows(client: Any, memory: Mapping[str, torch.Tensor]) -> None:
@@ -231,21 +231,21 @@ def restore_rows(client: Any, memory: Mapping[str, torch.Tensor]) -> None:
             setattr(client, name, _all_rows(start, memory[tensor.key]))
 
 
-def _all_rows(start: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def _all_rows(start: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a checkpoint, of which earlier versions kept the rows of some clients.
 
     Args:
         start: (m, *shape) the rows of all others; it may be overwritten.
-        kept: as the checkpoint has it.
+        saved: as the checkpoint has it.
     """
-    if start.dtype == torch.bool and kept.dtype == torch.int64:  # positions of what is True
-        start[kept] = True
+    if start.dtype == torch.bool and saved.dtype == torch.int64:  # positions of what is True
+        start[saved] = True
         return start
     # each row after its position
-    if start.dtype == torch.int64 and kept.shape[1:] == (1 + start.shape[1:].numel(),):
-        start[kept[:, 0]] = kept[:, 1:].reshape(-1, *start.shape[1:])
+    if start.dtype == torch.int64 and saved.shape[1:] == (1 + start.shape[1:].numel(),):
+        start[saved[:, 0]] = saved[:, 1:].reshape(-1, *start.shape[1:])
         return start
-    return kept
+    return saved
 
 
 def check_kept(client: Any, memory: Mapping[str, torch.Tensor]) -> None:

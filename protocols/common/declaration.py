@@ -164,9 +164,9 @@ def _check_methods(declared: type) -> None:
             if not inspect.isfunction(overridden):
                 continue
             if not _accepts(method, overridden):
-                own = ", ".join(inspect.signature(method).parameters)
+                parameters = ", ".join(inspect.signature(method).parameters)
                 raise UsageError(
-                    f"{declared.__name__}.{name}({own}) is called as "
+                    f"{declared.__name__}.{name}({parameters}) is called as "
                     f"{_signature(base, name)}: give it these arguments"
                 )
             break

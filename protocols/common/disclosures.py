@@ -36,7 +36,7 @@ class OfPaddedPairs(str):
 
 @dataclass(frozen=True)
 class Disclosures:
-    """What each party sees beyond the values of single replies, in sentences for the report.
+    """Sentences for the report on what each party sees beyond the values of single replies.
 
     The fields of replies, and who reads them under which mask and noise, need no sentence: the
     report takes these from the ledger.

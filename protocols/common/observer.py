@@ -108,8 +108,8 @@ class Observer:
             state: the server's final state.
         """
         rounds = self.method.training.tuning(self.method)
-        kept: Rows = client.tuned(self.final_models(client, state), rounds)
-        return kept
+        models: Rows = client.tuned(self.final_models(client, state), rounds)
+        return models
 
     def shared_models(self, client: Any) -> Any:
         """Return the clusters' models, (k, d), where clients continued alone from them.

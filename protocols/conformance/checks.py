@@ -76,8 +76,8 @@ def small_traces(seed: int = 0, clients: int = 8) -> Federation:
     windows, past = 40, 8
     traces = {}
     for i in range(clients):
-        place = 0.25 + 0.5 * (i % 2)
-        path = place + np.cumsum(draw.normal(size=(windows + past, 2)), axis=0) * 0.01
+        centre = 0.25 + 0.5 * (i % 2)
+        path = centre + np.cumsum(draw.normal(size=(windows + past, 2)), axis=0) * 0.01
         path = path.clip(0, 1).astype(np.float32)
         x = np.stack([path[k : k + past] for k in range(windows)])
         traces[f"walker {seed} {i}"] = (x, path[past:])
@@ -89,18 +89,18 @@ def small_traces(seed: int = 0, clients: int = 8) -> Federation:
 CLIENTS: Mapping[str, Callable[[int, int], Federation]] = MappingProxyType({"nsim": small_traces})
 
 
-def small_params(kind: Any) -> dict[str, Any]:
+def small_params(protocol_class: Any) -> dict[str, Any]:
     """Return hyper-parameters by which the checks of a protocol take seconds.
 
     Args:
-        kind: class of the protocol.
+        protocol_class: class of the protocol.
     """
-    declared = {option.name for option in dataclasses.fields(kind)}
-    known = {name: value for name, value in SMALL.items() if name in declared}
-    name = getattr(kind, "name", "")
+    declared = {option.name for option in dataclasses.fields(protocol_class)}
+    accepted = {name: value for name, value in SMALL.items() if name in declared}
+    name = getattr(protocol_class, "name", "")
     if name in CLIENTS:
-        del known["model"]
-    return {**known, **SMALLEST.get(name, {})}
+        del accepted["model"]
+    return {**accepted, **SMALLEST.get(name, {})}
 
 
 @dataclass
@@ -223,10 +223,10 @@ class Subject:
         Raises:
             Exception: what the run ended with.
         """
-        found = self._example
-        if isinstance(found, Exception):
-            raise found
-        return found
+        outcome = self._example
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 Check = Callable[[Subject], None]
@@ -439,11 +439,11 @@ def _chosen(only: Iterable[str]) -> list[str]:
     Raises:
         UsageError: an unknown name.
     """
-    wanted = set(only)
-    for name in sorted(wanted):
+    requested = set(only)
+    for name in sorted(requested):
         if name not in CHECKS:
             raise fl.unknown("check", name, CHECKS)
-    return [name for name in CHECKS if not wanted or name in wanted]
+    return [name for name in CHECKS if not requested or name in requested]
 
 
 def _identity(

@@ -45,19 +45,19 @@ def check_in_new_process(run: Example, folder: Path) -> None:
         NotApplicableError: the class cannot be imported, or a hyper-parameter is an object.
     """
     made = run.make()
-    kind = type(made)
-    if not _importable(kind):
+    protocol_class = type(made)
+    if not _importable(protocol_class):
         raise NotApplicableError(
-            f"{kind.__qualname__} cannot be imported in another process: define it at the top of a "
-            "module"
+            f"{protocol_class.__qualname__} cannot be imported in another process: define it "
+            "at the top of a module"
         )
     params = _as_json(made.get_params())
     fitted = made.fit(run.federation, FULL, folder=folder / "run")
     (folder / "state").write_bytes(fitted.server_state_)
     job = {
         "path": sys.path,
-        "module": kind.__module__,
-        "name": kind.__qualname__,
+        "module": protocol_class.__module__,
+        "name": protocol_class.__qualname__,
         "params": params,
         "config": fitted.kept_.learned.config,
         "folder": str(folder),
@@ -74,15 +74,15 @@ def check_in_new_process(run: Example, folder: Path) -> None:
         )
 
 
-def _importable(kind: type) -> bool:
+def _importable(protocol_class: type) -> bool:
     """Return whether another process finds a class by its module and name."""
-    if kind.__module__ == "__main__" or "." in kind.__qualname__:
+    if protocol_class.__module__ == "__main__" or "." in protocol_class.__qualname__:
         return False
     try:
-        module = importlib.import_module(kind.__module__)
+        module = importlib.import_module(protocol_class.__module__)
     except ImportError:
         return False
-    return getattr(module, kind.__qualname__, None) is kind
+    return getattr(module, protocol_class.__qualname__, None) is protocol_class
 
 
 def _as_json(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,12 +92,12 @@ def _as_json(params: Mapping[str, Any]) -> dict[str, Any]:
         NotApplicableError: one of them is an object.
     """
     try:
-        known: dict[str, Any] = json.loads(json.dumps(dict(params)))
+        decoded: dict[str, Any] = json.loads(json.dumps(dict(params)))
     except TypeError:
         raise NotApplicableError(
             "a hyper-parameter is an object, which another process does not have"
         ) from None
-    return known
+    return decoded
 
 
 def _replay_elsewhere(job: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -142,10 +142,10 @@ def replayed(job: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
 def _replayed(job: Mapping[str, Any], module: Any) -> str:
     """Return what went wrong in the replay of a run; empty if nothing did."""
-    kind = getattr(module, job["name"])
+    protocol_class = getattr(module, job["name"])
     folder = Path(job["folder"])
     try:
-        made = kind(**_with_tuples(kind, job["params"]))
+        made = protocol_class(**_with_tuples(protocol_class, job["params"]))
         frames = folder / "run" / "transcript"
         transcript = Transcript.read("full", frames, partial(call_types, made))
         state, _ = server_half.replayed(made, transcript, job["config"])
@@ -158,11 +158,11 @@ def _replayed(job: Mapping[str, Any], module: Any) -> str:
     return ""
 
 
-def _with_tuples(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tuples(protocol_class: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return hyper-parameters with tuples where the class's default is one, which JSON lacks."""
-    known = dict(params)
-    for name, value in known.items():
-        default = getattr(kind, name, None)
+    converted = dict(params)
+    for name, value in converted.items():
+        default = getattr(protocol_class, name, None)
         if isinstance(default, tuple) and isinstance(value, list):
-            known[name] = tuple(value)
-    return known
+            converted[name] = tuple(value)
+    return converted

@@ -79,12 +79,12 @@ def _of_function(function: Any) -> Held:
 
 def _is_own(value: Any) -> bool:
     """Return whether a value is an object of an author's class, but no client."""
-    kind = type(value)
-    if kind is SimpleNamespace:
+    value_type = type(value)
+    if value_type is SimpleNamespace:
         return True
     if isinstance(value, type | ModuleType | fl.TrainingClient) or not hasattr(value, "__dict__"):
         return False
-    return kind.__module__.partition(".")[0] not in FRAMEWORKS
+    return value_type.__module__.partition(".")[0] not in FRAMEWORKS
 
 
 def _around(function: FunctionType) -> Held:
@@ -125,16 +125,16 @@ def _used_by_form(function: FunctionType) -> frozenset[str]:
 
 
 def numbers_in(
-    value: Any, depth: int = DEEPEST, known: dict[int, Any] | None = None
+    value: Any, depth: int = DEEPEST, visited: dict[int, Any] | None = None
 ) -> Iterator[Any]:
     """Yield the tensors, arrays and numbers in a value, also those that a function in it holds.
 
     Args:
         value: anything; a client, and objects of a framework, are not looked into.
         depth: of containers, objects and functions within each other.
-        known: those that were looked into, each of them once, by identity.
+        visited: those that were looked into, each of them once, by identity.
     """
-    known = {} if known is None else known
+    visited = {} if visited is None else visited
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         value = value.tolist()
     if isinstance(value, (torch.Tensor, *NUMBERS)):
@@ -143,9 +143,9 @@ def numbers_in(
     if isinstance(value, fl.Rows):
         yield value.values
         return
-    if id(value) in known or not depth:
+    if id(value) in visited or not depth:
         return
-    known[id(value)] = value
+    visited[id(value)] = value
     inner: list[Any] = []
     if isinstance(value, Mapping):
         inner = [*value, *value.values()]
@@ -154,4 +154,4 @@ def numbers_in(
     else:
         inner = [one for _, one in _of_function(value)]
     for one in inner:
-        yield from numbers_in(one, depth - 1, known)
+        yield from numbers_in(one, depth - 1, visited)

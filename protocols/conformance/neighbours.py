@@ -32,12 +32,12 @@ def other_data(federation: fl.Federation, seed: int = 1) -> fl.Federation:
     draw = np.random.default_rng(seed)
     classes = federation.classes
 
-    def shard(known: Shard, position: int) -> Shard:
-        x = _random_samples(known.x, classes, draw)
-        y = _random_targets(known.y, classes, draw)
-        x_test = _random_samples(known.x_test, classes, draw)
-        y_test = _random_targets(known.y_test, classes, draw)
-        return replace(known, x=x, y=y, x_test=x_test, y_test=y_test)
+    def shard(original: Shard, position: int) -> Shard:
+        x = _random_samples(original.x, classes, draw)
+        y = _random_targets(original.y, classes, draw)
+        x_test = _random_samples(original.x_test, classes, draw)
+        y_test = _random_targets(original.y_test, classes, draw)
+        return replace(original, x=x, y=y, x_test=x_test, y_test=y_test)
 
     return _each(federation, shard)
 
@@ -53,9 +53,9 @@ def other_clients(federation: fl.Federation, unit: str) -> list[fl.Federation]:
     """
     worlds = [other_data(federation), alike(federation), opposite(federation), balanced(federation)]
     if unit == "client":
-        few = resized(other_data(federation, seed=2), lambda n, k: max(FEWEST, n // 4 + k % 3))
-        many = resized(other_data(federation, seed=3), lambda n, k: 2 * n + 1 + k % 3)
-        worlds += [few, many]
+        smaller = resized(other_data(federation, seed=2), lambda n, k: max(FEWEST, n // 4 + k % 3))
+        larger = resized(other_data(federation, seed=3), lambda n, k: 2 * n + 1 + k % 3)
+        worlds += [smaller, larger]
     return worlds
 
 
@@ -66,12 +66,12 @@ def alike(federation: fl.Federation) -> fl.Federation:
         federation: the clients and their data.
     """
 
-    def shard(known: Shard, position: int) -> Shard:
-        x = np.repeat(known.x[:1], len(known.x), axis=0)
-        y = np.repeat(known.y[:1], len(known.y), axis=0)
+    def shard(original: Shard, position: int) -> Shard:
+        x = np.repeat(original.x[:1], len(original.x), axis=0)
+        y = np.repeat(original.y[:1], len(original.y), axis=0)
         if y.dtype.kind != "f":
             y = np.zeros_like(y)
-        return replace(known, x=x, y=y)
+        return replace(original, x=x, y=y)
 
     return _each(federation, shard)
 
@@ -84,11 +84,11 @@ def opposite(federation: fl.Federation) -> fl.Federation:
         federation: the clients and their data.
     """
 
-    def shard(known: Shard, position: int) -> Shard:
-        y = _mirrored(known.y)
+    def shard(original: Shard, position: int) -> Shard:
+        y = _mirrored(original.y)
         if y.dtype.kind != "f":
             y = np.full_like(y, federation.classes - 1)
-        return replace(known, x=_mirrored(known.x), y=y)
+        return replace(original, x=_mirrored(original.x), y=y)
 
     return _each(federation, shard)
 
@@ -101,14 +101,14 @@ def balanced(federation: fl.Federation) -> fl.Federation:
     """
     shards = federation.shards
 
-    def shard(known: Shard, position: int) -> Shard:
+    def shard(original: Shard, position: int) -> Shard:
         next_one = shards[(position + 1) % len(shards)]
-        rows = np.arange(len(known.x))[::-1] % len(next_one.x)
+        rows = np.arange(len(original.x))[::-1] % len(next_one.x)
         y = next_one.y[rows]
         if y.dtype.kind != "f":
             classes = np.arange(y.size) % federation.classes
             y = classes.reshape(y.shape).astype(y.dtype)
-        return replace(known, x=next_one.x[rows], y=y)
+        return replace(original, x=next_one.x[rows], y=y)
 
     return _each(federation, shard)
 
@@ -121,9 +121,9 @@ def resized(federation: fl.Federation, size: Callable[[int, int], int]) -> fl.Fe
         size: new number of samples by the old one and the client's position.
     """
 
-    def shard(known: Shard, position: int) -> Shard:
-        rows = np.arange(size(len(known.x), position)) % len(known.x)
-        return replace(known, x=known.x[rows], y=known.y[rows])
+    def shard(original: Shard, position: int) -> Shard:
+        rows = np.arange(size(len(original.x), position)) % len(original.x)
+        return replace(original, x=original.x[rows], y=original.y[rows])
 
     return _each(federation, shard)
 
@@ -152,12 +152,16 @@ def blank(federation: fl.Federation) -> fl.Federation:
     Args:
         federation: the clients and their data.
     """
-    return _each(federation, lambda known, position: replace(known, x=np.zeros_like(known.x)))
+
+    def shard(original: Shard, position: int) -> Shard:
+        return replace(original, x=np.zeros_like(original.x))
+
+    return _each(federation, shard)
 
 
 def _each(federation: fl.Federation, shard: Callable[[Shard, int], Shard]) -> fl.Federation:
     """Return the clients with other shards, of each one's shard and position."""
-    shards = tuple(shard(known, k) for k, known in enumerate(federation.shards))
+    shards = tuple(shard(original, k) for k, original in enumerate(federation.shards))
     return replace(federation, shards=shards)
 
 
@@ -166,12 +170,12 @@ def _one_example(
 ) -> fl.Federation:
     """Return the clients, of whom each has one example changed: another one at each."""
 
-    def shard(known: Shard, position: int) -> Shard:
-        x = np.array(known.x)
-        y = np.array(known.y)
+    def shard(original: Shard, position: int) -> Shard:
+        x = np.array(original.x)
+        y = np.array(original.y)
         row = position % len(x)
-        x[row], y[row] = change(x[row], y[row], known.y)
-        return replace(known, x=x, y=y)
+        x[row], y[row] = change(x[row], y[row], original.y)
+        return replace(original, x=x, y=y)
 
     return _each(federation, shard)
 
@@ -209,8 +213,8 @@ def _far_example(x: Array, classes: int) -> Array:
     if x.dtype.kind in "iu":
         return np.full_like(x, classes - 1)
     signs = np.where(np.arange(x.size) % 2, 1, -1).reshape(x.shape)
-    far: Array = (OUTLIER * signs).astype(x.dtype)
-    return far
+    outlier: Array = (OUTLIER * signs).astype(x.dtype)
+    return outlier
 
 
 def _other_target(y: Array, others: Array, classes: int) -> Array:

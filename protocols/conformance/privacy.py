@@ -104,33 +104,34 @@ def check_free_replies(make: Make, federation: fl.Federation, **params: Any) -> 
     made, compared = make(**{**SPREAD, **params}), 0
     fitted = made.fit(federation, FULL)
     others = other_clients(federation, "example")[:OTHERS]
-    own = build_client(made, federation, SEEDED)
-    apart, swapped = ([build_client(made, known, SEEDED) for known in others] for _ in range(2))
+    own_endpoint = build_client(made, federation, SEEDED)
+    independent = [build_client(made, data, SEEDED) for data in others]
+    swapped = [build_client(made, data, SEEDED) for data in others]
     for position in range(len(fitted.transcript_.entries)):
-        call, told = fitted.transcript_.content(position)
-        if told.reply is None or call.verb == RELAY:
+        call, answer = fitted.transcript_.content(position)
+        if answer.reply is None or call.verb == RELAY:
             continue
-        call = call.select([call.to.index(i) for i in told.ids])
-        if call.method not in KEY_METHODS and fields(told.reply):
+        call = call.select([call.to.index(i) for i in answer.ids])
+        if call.method not in KEY_METHODS and fields(answer.reply):
             release = release_of(getattr(made.client, call.method))
             for other in swapped if release.derived else ():
-                transplant(own, other)
+                transplant(own_endpoint, other)
                 require(
-                    is_same(other.answer(call).reply, told.reply),
+                    is_same(other.answer(call).reply, answer.reply),
                     f"{call.method} depends on data: it is not derived; leave derived=True out",
                 )
-            again = [other.answer(call).reply for other in apart]
+            again = [other.answer(call).reply for other in independent]
             if not release.private or (release.derived and release.through):
                 require(
-                    all(is_same(reply, told.reply) for reply in again),
+                    all(is_same(reply, answer.reply) for reply in again),
                     f"{call.method} depends on data: it is private, and not free; leave "
                     "private=False, or derived=True, out",
                 )
                 compared += len(call.to)
         else:
-            for other in apart:
+            for other in independent:
                 other.answer(call)
-        own.answer(call)
+        own_endpoint.answer(call)
     return compared
 
 
@@ -200,9 +201,10 @@ def check_events(owed: Counter[Any], written: Counter[Any]) -> None:
         (written - owed, "has an event in the ledger and never left {0}"),
     ):
         for method, field, number, client in sorted(difference):
-            told = sentence.format(f"client {client} in round {number}")
+            defect = sentence.format(f"client {client} in round {number}")
             raise ConformanceError(
-                f"{method}.{field} {told}: call clients by the verbs of the server's channel alone"
+                f"{method}.{field} {defect}: call clients by the verbs of the server's "
+                "channel alone"
             )
 
 

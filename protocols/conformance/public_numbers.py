@@ -87,7 +87,7 @@ class PublicNumbers:
 
 
 class Deed(NamedTuple):
-    """What a client did with noise or by training, but for the numbers themselves.
+    """Use of noise or training by a client, but for the numbers themselves.
 
     Args:
         kind: the part of it, in words.
@@ -117,7 +117,7 @@ class Draw:
 
 @dataclass
 class Answer:
-    """What the clients of a world answered to a call, and what they did for it.
+    """Answers of the clients of a world to a call, and what they did for it.
 
     Args:
         fields: digest of each field of the reply; None if the call was refused.
@@ -132,15 +132,15 @@ class Answer:
     draws: dict[int, list[Draw]] = field(default_factory=dict)
     used: dict[tuple[int, str, str], list[str]] = field(default_factory=dict)
 
-    def note(self, client: int, kind: str, value: Any) -> None:
+    def note(self, client: int, deed_kind: str, value: Any) -> None:
         """Add what a client did.
 
         Args:
             client: its number.
-            kind: of the deed, in words.
+            deed_kind: of the deed, in words.
             value: what is equal whatever the data are.
         """
-        self.deeds.setdefault(client, []).append(Deed(kind, str(value)))
+        self.deeds.setdefault(client, []).append(Deed(deed_kind, str(value)))
 
     def use(self, clients: Sequence[int], user: str, name: str, value: str) -> None:
         """Add what was at hand where only released numbers may be used.
@@ -272,9 +272,9 @@ class World:
         self._watched = user
 
     def _public_context(self, *args: Any, **options: Any) -> fl.CallContext:
-        known = self._context(*args, **options)
-        given = {one.name: getattr(known, one.name) for one in fields(known)}
-        self._called = PublicContext(**given, world=self)
+        exact = self._context(*args, **options)
+        values = {one.name: getattr(exact, one.name) for one in fields(exact)}
+        self._called = PublicContext(**values, world=self)
         return self._called
 
     def _noised(
@@ -328,17 +328,18 @@ class World:
         )
         for entry, k in enumerate(clients):
             client = cohort.ids[k]
-            parts = {"start": digest(start.row(entry)).hex(), "plan": repr(plan)}
-            parts["network"] = _fixed_parts(cohort.model)
+            descriptions = {"start": digest(start.row(entry)).hex(), "plan": repr(plan)}
+            descriptions["network"] = _fixed_parts(cohort.model)
             if scale is not None:
-                parts["scale"] = repr(float(scale[entry]))
+                descriptions["scale"] = repr(float(scale[entry]))
             if regularizer is not None:
                 means = digest(regularizer.rows([entry])).hex()
-                parts["regularizer"] = f"{means} {float(regularizer.strength)!r}"
-            for part, value in parts.items():
-                self.now.note(client, f"training {part}", value)
+                descriptions["regularizer"] = f"{means} {float(regularizer.strength)!r}"
+            for aspect, value in descriptions.items():
+                self.now.note(client, f"training {aspect}", value)
             row = updates[entry, :d]
-            row.copy_(self.numbers.like(row, plan.clip, plan.noise, client, step, *parts.values()))
+            identity = (client, step, *descriptions.values())
+            row.copy_(self.numbers.like(row, plan.clip, plan.noise, *identity))
         return updates
 
 
@@ -359,22 +360,26 @@ def _fixed_parts(model: Any) -> str:
     for module in model.module.modules():
         held += module.buffers(recurse=False)
         held += [one for one in module.parameters(recurse=False) if not one.requires_grad]
-        own = {name: one for name, one in vars(module).items() if not name.startswith("_")}
-        held += numbers_in(own)
+        attributes = {name: one for name, one in vars(module).items() if not name.startswith("_")}
+        held += numbers_in(attributes)
     return hashlib.blake2b(" ".join(map(printed, held)).encode()).hexdigest()
 
 
 def _watch(client: Any, read: Callable[[str, Any], None]) -> None:
     """Call a function with the name and the value of each attribute of a client that is read."""
-    kind: Any = type(client)
+    client_class: Any = type(client)
 
     def attribute(self: Any, name: str) -> Any:
-        value = kind.__getattribute__(self, name)
+        value = client_class.__getattribute__(self, name)
         read(name, value)
         return value
 
-    names = {"__getattribute__": attribute, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    client.__class__ = type(kind.__name__, (kind,), names)
+    names = {
+        "__getattribute__": attribute,
+        "__module__": client_class.__module__,
+        "__doc__": client_class.__doc__,
+    }
+    client.__class__ = type(client_class.__name__, (client_class,), names)
 
 
 def _digest(value: Any) -> str:

@@ -144,8 +144,8 @@ def told(error: BaseException, author: Iterable[Path] = ()) -> str:
     if len(text) > LONGEST:
         text = text[:LONGEST] + "…"
     sentence = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    place = _place(error, frozenset(author))
-    return f"{sentence} ({place})" if place else sentence
+    origin = _place(error, frozenset(author))
+    return f"{sentence} ({origin})" if origin else sentence
 
 
 def author_files(made: Any) -> frozenset[Path]:
@@ -155,10 +155,10 @@ def author_files(made: Any) -> frozenset[Path]:
         made: the protocol.
     """
     files = set()
-    for kind in (*type(made).__mro__, *getattr(made, "client", object).__mro__):
-        module = sys.modules.get(kind.__module__)
+    for base in (*type(made).__mro__, *getattr(made, "client", object).__mro__):
+        module = sys.modules.get(base.__module__)
         path = getattr(module, "__file__", None)
-        if path and not kind.__module__.startswith(FRAMEWORK) and not inspect.isbuiltin(kind):
+        if path and not base.__module__.startswith(FRAMEWORK) and not inspect.isbuiltin(base):
             files.add(Path(path))
     return frozenset(files)
 

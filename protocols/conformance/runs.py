@@ -60,14 +60,14 @@ def example(make: Make, federation: fl.Federation, **params: Any) -> Example:
     return Example(anew, federation, settings, anew().fit(federation, settings))
 
 
-def require(kept: bool, sentence: str) -> None:
+def require(holds: bool, sentence: str) -> None:
     """Raise `ConformanceError` with a sentence unless something holds.
 
     Args:
-        kept: what must hold.
+        holds: what must hold.
         sentence: what to do where it does not.
     """
-    if not kept:
+    if not holds:
         raise ConformanceError(sentence)
 
 
@@ -77,7 +77,7 @@ def check_frames(fitted: Any) -> None:
     Args:
         fitted: a run with a full transcript.
     """
-    total = {"up": 0, "down": 0}
+    byte_totals = {"up": 0, "down": 0}
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)
         up, down = _frame_lengths(fitted, call, answer)
@@ -90,14 +90,14 @@ def check_frames(fitted: Any) -> None:
             "transport count what it encodes",
         )
         if entry.verb not in (RELAY, AUTHORITY_CALL):  # which are counted between servers
-            total["up"] += sum(up)
-            total["down"] += sum(down)
+            byte_totals["up"] += sum(up)
+            byte_totals["down"] += sum(down)
     require(
-        total == {k: fitted.bytes_[k] for k in total},
-        f"bytes_ says {fitted.bytes_}, and the frames have {total}: count every call",
+        byte_totals == {k: fitted.bytes_[k] for k in byte_totals},
+        f"bytes_ says {fitted.bytes_}, and the frames have {byte_totals}: count every call",
     )
     require(
-        total["up"] > 0,
+        byte_totals["up"] > 0,
         "no client sent anything: let run_server call clients by net.gather, net.sum or net.pairs",
     )
 
@@ -169,11 +169,11 @@ def check_masked_round(
     masked = made.fit(federation, settings).client_models_.values
     plain = made.set_params(mask="none").fit(federation, settings).client_models_.values
     start = build_client(made, federation, settings).client.cohort.start
-    apart = float(torch.linalg.norm(masked - plain))
-    moved = float(torch.linalg.norm(plain - start))
+    distance = float(torch.linalg.norm(masked - plain))
+    training_distance = float(torch.linalg.norm(plain - start))
     require(
-        apart <= MASK_TOLERANCE * moved,
-        f"under the mask {mask} models are {apart:.2g} away from those without a mask: compute "
+        distance <= MASK_TOLERANCE * training_distance,
+        f"under the mask {mask} models are {distance:.2g} away from those without a mask: compute "
         "with distances and inner products of masked rows alone, and not with the order or the "
         "values of their coordinates, and let clients keep no view of a reply's tensor where "
         "fresh=True",
@@ -195,10 +195,10 @@ def check_nodes(make: Make, federation: fl.Federation, rounds: int = 3, **params
     made = make(rounds=rounds, **params)
     state, nodes = simulation.serve_nodes(made, federation)
     together = made.fit(federation, simulation.DOUBLE).client_models_.values
-    apart = torch.cat([made.observer.kept_models(node.client, state).values for node in nodes])
-    distance = float((apart - together).abs().max())
+    of_nodes = torch.cat([made.observer.kept_models(node.client, state).values for node in nodes])
+    distance = float((of_nodes - together).abs().max())
     require(
-        apart.shape == together.shape and distance <= NODE_TOLERANCE,
+        of_nodes.shape == together.shape and distance <= NODE_TOLERANCE,
         f"nodes with one client each end {distance:.2g} away from the same clients in one batch: "
         "let a client method use the rows of context.positions alone, and context.ids for names; "
         "and keep what it needs in a later call in a ClientTensor, or in memory() and recall()",
@@ -229,7 +229,7 @@ def check_resume(run: Example, folder: Path, stops: Sequence[int] = (1, 3)) -> N
         folder: empty.
         stops: rounds after which the run is stopped.
     """
-    federation, settings, whole = run.federation, run.settings, run.fitted
+    federation, settings, uninterrupted = run.federation, run.settings, run.fitted
     for stop in stops:
         try:
             run.make().fit(
@@ -241,30 +241,30 @@ def check_resume(run: Example, folder: Path, stops: Sequence[int] = (1, 3)) -> N
             f"the run has no round {stop}: give run.rounds all rounds of the method"
         )
     resumed = run.make().fit(federation, settings, folder=folder)
-    _same_run(resumed, whole, "a run that was stopped and resumed")
+    _same_run(resumed, uninterrupted, "a run that was stopped and resumed")
     require(
-        resumed.transcript_.entries == whole.transcript_.entries,
+        resumed.transcript_.entries == uninterrupted.transcript_.entries,
         "a run that was stopped and resumed makes other calls: keep what decides them in the "
         "state of run.rounds, and wrap phases before it in run.once",
     )
     # as after a kill just before the end
     again = run.make().fit(federation, settings, folder=folder)
-    _same_run(again, whole, "a finished run that is loaded from its folder")
+    _same_run(again, uninterrupted, "a finished run that is loaded from its folder")
 
 
-def _same_run(other: Any, whole: Any, what: str) -> None:
+def _same_run(other: Any, reference: Any, what: str) -> None:
     """Raise `ConformanceError` unless two runs ended alike."""
     advice = (
         "keep the server's part in the state that run.rounds and run.once are given, and the "
         "clients' part in memory() and recall()"
     )
-    parts = {
-        "models": torch.equal(other.client_models_.values, whole.client_models_.values),
-        "history": other.history_ == whole.history_,
-        "bytes": other.bytes_ == whole.bytes_,
-        "state of the server": other.server_state_ == whole.server_state_,
+    comparisons = {
+        "models": torch.equal(other.client_models_.values, reference.client_models_.values),
+        "history": other.history_ == reference.history_,
+        "bytes": other.bytes_ == reference.bytes_,
+        "state of the server": other.server_state_ == reference.server_state_,
     }
-    differing = [name for name, same in parts.items() if not same]
+    differing = [name for name, same in comparisons.items() if not same]
     require(not differing, f"{what} has other {', '.join(differing)}: {advice}")
 
 
@@ -346,9 +346,9 @@ def check_everyone_catches_up(
     models = made.observer.final_models(served.endpoint.client, served.state).values
     if all(torch.equal(models[LOST_CLIENT], models[i]) for i in others):
         return
-    whole = simulation.serve(made, federation, settings=simulation.SEEDED)
-    models = made.observer.final_models(whole.endpoint.client, whole.state).values
-    others = _cluster_of_lost(made, whole)
+    complete = simulation.serve(made, federation, settings=simulation.SEEDED)
+    models = made.observer.final_models(complete.endpoint.client, complete.state).values
+    others = _cluster_of_lost(made, complete)
     if not all(torch.equal(models[LOST_CLIENT], models[i]) for i in others):
         raise NotApplicableError("clients of one cluster end with models of their own")
     raise ConformanceError(
@@ -395,12 +395,12 @@ def check_newcomers(
         masks: names of masks, the first of which the others are compared with.
         params: other hyper-parameters.
     """
-    found = {}
+    clusters_by_mask = {}
     for mask in masks:
         fitted = make(**{"rounds": 4, **params}, mask=mask).fit(run, simulation.DOUBLE)
-        found[mask] = (fitted.labels_.tolist(), fitted.join(newcomers).tolist())
-    first = found[masks[0]]
-    for mask, one in found.items():
+        clusters_by_mask[mask] = (fitted.labels_.tolist(), fitted.join(newcomers).tolist())
+    first = clusters_by_mask[masks[0]]
+    for mask, one in clusters_by_mask.items():
         require(
             one == first,
             f"under the mask {mask} clients and newcomers get the clusters {one}, and "
@@ -423,9 +423,9 @@ def check_secure_sums(
     secure = make(rounds=rounds, **params, aggregation="secagg").fit(federation, simulation.DOUBLE)
     plain = make(rounds=rounds, **params, aggregation="plain").fit(federation, simulation.DOUBLE)
     one, other = secure.client_models_.values, plain.client_models_.values
-    apart = float((one - other).abs().max())
+    distance = float((one - other).abs().max())
     require(
-        apart <= SUM_TOLERANCE,
-        f"models with secure sums are {apart:.2g} away from those with plain ones: let the server "
-        "use sums and counts alone, or refuse aggregation secagg in check",
+        distance <= SUM_TOLERANCE,
+        f"models with secure sums are {distance:.2g} away from those with plain ones: let the "
+        "server use sums and counts alone, or refuse aggregation secagg in check",
     )

@@ -68,15 +68,15 @@ def check_worlds(
     made = make(rounds=rounds, **{**params, "clip": NARROW})
     fitted = made.fit(federation, FULL)
     before = len(fitted.ledger_.events)
-    judged = compare(fitted, fitted.transcript_, federation, fitted.ledger_.events)
+    compared = compare(fitted, fitted.transcript_, federation, fitted.ledger_.events)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SecureClusterWarning)  # what newcomers pay is not at issue
         fitted.join(newcomers)
     first = len(federation)
-    judged += compare(
+    compared += compare(
         fitted, fitted.joined_.transcript, newcomers, fitted.ledger_.events[before:], first
     )
-    if not judged:
+    if not compared:
         raise NotApplicableError("no client releases anything with noise")
 
 
@@ -109,21 +109,21 @@ def compare(
     unit = fitted.dp_unit
     modules = author_modules(fitted.result_.method)
 
-    def answers(known: fl.Federation, number: int) -> Answers:
+    def answers(data: fl.Federation, number: int) -> Answers:
         clear_caches(modules)  # what functions remember is of another world
-        endpoint, samples = _endpoint(fitted, known, numbers)
+        endpoint, samples = _endpoint(fitted, data, numbers)
         world = public_numbers.World(endpoint, public_numbers.PublicNumbers(number), unit)
-        given = [world.answer(call) for call in calls]
+        collected = [world.answer(call) for call in calls]
         require(
             public_numbers.samples_of(endpoint.client.cohort) == samples,
             "clients change their samples in memory, so that whatever was computed of all of them "
             "is in each one before any clip: work on a copy (clone)",
         )
-        return given
+        return collected
 
     for number in range(public_numbers.PASSES):
         _compare_once(calls, partial(answers, number=number), federation, priced, unit, number)
-    return sum(len(event.fields) for known in priced.values() for event in known)
+    return sum(len(event.fields) for priced_events in priced.values() for event in priced_events)
 
 
 def _compare_once(
@@ -142,36 +142,37 @@ def _compare_once(
     others = neighbours.other_clients(federation, unit)
     # each pass begins elsewhere, so that all of them meet the run's own world
     turn = [others[(number * OTHERS + k) % len(others)] for k in range(OTHERS)]
-    own = answers(federation)
-    found = [answers(known) for known in turn]
-    for world in found:
-        _judge_calls(calls, own, world, priced)
+    own_answers = answers(federation)
+    other_answers = [answers(clients) for clients in turn]
+    for world in other_answers:
+        _judge_calls(calls, own_answers, world, priced)
     if unit == "client":
-        _judge_rows(calls, [own, *found], priced, unit)
+        _judge_rows(calls, [own_answers, *other_answers], priced, unit)
     elif number == 0:
         zeros = answers(neighbours.blank(federation))
         for data in (federation, neighbours.alike(federation)):
-            base = own if data is federation else answers(data)
-            near = [answers(known) for known in neighbours.changed_examples(data).values()]
-            for world in near:
+            base = own_answers if data is federation else answers(data)
+            changed = neighbours.changed_examples(data).values()
+            changed_answers = [answers(clients) for clients in changed]
+            for world in changed_answers:
                 _judge_calls(calls, base, world, priced)
-            _judge_blanks(calls, base, near[0], zeros, priced)
-            _judge_rows(calls, [base, *near], priced, unit)
+            _judge_blanks(calls, base, changed_answers[0], zeros, priced)
+            _judge_rows(calls, [base, *changed_answers], priced, unit)
 
 
 def _calls(transcript: Transcript, numbers: Sequence[int]) -> list[Call]:
     """Return the calls of a transcript that clients answered, to those who did."""
     calls = []
     for position in range(len(transcript.entries)):
-        call, told = transcript.content(position)
+        call, answer = transcript.content(position)
         reached = set(call.to) <= set(numbers)
-        if told.reply is not None and call.verb not in (RELAY, AUTHORITY_CALL) and reached:
-            calls.append(call.select([call.to.index(i) for i in told.ids]))
+        if answer.reply is not None and call.verb not in (RELAY, AUTHORITY_CALL) and reached:
+            calls.append(call.select([call.to.index(i) for i in answer.ids]))
     return calls
 
 
 def _endpoint(
-    fitted: Any, known: fl.Federation, numbers: Sequence[int]
+    fitted: Any, data: fl.Federation, numbers: Sequence[int]
 ) -> tuple[Endpoint[Any], list[str]]:
     """Return the endpoint of clients of a run, or of newcomers, with some data, and the digests of
     these before a client had them.
@@ -189,7 +190,7 @@ def _endpoint(
 
     endpoint = build_client(
         fitted.result_.method,
-        known,
+        data,
         learned.settings,
         key_source=KeySource(secrets=fitted.kept_.secrets()),
         joins=learned.config,
@@ -209,10 +210,13 @@ def _compared(
 
 
 def _judge_calls(
-    calls: Sequence[Call], own: Answers, other: Answers, priced: Mapping[int, Sequence[Event]]
+    calls: Sequence[Call],
+    own_answers: Answers,
+    other: Answers,
+    priced: Mapping[int, Sequence[Event]],
 ) -> None:
     """Raise `ConformanceError` where something but released numbers depends on data."""
-    for call, one, another in zip(calls, own, other, strict=True):
+    for call, one, another in zip(calls, own_answers, other, strict=True):
         require(
             (one.fields is None) == (another.fields is None),
             f"{call.method} refuses some data and answers others, and who does not reply tells of "
@@ -227,7 +231,7 @@ def _judge_calls(
             "which tells of them: send the field in any case",
         )
     for position, call, events in _compared(calls, priced):
-        one, another = own[position], other[position]
+        one, another = own_answers[position], other[position]
         if one.fields is None or another.fields is None:
             continue
         for client in call.to:
@@ -244,15 +248,15 @@ def _judge_calls(
 
 
 def _judge_deeds(
-    method: str, own: Sequence[public_numbers.Deed], other: Sequence[public_numbers.Deed]
+    method: str, own_deeds: Sequence[public_numbers.Deed], other: Sequence[public_numbers.Deed]
 ) -> None:
     """Raise `ConformanceError` where what a client does beside its numbers depends on data."""
-    for one, another in zip(own, other, strict=False):
+    for one, another in zip(own_deeds, other, strict=False):
         if one == another:
             continue
         require(one.kind == another.kind, _told_by_order(method))
         raise ConformanceError(_told_by(method, one, another))
-    require(len(own) == len(other), _told_by_order(method))
+    require(len(own_deeds) == len(other), _told_by_order(method))
 
 
 def _told_by_order(method: str) -> str:
@@ -265,11 +269,11 @@ def _told_by_order(method: str) -> str:
 
 def _told_by(method: str, one: public_numbers.Deed, another: public_numbers.Deed) -> str:
     """Return the sentence on something that a client did otherwise with other data."""
-    what, _, part = one.kind.partition(" ")
+    what, _, aspect = one.kind.partition(" ")
     if what == "training":
         return (
-            f"{method} trains with noise, and the {part} of this training depends on data: let it "
-            "follow from public or released numbers alone"
+            f"{method} trains with noise, and the {aspect} of this training depends on data: let "
+            "it follow from public or released numbers alone"
         )
     return (
         f"{method} asks for other noise with other data, {one.value} and {another.value} (name, "
@@ -359,7 +363,7 @@ def _judge_distance(
 
 def _judge_blanks(
     calls: Sequence[Call],
-    own: Answers,
+    own_answers: Answers,
     blanked: Answers,
     zeros: Answers,
     priced: Mapping[int, Sequence[Event]],
@@ -369,11 +373,12 @@ def _judge_blanks(
     Only where blank examples contribute nothing, and clients who have no others release zeros:
     elsewhere one of them is another example in the place of the first.
     """
+    worlds = (own_answers, blanked, zeros)
     for position, call, events in _compared(calls, priced):
         if all(event.mechanism != "gaussian" for event in events):
             continue
         for client in call.to:
-            rows = [world[position].draws.get(client, []) for world in (own, blanked, zeros)]
+            rows = [world[position].draws.get(client, []) for world in worlds]
             for one, other, nothing in zip(*rows, strict=False):
                 if not torch.any(nothing.row):
                     _judge_distance(call.method, one, other, 1.0, "blanking one example")

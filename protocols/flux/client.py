@@ -88,7 +88,7 @@ class DescriptorClient(SharedModelClient):
         sizes = [self.cohort.sizes[k] for k in context.positions]
         noisy = release_sums(context, np.stack(sums), sizes, multiplier)
         moments = partial(self.descriptors.torch_moments_of_sums, deviation=REACH * multiplier)
-        return context.postprocess(lambda told: moments(told).to(start), noisy)
+        return context.postprocess(lambda noisy_sums: moments(noisy_sums).to(start), noisy)
 
     def _sums(self, k: int, labelled: bool) -> Array:
         """Return Σ φ of a client's samples, by class or of all together.

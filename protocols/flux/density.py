@@ -113,8 +113,8 @@ def density_clusters(rows: Array, scale: float = 1.0) -> tuple[list[int], float]
     # The pair whose distance is the radius is within it, however both are rounded. Rows that are
     # all the same have no distance, and DBSCAN takes no radius of 0.
     reach = max(eps * (1 + ROUNDING), np.finfo(np.float64).tiny)
-    found = DBSCAN(eps=reach, min_samples=2).fit_predict(rows)
-    return fl.relabel(found.tolist()), eps
+    labels = DBSCAN(eps=reach, min_samples=2).fit_predict(rows)
+    return fl.relabel(labels.tolist()), eps
 
 
 def centroids(rows: Array, labels: list[int]) -> Array:

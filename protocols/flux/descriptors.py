@@ -44,7 +44,7 @@ DEVIATIONS = 2.0
 
 @dataclass(frozen=True)
 class DescriptorMap:
-    """What clients and server agreed on about descriptors.
+    """Public map from samples to descriptors, which clients and server agreed on.
 
     Args:
         latents: D, numbers of a latent vector.
@@ -173,10 +173,10 @@ class DescriptorMap:
             columns.append(z**2)
         phi = self.weight * np.hstack(columns)
         classes = 1 if labels is None else self.classes
-        total = np.zeros((classes, phi.shape[1]))
+        class_sums = np.zeros((classes, phi.shape[1]))
         of_class = np.zeros(len(z), dtype=np.int64) if labels is None else labels
-        np.add.at(total, of_class, phi)
-        return total
+        np.add.at(class_sums, of_class, phi)
+        return class_sums
 
     def moments_of_sums(self, sums: Array, deviation: float) -> Array:
         """Return the descriptor that follows from a noisy sum, (blocks, l).
@@ -189,24 +189,24 @@ class DescriptorMap:
             sums: (U, 1 + kinds · l) with noise; (1, …) for the part that needs no labels.
             deviation: standard deviation of the noise of each number.
         """
-        told = sums / self.weight
-        least = max(DEVIATIONS * deviation / self.weight, np.finfo(np.float64).tiny)
-        means, deviations = self._shrunk(told, least)
+        unweighted = sums / self.weight
+        minimum_count = max(DEVIATIONS * deviation / self.weight, np.finfo(np.float64).tiny)
+        means, deviations = self._shrunk(unweighted, minimum_count)
         # Numbers of all samples are sums over classes, whose noise adds up.
-        whole = told.sum(0, keepdims=True)
-        mean, spread = self._shrunk(whole, least * math.sqrt(len(told)))
+        over_classes = unweighted.sum(0, keepdims=True)
+        mean, spread = self._shrunk(over_classes, minimum_count * math.sqrt(len(unweighted)))
         if len(sums) == 1:
             return np.stack([mean[0], spread[0]])[: self.kinds]
         return self._stacked(mean[0], spread[0], means, deviations)
 
-    def _shrunk(self, told: Array, least: float) -> tuple[Array, Array]:
-        """Return means and standard deviations, (c, l) each, by numbers of samples from `least`."""
-        counts = np.maximum(told[:, :1], least)
+    def _shrunk(self, unweighted: Array, minimum_count: float) -> tuple[Array, Array]:
+        """Return means and deviations, (c, l) each, by counts of samples from `minimum_count`."""
+        counts = np.maximum(unweighted[:, :1], minimum_count)
         end = 1 + self.components
-        means = told[:, 1:end] / counts
+        means = unweighted[:, 1:end] / counts
         if not self.second:
             return means, np.zeros_like(means)
-        squares = told[:, end:] / counts
+        squares = unweighted[:, end:] / counts
         return means, np.sqrt(np.maximum(squares - means**2, 0.0))
 
     def _stacked(self, mean: Array, spread: Array, means: Array, spreads: Array) -> Array:
@@ -224,8 +224,8 @@ class DescriptorMap:
             deviation: standard deviation of the noise of each number.
         """
         array = sums.double().cpu().numpy()
-        found = [self.moments_of_sums(rows, deviation) for rows in array]
-        return torch.from_numpy(np.stack(found))
+        descriptors = [self.moments_of_sums(rows, deviation) for rows in array]
+        return torch.from_numpy(np.stack(descriptors))
 
 
 def latent_layer(module: torch.nn.Module) -> torch.nn.Linear | None:

@@ -52,7 +52,7 @@ LABELS = "labels"
 
 @dataclass
 class NewcomerReference:
-    """What newcomers describe their samples with, and what their descriptors are compared with."""
+    """Model by which newcomers describe their samples, and centroids for their descriptors."""
 
     joint: fl.ModelDelta  # the model of the clustering round
     scaling: Scaling
@@ -132,12 +132,12 @@ class FLUX(fl.ClusteringProtocol):
 
         Clients that do not reply join the largest cluster (not in the paper).
         """
-        everyone = net.clients
-        query = state.outbox.message_for(everyone)
-        replies = net.gather(DescriptorClient.describe, query, to=everyone, tries=fl.TRIES)
+        clients = net.clients
+        query = state.outbox.message_for(clients)
+        replies = net.gather(DescriptorClient.describe, query, to=clients, tries=fl.TRIES)
         ids = list(replies.ids)
         state.outbox.acknowledge(ids)
-        state.absent = [i for i in everyone if i not in ids]
+        state.absent = [i for i in clients if i not in ids]
         if len(ids) < 2:
             return
         descriptors = replies.rows.moments.values.cpu().double().numpy()
@@ -156,7 +156,7 @@ class FLUX(fl.ClusteringProtocol):
         # A client without a reply most likely belongs to the largest cluster.
         default = fl.largest(labels)
         cluster_of = dict(zip(ids, labels, strict=True))
-        state.labels = [cluster_of.get(i, default) for i in everyone]
+        state.labels = [cluster_of.get(i, default) for i in clients]
 
     def assign_newcomers(
         self, net: fl.ServerChannel, state: FLUXState, to: Sequence[int]
@@ -186,8 +186,8 @@ class FLUX(fl.ClusteringProtocol):
         fl.check_newcomers(to, replies.ids)
         descriptors = replies.rows.moments.values.cpu().double().numpy()
         rows = reference.scaling.scaled(descriptors)
-        known = reference.centroids.numpy()[:, : rows.shape[1]]
-        distances = np.linalg.norm(rows[:, None] - known[None], axis=2)
+        centroid_rows = reference.centroids.numpy()[:, : rows.shape[1]]
+        distances = np.linalg.norm(rows[:, None] - centroid_rows[None], axis=2)
         nearest = distances.argmin(1).tolist()
         cluster_of = dict(zip(replies.ids, nearest, strict=True))
         return [cluster_of[i] for i in to]

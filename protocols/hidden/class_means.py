@@ -88,16 +88,16 @@ class ClassMeans:
         """
         centred = self._centred(means, counts)
         by_class = self._sketch.reshape(*centred.shape, self.size)
-        parts = (centred[:, None] @ by_class)[:, 0]
-        return np.asarray(parts), _weights(counts)
+        contributions = (centred[:, None] @ by_class)[:, 0]
+        return np.asarray(contributions), _weights(counts)
 
     def _centred(self, means: Array, counts: Array) -> Array:
         """Return the weighted class means of a client without what they have in common, (c, f)."""
         weights = _weights(counts)
         # What all of a client's classes have in common tells nothing about its labels, and with
         # few samples it varies more than anything else.
-        total = max(weights.sum(), np.finfo(np.float64).tiny)
-        centre = weights @ means / total
+        weight_sum = max(weights.sum(), np.finfo(np.float64).tiny)
+        centre = weights @ means / weight_sum
         return np.asarray(weights[:, None] * (means - centre))
 
     def smooth(self, means: Array) -> Array:

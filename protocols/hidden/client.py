@@ -342,9 +342,9 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
                     f"client {i} has assigned itself before, and other centres could tell to what: "
                     "the request is refused"
                 )
-        nearest = noisy_centres.nearest_centres(
-            self._coordinates(context, query), query.centres.value.double().cpu().numpy()
-        )
+        coordinates = self._coordinates(context, query)
+        centres = query.centres.value.double().cpu().numpy()
+        nearest = noisy_centres.nearest_centres(coordinates, centres)
         self._assigned_to[context.positions] = current
         self._labels[context.positions] = nearest
         return fl.Ack()
@@ -437,8 +437,8 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
             positions: of the clients that the query addresses.
         """
         table = query.means.table
-        known, split = self._split
-        if known is not table:
+        cached_table, split = self._split
+        if cached_table is not table:
             # the form of an empty table is not checked, and there is nothing to split
             split = table.new_zeros(0, 0)
             if len(table):
@@ -474,9 +474,9 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
             return models
         picks = []
         for k in range(len(self.cohort.ids)):
-            own = self._own.get(k)
-            if own is not None and torch.equal(models.row(k), self.models.row(k)):
-                picks.append((fl.Rows(own[None]), 0))
+            own_model = self._own.get(k)
+            if own_model is not None and torch.equal(models.row(k), self.models.row(k)):
+                picks.append((fl.Rows(own_model[None]), 0))
             else:
                 picks.append((models, k))
         return selected_rows(picks)
@@ -524,7 +524,8 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
             blocks[rows, labels] = updates[:, :d]
             if scale is not None:
                 weights[rows, labels] = torch.as_tensor(scale).to(weights)
-        return ClusterBlocks(fl.Rows(blocks), fl.Rows(weights) if self._weights else None)
+        weight_rows = fl.Rows(weights) if self._weights else None
+        return ClusterBlocks(fl.Rows(blocks), weight_rows)
 
     def _train_alone(self, context: fl.CallContext) -> None:
         """Move the models of clients that send no update.
@@ -537,8 +538,11 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
             return
         picks = []
         for k in positions:
-            own = self._own.get(k)
-            picks.append((self.models, k) if own is None else (fl.Rows(own[None]), 0))
+            own_model = self._own.get(k)
+            if own_model is None:
+                picks.append((self.models, k))
+            else:
+                picks.append((fl.Rows(own_model[None]), 0))
         models = selected_rows(picks)
         updates = self.cohort.train(models, positions, self.training, context.step)
         for n, (i, k) in enumerate(zip(context.ids, positions, strict=True)):
@@ -613,16 +617,16 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
             if k not in self._parts:
                 labels = self.cohort.training_samples.targets([k]).tolist()
                 self._parts[k] = self._map.parts(self.cohort.inputs(k), labels)
-        parts, weights = zip(*(self._parts[k] for k in context.positions), strict=True)
-        return noisy_centres.part_rows(np.stack(parts), np.stack(weights))
+        contributions, weights = zip(*(self._parts[k] for k in context.positions), strict=True)
+        return noisy_centres.part_rows(np.stack(contributions), np.stack(weights))
 
-    def _unit_points(self, context: fl.CallContext, parts: fl.Shared | None = None) -> Array:
+    def _unit_points(self, context: fl.CallContext, mean_parts: fl.Shared | None = None) -> Array:
         """Return the clients' points (b, q) of norm 1.
 
         They follow from their data alone, but for public mean parts that are subtracted.
         """
-        if parts is not None:
-            means = parts.value.double().cpu().numpy()
+        if mean_parts is not None:
+            means = mean_parts.value.double().cpu().numpy()
             return noisy_centres.residuals(self._part_rows(context), means)
         for k in context.positions:
             if k not in self._points:

@@ -70,14 +70,14 @@ def find_centres(method: Any, net: fl.ServerChannel) -> Centres:
         # Sum 0: what each class adds to points. Clients subtract its mean, so that those whose
         # labels are skewed differ in nothing else by the classes that they lack.
         if counts_first:
-            total = _counted_parts(method, net)
+            class_sums = _counted_parts(method, net)
             deviation = 0.0
         else:
-            parts = _summed(net, client.HiddenClient.send_parts, fl.Empty())
-            total = parts.rows.parts
-            deviation = method.deviation(net.agreed, "parts", parts.counts[0])
-        means = noisy_centres.mean_parts(_array(total), deviation)
-        public.parts = torch.as_tensor(means).to(total.table.cpu())
+            sums = _summed(net, client.HiddenClient.send_parts, fl.Empty())
+            class_sums = sums.rows.parts
+            deviation = method.deviation(net.agreed, "parts", sums.counts[0])
+        means = noisy_centres.mean_parts(_array(class_sums), deviation)
+        public.parts = torch.as_tensor(means).to(class_sums.table.cpu())
     # Sum 1: the mean of all points. It is subtracted before directions are compared, since the
     # part that all clients have in common does not separate clusters.
     if method.residuals:
@@ -130,7 +130,7 @@ def _summed_centres(method: Any, net: fl.ServerChannel, public: Centres, cells: 
 
 def _counted_centres(method: Any, net: fl.ServerChannel, public: Centres, cells: Array) -> Centres:
     """Return centres from counts in the cells of a code book, and one sum over centres."""
-    least = method.sums.least_choosers
+    least_choosers = method.sums.least_choosers
     # Count 1: clients in each cell of a public code book, which stands for their points.
     public.centres = torch.as_tensor(cells).to(public.mean)
     _, counts = _counted(net, client.HiddenClient.count_cell, public.message())
@@ -141,9 +141,9 @@ def _counted_centres(method: Any, net: fl.ServerChannel, public: Centres, cells:
     public.centres = torch.as_tensor(centres).to(public.mean)
     for _ in range(fl.TRIES):
         counted, counts = _counted(net, client.HiddenClient.count_step, public.message())
-        filled = client.FilledCentres(
-            **vars(public.message()), **counted_blocks.filled_blocks(counted, counts, least)
-        )
+        message = vars(public.message())
+        flags = counted_blocks.filled_blocks(counted, counts, least_choosers)
+        filled = client.FilledCentres(**message, **flags)
         stepped = net.sum(client.HiddenClient.send_counted_step, filled, to=counted.ids)
         if stepped.ids:
             break
@@ -153,7 +153,7 @@ def _counted_centres(method: Any, net: fl.ServerChannel, public: Centres, cells:
 
     # Count 3: clients that will be in each cluster. Those of a cluster that is dissolved are near
     # to other centres, so that the rest is counted again.
-    smallest = max(least, method.minimum_size)
+    smallest = max(least_choosers, method.minimum_size)
     while True:
         public.centres = torch.as_tensor(centres).to(public.mean)
         counted, counts = _counted(net, client.HiddenClient.count_cluster, public.message())
@@ -169,25 +169,26 @@ def _counted_centres(method: Any, net: fl.ServerChannel, public: Centres, cells:
 
 def _counted_parts(method: Any, net: fl.ServerChannel) -> fl.Rows:
     """Return the sum of parts of points, of the classes that enough clients have."""
-    least = method.sums.least_choosers
+    least_choosers = method.sums.least_choosers
     classes = int(net.agreed["classes"])
     for _ in range(fl.TRIES):
-        counted, counts = _counted(net, client.HiddenClient.count_parts, fl.Empty(), most=classes)
-        filled = counted_blocks.FilledBlocks(**counted_blocks.filled_blocks(counted, counts, least))
-        parts = net.sum(client.HiddenClient.send_counted_parts, filled, to=counted.ids)
-        if parts.ids:
-            rows: fl.Rows = parts.rows.parts
+        counted, counts = _counted(net, client.HiddenClient.count_parts, fl.Empty(), classes)
+        flags = counted_blocks.filled_blocks(counted, counts, least_choosers)
+        filled = counted_blocks.FilledBlocks(**flags)
+        sums = net.sum(client.HiddenClient.send_counted_parts, filled, to=counted.ids)
+        if sums.ids:
+            rows: fl.Rows = sums.rows.parts
             return rows
     raise _too_few()
 
 
 def _counted(
-    net: fl.ServerChannel, method: Any, query: Any, most: int = 1
+    net: fl.ServerChannel, method: Any, query: Any, blocks_per_client: int = 1
 ) -> tuple[fl.Sums[Any], list[int]]:
     """Return a sum of ones over all clients, and the counts."""
     for _ in range(fl.TRIES):
         counted = net.sum(method, query, to=net.clients)
-        counts = counted_blocks.counts_of(counted, most) if counted.ids else None
+        counts = counted_blocks.counts_of(counted, blocks_per_client) if counted.ids else None
         if counts is not None:
             return counted, counts
     raise _too_few()

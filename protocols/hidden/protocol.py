@@ -147,11 +147,12 @@ class SumsOfBlocks(CountedSums):
             return
         needed = self.least_cohort(method)
         if clients < needed:
-            most = clients // self.least_choosers
+            largest_k = clients // self.least_choosers
+            more = "" if largest_k > 1 else " and more clients"
             raise fl.UsageError(
                 f"{clients} clients do not fill {method.k} clusters of {self.least_choosers} "
                 f"(least_choosers), and sums over fewer show single clients: take k = "
-                f"{max(most, 2)}{'' if most > 1 else ' and more clients'}, or IFCA (ifca)"
+                f"{max(largest_k, 2)}{more}, or IFCA (ifca)"
             )
         if self.cohort_size and self.cohort_size < needed:
             raise fl.UsageError(
@@ -350,8 +351,8 @@ class Hidden(fl.ClusteringProtocol):
             # A client without a cluster keeps its whole cohort out, so it is told again.
             state.assigned = self._assign(net, state.centres, state.assigned, tries=1)
             members = net.clients
-        least = net.least_members
-        sampled = fl.sample_clients(net, members, self.participation, t, minimum=least)
+        least_members = net.least_members
+        sampled = fl.sample_clients(net, members, self.participation, t, minimum=least_members)
         assigned = set(state.assigned.ids)
         to = [i for i in sampled if i in assigned]
         query = BlockAverages.of(state.outbox.message_for(to))
@@ -406,8 +407,8 @@ class Hidden(fl.ClusteringProtocol):
         if sums.rows.weight is not None:
             return sums.rows.weight.table[0]
         if counts:
-            least = self.sums.least_choosers
-            averaged = [float(count) if count >= least else 0.0 for count in counts]
+            least_choosers = self.sums.least_choosers
+            averaged = [float(count) if count >= least_choosers else 0.0 for count in counts]
             return torch.tensor(averaged, dtype=torch.float64)
         weights = torch.zeros(self.k, dtype=torch.float64)
         sizes = np.array(state.centres.sizes)
@@ -603,21 +604,24 @@ class Hidden(fl.ClusteringProtocol):
         by_block: list[Stage] = []
         for stage in pipeline.stages:
             # Noise is on all blocks; clips and masks are of one block each.
-            by_block.append(stage if stage.kind is Kind.NOISE else BlockStage(stage))
+            if stage.kind is Kind.NOISE:
+                by_block.append(stage)
+            else:
+                by_block.append(BlockStage(stage))
         pipeline.fields["blocks"] = fl.Pipeline(by_block)
         return pipeline
 
     def disclosures(self) -> fl.Disclosures:
         """Return what the server sees of all clients together, under every mask."""
         noisy = ", with noise" if self.privacy.noisy else ""
-        parts = []
+        views = []
         if self.residuals:
-            parts = [
+            views = [
                 f"a sum over clients{noisy} of what each class adds to their points and of its "
                 "weight there, which tells about how many clients have it"
             ]
         server = [
-            *parts,
+            *views,
             f"sums over clients{noisy}: of their points, of these points' second moments, and "
             "of how many clients are in each cell of a public code book and near each centre",
             f"the sum of updates of each of the {self.k} clusters{noisy}, over the clients of each "
@@ -643,14 +647,14 @@ class Hidden(fl.ClusteringProtocol):
             )
         clients = "the averages of all clusters"
         if self.sums.counts_first(self):
-            least = self.sums.least_choosers
+            minimum = self.sums.least_choosers
             server.append(
                 "exact counts of a sum's clients by cell, centre and cluster, of which a one says "
                 "that somebody is alone there, and not who; no block of a sum is of fewer than "
-                f"{least} clients (least_choosers), as far as the server tells clients the counts "
-                "that it read, and clients add ones: neither can be checked"
+                f"{minimum} clients (least_choosers), as far as the server tells clients the "
+                "counts that it read, and clients add ones: neither can be checked"
             )
-            clients += f" of {least} clients or more, and whether a round moved each"
+            clients += f" of {minimum} clients or more, and whether a round moved each"
         elif not self.privacy.noisy:
             server.append(fl.OfPlainSums("a block over one client, which is its update"))
             clients += ", of a cluster with one client its update"

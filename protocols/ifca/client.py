@@ -131,7 +131,7 @@ class IFCAClient(fl.ModelSetClient):
         if self._pipeline.clips:
             return LowestLoss(fl.Rows(means), None)
         sizes = torch.as_tensor([self.cohort.sizes[k] for k in context.positions])
-        sums = context.postprocess(lambda told: told * sizes, means)
+        sums = context.postprocess(lambda released_means: released_means * sizes, means)
         return LowestLoss(fl.Rows(sums), self._sizes(context))
 
     def _told_means(self, losses: torch.Tensor) -> torch.Tensor:
@@ -235,13 +235,13 @@ def server_view(noisy: bool, clipped: bool, starts: int) -> list[str]:
     return views
 
 
-def hidden_view(k: int, weights: bool, least: int) -> list[str]:
+def hidden_view(k: int, weights: bool, minimum: int) -> list[str]:
     """Return what the server sees of clients where choices are hidden, one phrase each.
 
     Args:
         k: number of models.
         weights: whether clients send their numbers of samples to sums by model.
-        least: number of clients whose updates are averaged.
+        minimum: number of clients whose updates are averaged.
     """
     views = []
     if weights:
@@ -255,11 +255,11 @@ def hidden_view(k: int, weights: bool, least: int) -> list[str]:
         "is said under sums over rounds; the labels of the results are the clients' own",
         "by the difference of two such counts, what a client chose that is in one of them only, "
         "where all others keep their choice",
-        f"the sum of updates of each of the {k} models over {least} clients or more "
+        f"the sum of updates of each of the {k} models over {minimum} clients or more "
         "(least_choosers), exactly those that were counted; of a model that fewer chose it reads "
         "zeros, and these clients train alone",
-        f"with a block of {least} clients, {least - 1} of them can subtract their own updates from "
-        "the average",
+        f"with a block of {minimum} clients, {minimum - 1} of them can subtract their own updates "
+        "from the average",
         "a count tells that a model was chosen by a single client, and not by which; clients are "
         "told whether each model is averaged, and no count",
         "a server that reports false counts to clients, or names other survivors to each of them, "

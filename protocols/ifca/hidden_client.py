@@ -82,9 +82,8 @@ class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
         self._refuse_unless_hidden("count_choice")
         chosen = self._choose(context, query).model.values
         ones = torch.nn.functional.one_hot(chosen, query.k) > 0
-        return counted_blocks.BlockCount(
-            self.counted(context, ones, counted_blocks.numbers_digest(torch.arange(query.k)))
-        )
+        about = counted_blocks.numbers_digest(torch.arange(query.k))
+        return counted_blocks.BlockCount(self.counted(context, ones, about))
 
     @fl.answers(fl.SUM, through=("blocks",), trains="usual", unmasked=("weight",))
     def contribute_blocks(
@@ -104,7 +103,8 @@ class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
         self._check_chosen(context)
         start, _, _ = self._chosen[context.positions[0]].tolist()
         k = len(self.model_sets[start])
-        filled = self.filled(context, query, k, counted_blocks.numbers_digest(torch.arange(k)))
+        about = counted_blocks.numbers_digest(torch.arange(k))
+        filled = self.filled(context, query, k, about)
         shared: list[int] = []
         alone: list[int] = []
         chosen = self._chosen[context.positions].tolist()
@@ -122,7 +122,8 @@ class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
             blocks[n, j] = updates[n]
             weights[n, j] = self._weight(context.positions[n])
         self._keep_own(context, alone, updates)
-        return ModelBlocks(fl.Rows(blocks), fl.Rows(weights) if self._exact else None)
+        weight_rows = fl.Rows(weights) if self._exact else None
+        return ModelBlocks(fl.Rows(blocks), weight_rows)
 
     @fl.answers(fl.GATHER, private=False)
     def receive_models(self, context: fl.CallContext, query: fl.ModelAverages) -> fl.Ack:
@@ -281,8 +282,8 @@ class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
         A repeated call must add the same row to a sum, also where a client has trained since.
         """
         losses = losses.clone()
-        for n, (known, j, step) in enumerate(self._chosen[context.positions].tolist()):
-            if self.hidden and (known, step) == (start, context.step):
+        for n, (chosen_start, j, step) in enumerate(self._chosen[context.positions].tolist()):
+            if self.hidden and (chosen_start, step) == (start, context.step):
                 losses[n] = np.inf
                 losses[n, j] = 0.0
         return super()._best_models(context, start, losses)
@@ -305,7 +306,10 @@ class HiddenChoiceClient(counted_blocks.CountedBlocks, IFCAClient):
         picks = []
         for k in positions:
             row = self._own.get(k, start, j)
-            picks.append((shared, k) if row is None else (fl.Rows(row[None]), 0))
+            if row is None:
+                picks.append((shared, k))
+            else:
+                picks.append((fl.Rows(row[None]), 0))
         if all(models is shared for models, _ in picks):
             return super().evaluated_rows(start, j, positions)
         return model_sets.selected_rows(picks)

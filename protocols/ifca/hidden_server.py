@@ -17,7 +17,7 @@ from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
 
 @dataclass
 class FinalCounts:
-    """How many clients chose each model at the end of a run."""
+    """Numbers of clients that chose each model at the end of a run."""
 
     counts: list[int] = field(default_factory=list)  # (k,); empty where no sum succeeded
     least: int = fl.MINIMUM  # clients whose updates are averaged
@@ -33,7 +33,7 @@ def average_unseen(
     running: fl.Restart,
     best: fl.Restart | None,
     to: Sequence[int],
-    least: int,
+    minimum: int,
 ) -> None:
     """Make a round of averaging by two secure sums: of choices, and of blocks.
 
@@ -46,13 +46,14 @@ def average_unseen(
         running: the start whose models are averaged.
         best: another start whose models clients are to keep; None means no other.
         to: the clients of this round.
-        least: number of clients whose updates are averaged.
+        minimum: number of clients whose updates are averaged.
     """
     counted = _count(net, running, best, to)
     counts = counted_blocks.counts_of(counted) if counted.ids else None
     if counts is None:
         return
-    query = counted_blocks.FilledBlocks(**counted_blocks.filled_blocks(counted, counts, least))
+    flags = counted_blocks.filled_blocks(counted, counts, minimum)
+    query = counted_blocks.FilledBlocks(**flags)
     # Where no block is averaged, this is how clients learn that they train alone.
     sums = net.sum(HiddenChoiceClient.contribute_blocks, query, to=counted.ids)
     if not sums.ids:
@@ -60,7 +61,7 @@ def average_unseen(
     if sums.rows.weight is not None:
         weights = sums.rows.weight.table[0]
     else:
-        averaged = [float(count) if count >= least else 0.0 for count in counts]
+        averaged = [float(count) if count >= minimum else 0.0 for count in counts]
         weights = torch.tensor(averaged, dtype=torch.float64)
     running.post(sums.step, sums.rows.blocks.table[0], weights)
 
@@ -88,7 +89,7 @@ def deliver_unseen(
 
 
 def count_at_end(
-    net: fl.ServerChannel, running: fl.Restart, best: fl.Restart | None, least: int
+    net: fl.ServerChannel, running: fl.Restart, best: fl.Restart | None, minimum: int
 ) -> FinalCounts:
     """Return how many clients chose each model last.
 
@@ -96,11 +97,11 @@ def count_at_end(
         net: the server's channel.
         running: the start that is finished.
         best: another start whose models clients are to keep; None means no other.
-        least: number of clients whose updates are averaged.
+        minimum: number of clients whose updates are averaged.
     """
     counted = _count(net, running, best, net.clients)
     counts = counted_blocks.counts_of(counted) if counted.ids else None
-    return FinalCounts(counts or [], least)
+    return FinalCounts(counts or [], minimum)
 
 
 def _count(

@@ -279,8 +279,8 @@ class IFCA(fl.ModelSetProtocol):
     def total_rounds(self) -> int:
         """Return the rounds of all starts."""
         # the best start has made its short rounds before it is continued
-        left = max(0, self._short_starts - 1)
-        return self.rounds + left * self._short_rounds
+        other_starts = max(0, self._short_starts - 1)
+        return self.rounds + other_starts * self._short_rounds
 
     @property
     def _short_starts(self) -> int:

@@ -252,8 +252,9 @@ class NSIMClient(fl.LocalFirstClient):
             return ClientLayer(fl.Rows(rows.clone()))
         first_models = initial_models(self.cohort, self._began, context.positions)
         initial = self._layer.rows(first_models)
-        moved = self.release_training(context, rows - initial)
-        return ClientLayer(fl.Rows(context.postprocess(lambda told: initial + told, moved)))
+        noisy_change = self.release_training(context, rows - initial)
+        noisy_layer = context.postprocess(lambda change: initial + change, noisy_change)
+        return ClientLayer(fl.Rows(noisy_layer))
 
     @fl.answers(fl.SUM, through=("delta",), fresh=True, unmasked=("size",))
     def pool(self, context: fl.CallContext, query: fl.Empty) -> fl.Update:

@@ -63,7 +63,7 @@ class RelevanceOfPairs(PairOptions):
 
 
 class FittedOneShot(FittedRun):
-    """What a user gets from a run of one-shot clustering."""
+    """Result of a run of one-shot clustering, as its user gets it."""
 
     def __init__(self, method: Any, fitted: FittedState, *others: Any) -> None:
         """Refuse a user's own feature map that is not the run's."""

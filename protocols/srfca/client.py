@@ -271,7 +271,7 @@ class SRFCAClient(fl.SumClient):
             )
         self._check_all_offered(query)
         released = self._evaluate(context, query)
-        nearest = context.postprocess(lambda told: self._nearest(told.numpy(), query), released)
+        nearest = context.postprocess(lambda noisy: self._nearest(noisy.numpy(), query), released)
         return fl.ModelChoice(fl.Rows(nearest))
 
     @fl.answers(fl.GATHER, derived=True)
@@ -327,9 +327,9 @@ class SRFCAClient(fl.SumClient):
         table = query.models.table
         models = torch.stack([self.model_at(row, query.step) for row in table])
         one_shot = self._rows(context.positions).values
-        moved = self.release_training(context, one_shot - self._start)
+        noisy_change = self.release_training(context, one_shot - self._start)
         nearest = context.postprocess(
-            lambda told: to_others(self._start + told, models).argmin(1), moved
+            lambda change: to_others(self._start + change, models).argmin(1), noisy_change
         )
         return NearestCluster(fl.Rows(nearest))
 
@@ -450,8 +450,8 @@ class SRFCAClient(fl.SumClient):
             if context.step >= last:
                 self._cluster_losses[k] = row_of_client
                 self._judged_in[k] = context.step
-                judged = chained(b"", query.step, *(digests[row] for row in picks))
-                self._judged[k] = list(judged)
+                models_digest = chained(b"", query.step, *(digests[row] for row in picks))
+                self._judged[k] = list(models_digest)
         return released
 
     def _stored_losses(self, context: fl.CallContext) -> Array:
@@ -483,7 +483,9 @@ class SRFCAClient(fl.SumClient):
         """
         sizes = [self.cohort.sizes[k] for k in context.positions]
         released = context.release_losses(losses, sizes)
-        return context.postprocess(lambda told: told.nan_to_num(nan=WORST, posinf=WORST), released)
+        return context.postprocess(
+            lambda noisy: noisy.nan_to_num(nan=WORST, posinf=WORST), released
+        )
 
     # losses of as many models as a call brings, which differ between clients: no fixed rows
     def memory(self) -> dict[str, torch.Tensor]:

@@ -270,8 +270,8 @@ class SRFCA(fl.ClusteringProtocol):
             # Clusters without a model are out: their members join others by distance.
             row_of = {c: row for row, c in enumerate(models.kept)}
             before = [row_of.get(c, UNASSIGNED) for c in state.clusters]
-            kept = len(models.kept)
-            assigned = server.recluster(distance, before, kept, self.sums.least_members)
+            cluster_count = len(models.kept)
+            assigned = server.recluster(distance, before, cluster_count, self.sums.least_members)
             state.clusters, table = server.merge(
                 distance, assigned, models, state.threshold, self._graphing.size
             )

@@ -479,7 +479,7 @@ def model_distance(
 
 
 def recluster(
-    distance: ModelDistance, before: Sequence[int], clusters: int, least: int = fl.MINIMUM
+    distance: ModelDistance, before: Sequence[int], clusters: int, minimum_size: int = fl.MINIMUM
 ) -> list[int]:
     """Assign every client to the nearest cluster (Algorithm 2).
 
@@ -491,7 +491,7 @@ def recluster(
         distance: of one-shot models from the clusters.
         before: (m,) each client's cluster, or UNASSIGNED.
         clusters: K.
-        least: the fewest clients of a cluster.
+        minimum_size: the fewest clients of a cluster.
 
     Returns:
         (m,) numbers below K.
@@ -502,7 +502,7 @@ def recluster(
     # dropping a cluster may leave others with too few clients, or give them more
     while len(offered) > 1:
         sizes = Counter(labels)
-        remaining = [c for c in offered if sizes[c] >= least]
+        remaining = [c for c in offered if sizes[c] >= minimum_size]
         if not remaining:
             remaining = [max(offered, key=lambda c: sizes[c])]
         if remaining == offered:

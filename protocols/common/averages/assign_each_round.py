@@ -173,9 +173,9 @@ class AssignEachRound(model_set_protocol.ModelSetProtocol):
     def _assign_models(self, net: ServerChannel, state: AssignEachRoundState, t: int) -> None:
         """Send averages to the clients of round t, and assign their models."""
         invited = self.invited(net, state, t)
-        asked = [i for i in invited if self.is_asked(state, i, t)]
-        others = sorted(set(invited) - set(asked))
-        replied = self._ask(net, state, asked, t) if asked else []
+        requested = [i for i in invited if self.is_asked(state, i, t)]
+        others = sorted(set(invited) - set(requested))
+        replied = self._ask(net, state, requested, t) if requested else []
         received: Sequence[int] = []
         if others:
             client: Any = self.client  # whose own declaration of the method holds

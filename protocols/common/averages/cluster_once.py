@@ -201,10 +201,13 @@ class ClusterOnce(ClusteringProtocol):
         return collected
 
     def _collect_own(
-        self, net: ServerChannel, to: Sequence[int], known: signature_collection.Collected | None
+        self,
+        net: ServerChannel,
+        to: Sequence[int],
+        run_signatures: signature_collection.Collected | None,
     ) -> signature_collection.Collected:
         """Return the method's own signatures."""
-        step = None if known is None else known.step
+        step = None if run_signatures is None else run_signatures.step
         replies = net.gather(self._method(), Empty(), to=to, step=step, tries=TRIES)
         if not replies.ids:
             return signature_collection.Collected([], torch.zeros(0), replies.step)

@@ -64,7 +64,7 @@ class FilledBlocks(FollowingSum):
 
 
 class CountedBlocks:
-    """What clients remember between a count and the sum of blocks that follows it.
+    """Memory of clients between a count and the sum of blocks that follows it.
 
     A class of clients derives from it, too.
 
@@ -117,22 +117,22 @@ class CountedBlocks:
         Raises:
             PolicyError: a request that a client refuses.
         """
-        told = query.filled.value
-        if len(told) != blocks:
+        flags = query.filled.value
+        if len(flags) != blocks:
             raise PolicyError(
-                f"a client of {blocks} blocks is told of {len(told)}: the request is refused"
+                f"a client of {blocks} blocks is told of {len(flags)}: the request is refused"
             )
         if query.least != query.counted:
             raise PolicyError(
                 f"a client is asked for a sum that {query.least} of {query.counted} counted "
                 "clients may survive: then a block of it could be over a single client"
             )
-        if int(told.sum()) * self.least_choosers > query.counted * most:
+        if int(flags.sum()) * self.least_choosers > query.counted * most:
             raise PolicyError(
-                f"a client is told of {int(told.sum())} filled blocks, and {query.counted} clients "
-                f"cannot fill as many by {self.least_choosers} each: the request is refused"
+                f"a client is told of {int(flags.sum())} filled blocks, and {query.counted} "
+                f"clients cannot fill as many by {self.least_choosers} each: the request is refused"
             )
-        new = numbers_digest(told)
+        new = numbers_digest(flags)
         call = torch.tensor([query.earlier, context.step])
         for i, k in zip(context.ids, context.positions, strict=True):
             of_last = torch.equal(self._counted_of[k], about)
@@ -150,7 +150,7 @@ class CountedBlocks:
         for k in context.positions:
             self._followed[k] = call
             self._told[k] = new
-        return [bool(block) for block in told.tolist()]
+        return [bool(block) for block in flags.tolist()]
 
 
 class OwnModels:
@@ -224,34 +224,40 @@ def table(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
     return torch.tensor([list(row) for row in rows], dtype=torch.int64)
 
 
-def counts_of(counted: Sums[BlockCount], most: int = 1) -> list[int] | None:
+def counts_of(counted: Sums[BlockCount], blocks_per_client: int = 1) -> list[int] | None:
     """Return how many clients fill each block, (c,); None where clients cannot have sent that.
 
     Args:
         counted: the sum of their ones.
-        most: blocks that one client fills at most. Where it is 1, it is what each fills.
+        blocks_per_client: blocks that one client fills at most. Where it is 1, it is what each
+            fills.
     """
     # fixed-point numbers
     counts = [round(count) for count in counted.rows.count.table[0].tolist()]
     members = len(counted.ids)
-    if min(counts) < 0 or max(counts) > members or (most == 1 and sum(counts) != members):
+    if min(counts) < 0 or max(counts) > members:
+        return None
+    if blocks_per_client == 1 and sum(counts) != members:
         return None
     return counts
 
 
-def filled_blocks(counted: Sums[BlockCount], counts: Sequence[int], least: int) -> dict[str, Any]:
+def filled_blocks(
+    counted: Sums[BlockCount], counts: Sequence[int], least_choosers: int
+) -> dict[str, Any]:
     """Return the fields of `FilledBlocks` for the clients that were counted.
 
     Args:
         counted: the sum of their ones.
         counts: (c,) as `counts_of` returned them.
-        least: least number of clients that fill a block.
+        least_choosers: least number of clients that fill a block.
     """
+    flags = [int(count >= least_choosers) for count in counts]
     return {
         "earlier": counted.step,
         "among": format_ids(counted.ids),
         "counted": len(counted.ids),
         # no client is lost between the count and the blocks
         "least": len(counted.ids),
-        "filled": Shared(torch.tensor([int(count >= least) for count in counts])),
+        "filled": Shared(torch.tensor(flags)),
     }

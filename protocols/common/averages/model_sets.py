@@ -143,7 +143,8 @@ class ModelSetClient(client.TrainingClient):
             self._pipeline.room(self.cohort.model.dimension),
             sizes,
         )
-        return Update(Rows(delta), self._sizes(context) if weighted else None)
+        size = self._sizes(context) if weighted else None
+        return Update(Rows(delta), size)
 
     def offered_losses(self, context: CallContext, query: ModelAverages) -> torch.Tensor:
         """Return newcomers' losses (b, k) of the models of the query; inf for all others.
@@ -386,8 +387,8 @@ class ModelSetClient(client.TrainingClient):
         applied = state.extra["model_sets"]
         # an earlier version did not keep them
         unkept = torch.zeros(*applied.shape, client.LINEAGE, dtype=torch.uint8)
-        kept = zip(applied, state.extra.get("model_lineages", unkept), strict=True)
-        for model, (counts, lineages) in zip(self._all_models(), kept, strict=True):
+        saved = zip(applied, state.extra.get("model_lineages", unkept), strict=True)
+        for model, (counts, lineages) in zip(self._all_models(), saved, strict=True):
             model._had = counts
             model._lineage = lineages
 

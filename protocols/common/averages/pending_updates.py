@@ -144,8 +144,8 @@ class PendingUpdates:
             clients: their numbers.
         """
         number = self.number
-        known = len(self.ends)
-        return [min(number, self.ends[i]) if i < known else 0 for i in clients]
+        client_count = len(self.ends)
+        return [min(number, self.ends[i]) if i < client_count else 0 for i in clients]
 
     def _missing_rows(self, clients: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Return the rows of the stacked averages that each client lacks, oldest first."""
@@ -262,19 +262,19 @@ def request_models(
     lagging = set(outbox.lagging_clients())
     current = [[i for i in members if i not in lagging] for members in clusters]
     models = [ModelDelta() for _ in clusters]
-    found: set[int] = set()  # clusters
+    posted_clusters: set[int] = set()
     for attempt in range(max(map(len, current), default=0)):
         # by member, the cluster whose model it uploads
-        asked: dict[int, int] = {}
+        cluster_of: dict[int, int] = {}
         for cluster, members in enumerate(current):
-            if cluster not in found and attempt < len(members):
-                asked[members[attempt]] = cluster
-        if not asked:
+            if cluster not in posted_clusters and attempt < len(members):
+                cluster_of[members[attempt]] = cluster
+        if not cluster_of:
             break
-        posted = net.post_each(UpdateClient.post, Empty(), to=list(asked))
-        for cluster, replies in zip(asked.values(), posted, strict=True):
+        posted = net.post_each(UpdateClient.post, Empty(), to=list(cluster_of))
+        for cluster, replies in zip(cluster_of.values(), posted, strict=True):
             if replies.ids:
                 displacement = replies.rows.delta.values[0].cpu()
                 models[cluster] = ModelDelta(displacement, replies.step)
-                found.add(cluster)
+                posted_clusters.add(cluster)
     return models

@@ -162,7 +162,7 @@ def collect_models(
     net: ServerChannel,
     start: Restart,
     masked: bool,
-    used: Sequence[int],
+    models_in_use: Sequence[int],
     hidden: bool = False,
     tries: int = 5,
 ) -> OfferedModels:
@@ -173,17 +173,17 @@ def collect_models(
         start: the start that is finished.
         masked: whether updates are masked: the server then cannot add up a model's averages, so a
             client that has all of them posts the model.
-        used: the numbers of the models in use.
+        models_in_use: the numbers of the models in use.
         hidden: whether the server does not know which clients chose them.
         tries: how many clients are asked for a model, one after the other.
     """
     if masked:
-        holders = _holders(start, used)
+        holders = _holders(start, models_in_use)
         if hidden:
-            holders = _holders_of_any(start, used)
+            holders = _holders_of_any(start, models_in_use)
         collected = _request_models(net, start, holders, tries)
     else:
-        collected = _known_models(start, used)
+        collected = _known_models(start, models_in_use)
     models = sorted(collected)
     steps = [collected[j][0] for j in models]
     rows = [collected[j][1] for j in models]
@@ -191,7 +191,9 @@ def collect_models(
     return OfferedModels(models, steps, table)
 
 
-def _known_models(start: Restart, used: Sequence[int]) -> dict[int, tuple[int, torch.Tensor]]:
+def _known_models(
+    start: Restart, models_in_use: Sequence[int]
+) -> dict[int, tuple[int, torch.Tensor]]:
     """Return step and delta of each model in use, which a server without a mask has.
 
     There are none before the first average, which determines the number of parameters.
@@ -205,7 +207,7 @@ def _known_models(start: Restart, used: Sequence[int]) -> dict[int, tuple[int, t
     if not deltas:
         return {}
     unmoved = torch.zeros_like(next(iter(deltas.values())))
-    return {j: (0, deltas.get(j, unmoved)) for j in used}
+    return {j: (0, deltas.get(j, unmoved)) for j in models_in_use}
 
 
 def _request_models(
@@ -233,22 +235,22 @@ def _request_models(
     return collected
 
 
-def _holders(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
+def _holders(start: Restart, models_in_use: Sequence[int]) -> dict[int, list[int]]:
     """Return the clients that can post each model in use: they chose it and lack no average."""
     lagging = lagging_clients_of(start)
-    holders: dict[int, list[int]] = {j: [] for j in used}
+    holders: dict[int, list[int]] = {j: [] for j in models_in_use}
     for i, j in enumerate(start.choice):
         if i not in lagging and j in holders:
             holders[j].append(i)
     return holders
 
 
-def _holders_of_any(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
+def _holders_of_any(start: Restart, models_in_use: Sequence[int]) -> dict[int, list[int]]:
     """Return the clients that lack no average, for each model: every client holds all models."""
     lagging = lagging_clients_of(start)
     current = [i for i in range(len(start.choice)) if i not in lagging]
     holders = {}
-    for n, j in enumerate(used):
+    for n, j in enumerate(models_in_use):
         holders[j] = current[n:] + current[:n]  # a client posts one model in a call
     return holders
 

@@ -10,14 +10,14 @@ from securecluster.protocols.common.messages import ModelDelta
 from securecluster.results.fitted_state import FittedState
 
 
-def opened(method: Method, kept: FittedState, posted: ModelDelta) -> torch.Tensor:
+def opened(method: Method, fitted: FittedState, posted: ModelDelta) -> torch.Tensor:
     """Return the model θ, (d,), of a displacement that the server stores.
 
     It needs the clients' keys, which only the owner of a fitted protocol has.
 
     Args:
         method: with the hyper-parameters of the run.
-        kept: the state at the end of the run.
+        fitted: the state at the end of the run.
         posted: the displacement, masked where updates are.
 
     Raises:
@@ -25,10 +25,10 @@ def opened(method: Method, kept: FittedState, posted: ModelDelta) -> torch.Tenso
     """
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
-    deployment = Deployment(method, kept.learned.config)
+    deployment = Deployment(method, fitted.learned.config)
     pipeline = deployment.pipeline()
     # All clients share one mask seed.
-    for seed in list(kept.clients.secrets.seed.values())[:1]:
+    for seed in list(fitted.clients.secrets.seed.values())[:1]:
         pipeline.unlock(seed)
     start = deployment.initial_model().initial().to(posted.displacement.dtype)
     return start + pipeline.inverse(posted.displacement, posted.step)

@@ -238,7 +238,7 @@ class EigenvectorClient(SumClient):
             k: the client's position.
         """
         if k not in self._spectra:
-            self._spectra[k] = _joined([top(part, self._count) for part in self._parts(k)])
+            self._spectra[k] = _joined([top(block, self._count) for block in self._parts(k)])
         return self._spectra[k]
 
     def _noisy_spectrum(self, k: int, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

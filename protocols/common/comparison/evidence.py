@@ -40,7 +40,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Evidence(ABC):
-    """What r clients sent to be compared.
+    """Values that r clients sent to be compared.
 
     Attributes:
         ids: the r clients, in the order of their rows.
@@ -170,7 +170,7 @@ class UpdateEvidence(Evidence):
             outbox: the averages that clients may lack.
             ask: the client method, which returns updates or compressed updates.
         """
-        parts: list[Self] = []
+        collected: list[Self] = []
         silent = list(net.clients)
         step: int | None = None
         for _ in range(TRIES):
@@ -180,15 +180,15 @@ class UpdateEvidence(Evidence):
             replies: Replies[Any] = net.gather(ask, query, to=silent, step=step)
             step = replies.step
             outbox.acknowledge(replies.ids)
-            parts.append(cls.of(net, replies))
+            collected.append(cls.of(net, replies))
             silent = [i for i in silent if i not in replies.ids]
-        heard = [part for part in parts if part.ids]
-        if len(heard) < 2:
-            return (heard or parts)[0]
-        ids = [i for part in heard for i in part.ids]
+        nonempty = [evidence for evidence in collected if evidence.ids]
+        if len(nonempty) < 2:
+            return (nonempty or collected)[0]
+        ids = [i for evidence in nonempty for i in evidence.ids]
         order = sorted(range(len(ids)), key=ids.__getitem__)
-        table = torch.cat([part.table for part in heard])
-        return replace(heard[0], ids=sorted(ids), table=table, positions=order)
+        table = torch.cat([evidence.table for evidence in nonempty])
+        return replace(nonempty[0], ids=sorted(ids), table=table, positions=order)
 
     def select(self, clients: Sequence[int]) -> Self:
         """Return the evidence of some clients, without those that sent none.
@@ -196,11 +196,11 @@ class UpdateEvidence(Evidence):
         Args:
             clients: their numbers.
         """
-        wanted = set(clients)
-        chosen = [k for k, i in enumerate(self.ids) if i in wanted]
-        return replace(
-            self, ids=[self.ids[k] for k in chosen], positions=[self.positions[k] for k in chosen]
-        )
+        selected = set(clients)
+        chosen = [k for k, i in enumerate(self.ids) if i in selected]
+        ids = [self.ids[k] for k in chosen]
+        positions = [self.positions[k] for k in chosen]
+        return replace(self, ids=ids, positions=positions)
 
     @property
     def updates(self) -> torch.Tensor:

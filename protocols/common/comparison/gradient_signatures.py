@@ -126,7 +126,7 @@ class ResidualDirections:
 
 @dataclass(frozen=True)
 class SignatureOptions:
-    """What clients need to make their signatures.
+    """Options by which clients make their signatures.
 
     Attributes:
         plan: what was agreed on about signatures.
@@ -298,9 +298,9 @@ class SignatureSender(TrainingClient):
         rows = self._released(context, examples, SignatureRelease("class sums", multiplier))
         shape = (len(context.ids), examples.classes, examples.size + 1)
         projections = context.postprocess(
-            lambda told: told.view(shape)[:, :, :-1].contiguous(), rows
+            lambda noisy: noisy.view(shape)[:, :, :-1].contiguous(), rows
         )
-        shares = context.postprocess(lambda told: told.view(shape)[:, :, -1].contiguous(), rows)
+        shares = context.postprocess(lambda noisy: noisy.view(shape)[:, :, -1].contiguous(), rows)
         return ClassSums(Rows(projections), Rows(shares), self._told_sizes(context))
 
     @answers(GATHER, through=("residuals",))
@@ -315,7 +315,7 @@ class SignatureSender(TrainingClient):
         release = SignatureRelease("residuals", multiplier, scaled=False)
         rows = self._released(context, residuals, release)
         shape = (len(context.ids), residuals.blocks.classes, residuals.blocks.size)
-        sums = context.postprocess(lambda told: told.view(shape).contiguous(), rows)
+        sums = context.postprocess(lambda noisy: noisy.view(shape).contiguous(), rows)
         return ResidualSums(Rows(sums))
 
     @answers(GATHER, unmasked=("coordinates",))
@@ -381,14 +381,16 @@ class SignatureSender(TrainingClient):
             return None
         return self._sizes(context)
 
-    def _check_request(self, context: CallContext, query: SignatureRequest, kind: str) -> None:
+    def _check_request(
+        self, context: CallContext, query: SignatureRequest, signature_kind: str
+    ) -> None:
         """Remember the centre and the kind of signatures.
 
         Raises:
             PolicyError: they are not the run's, or a client was asked for others.
         """
         self._check_centre(context, query)
-        self._check_kind(context, kind)
+        self._check_kind(context, signature_kind)
 
     def _check_centre(self, context: CallContext, query: SignatureRequest) -> None:
         """Remember the centre of signatures.
@@ -408,26 +410,27 @@ class SignatureSender(TrainingClient):
         self._once(context, "_asked", "centre", centre)
         self._centre[context.positions] = centre.expand(len(context.ids), 1)
 
-    def _check_kind(self, context: CallContext, kind: str) -> None:
+    def _check_kind(self, context: CallContext, requested: str) -> None:
         """Remember the kind of signatures.
 
         Raises:
             PolicyError: the run has another kind, or a client has sent another one.
         """
         plan = self._options.plan
-        if not plan.may_be(kind):
+        if not plan.may_be(requested):
             raise PolicyError(
-                f"the server asks for signatures of the kind {kind}, and this run has {plan.kind}"
+                f"the server asks for signatures of the kind {requested}, and this run has "
+                f"{plan.kind}"
             )
-        number = 1 + signature_plan.KINDS.index(kind)
+        number = 1 + signature_plan.KINDS.index(requested)
         before = self._kind[context.positions]
         sent = zip(context.ids, before.tolist(), strict=True)
         others = [i for i, k in sent if k not in (0, number)]
         if others:
             few = ", ".join(map(str, others[:5]))
             raise PolicyError(
-                f"client(s) {few} have sent signatures of another kind than {kind}, and the noise "
-                "is that of one kind: start a new run"
+                f"client(s) {few} have sent signatures of another kind than {requested}, and the "
+                "noise is that of one kind: start a new run"
             )
         self._kind[context.positions] = torch.full((len(context.ids),), number)
 
@@ -446,9 +449,9 @@ class SignatureSender(TrainingClient):
         """
         flat = torch.cat([value.flatten() for value in values])
         current = torch.tensor(list(digest(flat)), dtype=torch.uint8)
-        kept = getattr(self, memory)
+        digests = getattr(self, memory)
         others = []
-        for i, before in zip(context.ids, kept[context.positions], strict=True):
+        for i, before in zip(context.ids, digests[context.positions], strict=True):
             if bool(before.any()) and not torch.equal(before, current):
                 others.append(i)
         if others:
@@ -457,7 +460,7 @@ class SignatureSender(TrainingClient):
                 f"client(s) {few} have answered other {what} than these, and the noise is that "
                 "of one answer: start a new run"
             )
-        kept[context.positions] = current
+        digests[context.positions] = current
 
     def _released(
         self,
@@ -472,7 +475,7 @@ class SignatureSender(TrainingClient):
             data = (self.cohort.inputs(k), self.cohort.labels(k))
             rows.append(of_unit.of(context.select([n]), examples, data))
         start = self.cohort.start
-        return context.postprocess(lambda *told: torch.cat(told).to(start), *rows)
+        return context.postprocess(lambda *noisy: torch.cat(noisy).to(start), *rows)
 
 
 class SignatureClient(SignatureSender, SumClient):

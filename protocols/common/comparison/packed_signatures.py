@@ -47,8 +47,8 @@ class SketchSignatures:
         """Return all of it in rows (m, 5 + w + r) of float64."""
         m, axes = self.second.shape
         sizes = np.broadcast_to([self.width, axes], (m, 2))
-        kind = np.full(m, SKETCH)
-        header = np.column_stack([kind, self.deviations, self.examples, sizes])
+        tags = np.full(m, SKETCH)
+        header = np.column_stack([tags, self.deviations, self.examples, sizes])
         return torch.from_numpy(np.hstack([header, self.first, self.second]))
 
     @classmethod

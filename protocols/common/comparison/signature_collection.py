@@ -42,7 +42,7 @@ MANY = 16
 
 @dataclass(frozen=True)
 class Asked:
-    """What clients were asked with, which newcomers are asked with, too.
+    """Request that clients were asked with, and newcomers are asked with, too.
 
     Attributes:
         kind: of the signatures, its place in `KINDS`.
@@ -122,13 +122,13 @@ class _ClassSums:
             ids: their numbers, among `ids`.
         """
         position = {i: n for n, i in enumerate(self.ids)}
-        kept = [position[i] for i in ids]
+        rows = [position[i] for i in ids]
         return replace(
             self,
             ids=list(ids),
-            blocks=self.blocks[kept],
-            examples=self.examples[kept],
-            deviations=self.deviations[kept],
+            blocks=self.blocks[rows],
+            examples=self.examples[rows],
+            deviations=self.deviations[rows],
         )
 
 
@@ -146,35 +146,35 @@ def collect_gradient_signatures(
         run_signatures: the signatures of the run, for newcomers.
     """
     plan = signature_plan.plan_of(net.agreed)
-    asked = None
+    run_request = None
     if run_signatures is not None:
-        asked = run_signatures.asked
-        kind, centre = asked.name, asked.centre
+        run_request = run_signatures.asked
+        signature_kind, centre = run_request.name, run_request.centre
     else:
         centre = _centre(net, plan, to)
-        kind = plan.kind
+        signature_kind = plan.kind
     sums = None
-    if kind != signature_plan.PLAIN:
+    if signature_kind != signature_plan.PLAIN:
         # newcomers' blocks need the mask of the run's, which follows from the step of its call
         step = None
-        if run_signatures is not None and kind == signature_plan.BLOCKS:
+        if run_signatures is not None and signature_kind == signature_plan.BLOCKS:
             step = run_signatures.step
         sums = _class_sums(net, plan, to, centre, step)
         if not sums.ids:
             return Collected([], torch.zeros(0), sums.step)
         to = sums.ids
-        if kind == signature_plan.AUTO:
-            kind = _chosen(plan, sums)
-    told = Asked(signature_plan.KINDS.index(kind), centre)
-    if kind == signature_plan.PLAIN:
-        return _sketches(net, plan, to, told, run_signatures)
+        if signature_kind == signature_plan.AUTO:
+            signature_kind = _chosen(plan, sums)
+    request = Asked(signature_plan.KINDS.index(signature_kind), centre)
+    if signature_kind == signature_plan.PLAIN:
+        return _sketches(net, plan, to, request, run_signatures)
     assert sums is not None
-    if kind == signature_plan.BLOCKS:
+    if signature_kind == signature_plan.BLOCKS:
         signatures = packed_signatures.BlockSignatures(
             sums.blocks, sums.deviations, sums.examples, sums.width
         )
-        return Collected(sums.ids, signatures.packed(), sums.step, asked=told)
-    return _residuals(net, plan, sums, told, run_signatures)
+        return Collected(sums.ids, signatures.packed(), sums.step, asked=request)
+    return _residuals(net, plan, sums, request, run_signatures)
 
 
 def _chosen(plan: signature_plan.SignaturePlan, sums: _ClassSums) -> str:
@@ -220,7 +220,8 @@ def _centre(net: ServerChannel, plan: signature_plan.SignaturePlan, to: Sequence
 
 def _request(net: ServerChannel, centre: float) -> gradient_signatures.SignatureRequest:
     """Return the request of signatures with a centre."""
-    return gradient_signatures.SignatureRequest(Shared(torch.tensor([centre], dtype=_dtype(net))))
+    shared_centre = torch.tensor([centre], dtype=_dtype(net))
+    return gradient_signatures.SignatureRequest(Shared(shared_centre))
 
 
 def _dtype(net: ServerChannel) -> torch.dtype:
@@ -266,7 +267,7 @@ def _residuals(
     net: ServerChannel,
     plan: signature_plan.SignaturePlan,
     sums: _ClassSums,
-    asked: Asked,
+    request: Asked,
     run_signatures: Collected | None,
 ) -> Collected:
     """Return residuals of two releases, as `ResidualSignatures` packs them.
@@ -274,7 +275,7 @@ def _residuals(
     Args:
         plan: of the signatures.
         sums: class blocks of the clients.
-        asked: with the kind and the centre.
+        request: with the kind and the centre.
         run_signatures: the signatures of the run, for newcomers.
     """
     crowd = sums.crowd
@@ -282,14 +283,17 @@ def _residuals(
     if run_signatures is None:
         means = torch.from_numpy(crowd.means)
         of_all = torch.from_numpy(crowd.crowd)
-        asked = replace(asked, means=means, means_step=sums.step, crowd=of_all, spread=crowd.spread)
+        request = replace(
+            request, means=means, means_step=sums.step, crowd=of_all, spread=crowd.spread
+        )
     else:
-        asked = run_signatures.asked
+        request = run_signatures.asked
         step = run_signatures.step
-        of_run = asked.crowd.numpy()
-        shares = noisy_residuals.shares_of(sums.blocks, sums.deviations, of_run, asked.spread)
+        of_run = request.crowd.numpy()
+        shares = noisy_residuals.shares_of(sums.blocks, sums.deviations, of_run, request.spread)
         crowd = replace(crowd, crowd=of_run, shares=shares)
-    query = gradient_signatures.ClassMeans(Shared(asked.means.to(_dtype(net))), asked.means_step)
+    shared_means = Shared(request.means.to(_dtype(net)))
+    query = gradient_signatures.ClassMeans(shared_means, request.means_step)
     replies: Replies[Any] = net.gather(
         gradient_signatures.SignatureSender.send_residuals,
         query,
@@ -308,48 +312,48 @@ def _residuals(
         rows, shifts = noisy_residuals.without_common(rows, deviations, crowd, sums.width)
         flat = noisy_rows.leading_directions(rows.reshape(len(ids), -1), plan.axes)
         directions = torch.from_numpy(flat.reshape(plan.axes, *rows.shape[1:]))
-        asked = replace(asked, shifts=torch.from_numpy(shifts), directions=directions)
+        request = replace(request, shifts=torch.from_numpy(shifts), directions=directions)
     else:
-        rows = rows - crowd.shares[:, :, None] * asked.shifts.numpy()
-    again = _residual_coordinates(net, asked, ids, replies.step)
-    kept = [ids.index(i) for i in again.ids]
-    if not kept:
+        rows = rows - crowd.shares[:, :, None] * request.shifts.numpy()
+    again = _residual_coordinates(net, request, ids, replies.step)
+    retained = [ids.index(i) for i in again.ids]
+    if not retained:
         return Collected([], torch.zeros(0), replies.step)
     # beyond the rank of the rows there are no directions
-    used = asked.directions.flatten(1).any(1).numpy()
-    directions_used = asked.directions.numpy()[used]
+    nonzero = request.directions.flatten(1).any(1).numpy()
+    directions_used = request.directions.numpy()[nonzero]
     signatures = packed_signatures.ResidualSignatures(
-        np.einsum("icw,acw->ia", rows[kept], directions_used),
-        again.rows.numpy()[:, used],
-        noisy_residuals.designs(crowd.select(kept).ratios, directions_used),
-        deviations[kept],
+        np.einsum("icw,acw->ia", rows[retained], directions_used),
+        again.rows.numpy()[:, nonzero],
+        noisy_residuals.designs(crowd.select(retained).ratios, directions_used),
+        deviations[retained],
         sums.of(again.ids).examples,
     )
-    return Collected(again.ids, signatures.packed(), replies.step, asked=asked)
+    return Collected(again.ids, signatures.packed(), replies.step, asked=request)
 
 
 def _residual_coordinates(
-    net: ServerChannel, asked: Asked, to: Sequence[int], step: int
+    net: ServerChannel, request: Asked, to: Sequence[int], step: int
 ) -> Collected:
     """Return clients' coordinates in the directions in which residuals differ.
 
     Args:
-        asked: with means, shifts and directions.
+        request: with means, shifts and directions.
         to: the clients that sent residuals.
         step: the call of the run's residuals.
     """
     dtype = _dtype(net)
     query = gradient_signatures.ResidualDirections(
-        Shared(asked.directions.to(dtype)),
-        Shared(asked.shifts.to(dtype)),
+        Shared(request.directions.to(dtype)),
+        Shared(request.shifts.to(dtype)),
         step,
-        Shared(asked.means.to(dtype)),
-        asked.means_step,
+        Shared(request.means.to(dtype)),
+        request.means_step,
     )
     replies = net.gather(
         gradient_signatures.SignatureSender.send_residual_coordinates, query, to=to, tries=TRIES
     )
-    rows = torch.zeros(0, len(asked.directions))
+    rows = torch.zeros(0, len(request.directions))
     if replies.ids:
         rows = replies.rows.coordinates.values.cpu().double()
     return Collected(list(replies.ids), rows, replies.step)
@@ -359,13 +363,13 @@ def _sketches(
     net: ServerChannel,
     plan: signature_plan.SignaturePlan,
     to: Sequence[int],
-    asked: Asked,
+    request: Asked,
     run_signatures: Collected | None,
 ) -> Collected:
     """Return sketches of one or two releases, as `SketchSignatures` packs them."""
     # newcomers' signatures need the mask of the run's, which follows from the step of its call
     step = None if run_signatures is None else run_signatures.step
-    query = _request(net, asked.centre)
+    query = _request(net, request.centre)
     replies: Replies[Any] = net.gather(
         gradient_signatures.SignatureSender.send_signature, query, to=to, step=step, tries=TRIES
     )
@@ -391,14 +395,14 @@ def _sketches(
         again = _second_release(net, ids, reference, replies.step, count)
         # Some clients may be lost between the two releases: only those that sent both are kept.
         position = {i: n for n, i in enumerate(ids)}
-        kept = [position[i] for i in again.ids]
-        first = first[kept]
-        examples = examples[kept]
-        deviations = deviations[kept]
+        retained = [position[i] for i in again.ids]
+        first = first[retained]
+        examples = examples[retained]
+        deviations = deviations[retained]
         ids = again.ids
         second = again.rows.numpy()
     signatures = packed_signatures.SketchSignatures(first, second, deviations, examples, width)
-    return Collected(ids, signatures.packed(), replies.step, asked=asked)
+    return Collected(ids, signatures.packed(), replies.step, asked=request)
 
 
 def _directions_for(
@@ -418,12 +422,12 @@ def _directions_for(
         deviation: of the noise in each number.
         width: q.
     """
-    wanted = int(net.agreed.get("k") or 0) - 1
-    if wanted < 0:
+    directions = int(net.agreed.get("k") or 0) - 1
+    if directions < 0:
         singular = np.linalg.svd(rows - rows.mean(0), compute_uv=False)
         edge = deviation * (math.sqrt(len(rows)) + math.sqrt(width))
-        wanted = int((singular > edge).sum()) + 1
-    return min(plan.axes, max(signature_plan.AXES, wanted))
+        directions = int((singular > edge).sum()) + 1
+    return min(plan.axes, max(signature_plan.AXES, directions))
 
 
 def _examples(
@@ -457,9 +461,8 @@ def _second_release(
     room = signature_plan.axes_of(net.agreed)
     directions = np.zeros((room, reference.shape[1]))
     directions[:count] = noisy_rows.leading_directions(reference, count)
-    query = gradient_signatures.SignatureDirections(
-        Shared(torch.from_numpy(directions).to(_dtype(net))), step
-    )
+    shared_directions = torch.from_numpy(directions).to(_dtype(net))
+    query = gradient_signatures.SignatureDirections(Shared(shared_directions), step)
     replies = net.gather(
         gradient_signatures.SignatureSender.send_coordinates, query, to=to, tries=TRIES
     )
@@ -538,22 +541,22 @@ def nearest_on_average(distance: signature_plan.Array, labels: Sequence[int]) ->
 
 
 def assign_by_signatures(
-    net: ServerChannel, labels: Sequence[int], known: Collected, to: Sequence[int]
+    net: ServerChannel, labels: Sequence[int], run_signatures: Collected, to: Sequence[int]
 ) -> list[int]:
     """Return the clusters of newcomers whose members' signatures are nearest on average.
 
     Args:
         net: a channel to the newcomers.
         labels: (m,) the clusters of the run's clients.
-        known: the signatures of the run.
+        run_signatures: the signatures of the run.
         to: the newcomers' numbers.
 
     Raises:
         UpdateError: a newcomer does not reply.
     """
-    collected = collect_gradient_signatures(net, to, known)
+    collected = collect_gradient_signatures(net, to, run_signatures)
     check_newcomers(to, collected.ids)
-    squared = squared_distances(collected.rows, known.rows)
-    clusters = nearest_on_average(squared, [labels[i] for i in known.ids])
+    squared = squared_distances(collected.rows, run_signatures.rows)
+    clusters = nearest_on_average(squared, [labels[i] for i in run_signatures.ids])
     cluster_of = dict(zip(collected.ids, clusters, strict=True))
     return [cluster_of[i] for i in to]

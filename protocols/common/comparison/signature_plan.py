@@ -60,7 +60,7 @@ TYPICAL_EXAMPLES = 100
 
 @dataclass(frozen=True)
 class SignaturePlan:
-    """What server and clients agree on about signatures, from the run's configuration.
+    """Agreement of server and clients about signatures, from the run's configuration.
 
     Attributes:
         kind: "plain", "blocks" or "residuals"; "auto" where class blocks that are asked first
@@ -83,15 +83,15 @@ class SignaturePlan:
     centre: float | None
     axes: int
 
-    def may_be(self, kind: str) -> bool:
+    def may_be(self, signature_kind: str) -> bool:
         """Return whether clients may send signatures of a kind.
 
         Args:
-            kind: one of `KINDS`.
+            signature_kind: one of `KINDS`.
         """
         if self.kind != AUTO:
-            return self.kind == kind
-        return kind in self.choices
+            return self.kind == signature_kind
+        return signature_kind in self.choices
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -103,24 +103,24 @@ class SignaturePlan:
         """Return r, the projections of a class in whatever is sent by class."""
         return self.sizes_of_kinds[BLOCKS if self.may_be(BLOCKS) else RESIDUALS]
 
-    def has_outline(self, kind: str) -> bool:
+    def has_outline(self, signature_kind: str) -> bool:
         """Return whether class blocks are asked before the signatures of a kind.
 
         Args:
-            kind: one of `KINDS`.
+            signature_kind: one of `KINDS`.
         """
-        return kind == RESIDUALS or (self.kind == AUTO and kind != BLOCKS)
+        return signature_kind == RESIDUALS or (self.kind == AUTO and signature_kind != BLOCKS)
 
-    def releases(self, kind: str) -> int:
+    def releases(self, signature_kind: str) -> int:
         """Return the number of a kind's own releases, without outline and centre.
 
         Args:
-            kind: one of `KINDS`.
+            signature_kind: one of `KINDS`.
         """
-        if kind == RESIDUALS:
+        if signature_kind == RESIDUALS:
             return 2
         # a second release helps sketches with noise for single examples
-        if kind == PLAIN and self.two and self.noise and not self.per_client:
+        if signature_kind == PLAIN and self.two and self.noise and not self.per_client:
             return 2
         return 1
 
@@ -141,16 +141,16 @@ class SignaturePlan:
         """Return z of class blocks that are asked before other signatures."""
         return self._rest / math.sqrt(OUTLINE_SHARE)
 
-    def multiplier(self, kind: str) -> float:
+    def multiplier(self, signature_kind: str) -> float:
         """Return z of each of a kind's own releases.
 
         Args:
-            kind: one of `KINDS`.
+            signature_kind: one of `KINDS`.
         """
         share = 1.0
-        if self.has_outline(kind):
+        if self.has_outline(signature_kind):
             share = 1 - OUTLINE_SHARE
-        return self._rest * math.sqrt(self.releases(kind) / share)
+        return self._rest * math.sqrt(self.releases(signature_kind) / share)
 
     def deviations(self, ids: Sequence[int], multiplier: float, clip: float = CLIP) -> Array:
         """Return the standard deviation of the noise in clients' rows, (b,).
@@ -202,9 +202,9 @@ def sizes_of_kinds(config: Mapping[str, Any]) -> dict[str, int]:
     Args:
         config: what clients and server agreed on, of a run with signatures.
     """
-    given = config["signature_size"]
-    if given is not None:
-        return dict.fromkeys(KINDS, int(given))
+    configured_size = config["signature_size"]
+    if configured_size is not None:
+        return dict.fromkeys(KINDS, int(configured_size))
     per_class = max(2, MOST_PROJECTIONS // int(config["classes"]))
     return {**DEFAULT_SIZES, RESIDUALS: min(DEFAULT_SIZES[RESIDUALS], per_class)}
 
@@ -219,13 +219,13 @@ def axes_of(config: Mapping[str, Any]) -> int:
 
 
 def example_map(
-    config: Mapping[str, Any], kind: str, centre: float
+    config: Mapping[str, Any], signature_kind: str, centre: float
 ) -> GradientSketch | ClassBlocks:
     """Return the public map of a run, from its seed.
 
     Args:
         config: what clients and server agreed on.
-        kind: one of `KINDS`.
+        signature_kind: one of `KINDS`.
         centre: c.
     """
     plan = plan_of(config)
@@ -233,7 +233,7 @@ def example_map(
     classes = int(config["classes"])
     randomness = Randomness(config["seed"])
     smooth = smoothing(config["shape"], plan.noise)
-    if kind == PLAIN:
+    if signature_kind == PLAIN:
         size = plan.sizes_of_kinds[PLAIN]
         return GradientSketch(size, features, classes, centre, randomness, smooth)
     unit = not plan.may_be(BLOCKS)
@@ -280,45 +280,46 @@ def resolved_signature(method: Any, facts: Facts, noise: float) -> dict[str, Any
     if options.needs_samples(method):
         # signatures are of the samples that clients train on
         sizes = training_sizes(method, facts)
-    kind = str(options.signature_blocks)
-    if kind == AUTO and (not options.offers_blocks or (per_client and noise)):
+    signature_kind = str(options.signature_blocks)
+    if signature_kind == AUTO and (not options.offers_blocks or (per_client and noise)):
         # blocks are compared pair by pair, and noise for whole clients leaves no shares to read
-        kind = RESIDUALS if noise and not per_client else PLAIN
-    if kind == RESIDUALS and per_client and noise:
+        signature_kind = RESIDUALS if noise and not per_client else PLAIN
+    if signature_kind == RESIDUALS and per_client and noise:
         raise UsageError(
             "residuals are signatures for the privacy of single examples: take dp_unit example, or "
             "signature_blocks plain"
         )
     size = options.signature_size
     if size is not None:
-        _check_size(int(size), PLAIN if kind == PLAIN else BLOCKS, facts, noise)
+        size_kind = PLAIN if signature_kind == PLAIN else BLOCKS
+        _check_size(int(size), size_kind, facts, noise)
     centre = options.signature_centre
     if centre is None:
         centre = facts.mean
     return {
         "signature_noise": noise,
-        "signature_kind": kind,
+        "signature_kind": signature_kind,
         "signature_size": size,
         "signature_sizes": sizes,
         "signature_centre": centre,
     }
 
 
-def _check_size(size: int, kind: str, facts: Facts, noise: float) -> None:
+def _check_size(size: int, signature_kind: str, facts: Facts, noise: float) -> None:
     """Raise UsageError for signatures that are longer than what they are of.
 
     Args:
         size: numbers of a sketch, or projections of a class block.
-        kind: "plain", or "blocks" for everything by class.
+        signature_kind: "plain", or "blocks" for everything by class.
         facts: of the clients and their data.
         noise: z of the signatures.
     """
     smooth = smoothing(facts.shape, noise)
     longest = math.prod(facts.shape) if smooth is None else smooth.width
-    if kind == PLAIN:
+    if signature_kind == PLAIN:
         # weights and biases of softmax regression
         longest = (longest + 1) * facts.classes
-    if size > max(longest, DEFAULT_SIZES[kind]):
+    if size > max(longest, DEFAULT_SIZES[signature_kind]):
         raise UsageError(
             f"signature_size = {size} is more than the {longest} numbers that it is a sketch of: "
             "give a smaller one, or leave it out"

@@ -177,8 +177,8 @@ class GradientSignatureOptions(OptionGroup):
             method: whose options they are.
             config: what clients and server agreed on.
         """
-        told = getattr(method, "k", None) is not None
-        if told or not self.by_gradients or not self.adds_noise(config):
+        has_k = getattr(method, "k", None) is not None
+        if has_k or not self.by_gradients or not self.adds_noise(config):
             return None
         return 1 + self.frame_sizes(config)["axes"]
 

@@ -148,28 +148,29 @@ class SumOptions(option_group.OptionGroup):
 
     def _check_members(self, clients: int) -> None:
         """Raise UsageError for a smallest sum without secure sums, or of a size that cannot be."""
-        least = self.least_members
-        if least == MINIMUM:
+        least_members = self.least_members
+        if least_members == MINIMUM:
             return
-        if least > LARGEST_LEAST:
+        if least_members > LARGEST_LEAST:
             raise UsageError(
-                f"least_members = {least} is not possible: it is a whole number from {MINIMUM} to "
-                f"{LARGEST_LEAST}; sums over more are those of cohort_size"
+                f"least_members = {least_members} is not possible: it is a whole number from "
+                f"{MINIMUM} to {LARGEST_LEAST}; sums over more are those of cohort_size"
             )
         if not self.hide_replies:
             raise UsageError(
                 "least_members is of secure sums, and the server of plain ones reads every reply: "
                 f"take aggregation {ADVISED}, or leave least_members out"
             )
-        if least > clients:
+        if least_members > clients:
             raise UsageError(
-                f"least_members = {least} is more than the {clients} clients, so nothing could be "
-                "summed: take a smaller one, or leave it out"
+                f"least_members = {least_members} is more than the {clients} clients, so nothing "
+                "could be summed: take a smaller one, or leave it out"
             )
-        if self.cohort_size and self.cohort_size < least:
+        if self.cohort_size and self.cohort_size < least_members:
             raise UsageError(
-                f"cohort_size = {self.cohort_size} is less than least_members = {least}, so no "
-                "cohort could be summed by itself: take a larger cohort_size, or leave it out"
+                f"cohort_size = {self.cohort_size} is less than least_members = "
+                f"{least_members}, so no cohort could be summed by itself: take a larger "
+                "cohort_size, or leave it out"
             )
 
     def refusal_of_shares(self, method: Method) -> str | None:

@@ -134,11 +134,11 @@ class _Candidate:
     @property
     def strains(self) -> tuple[float, ...]:
         """Return how far the uses are from what is enough for them, the worse off first."""
-        left = [
+        excess = [
             max(self.strain(power_check.CLUSTERS), 0.0),
             max(self.strain(power_check.TRAINING) - self.enough, 0.0),
         ]
-        return tuple(sorted((round(strain, DIGITS) for strain in left), reverse=True))
+        return tuple(sorted((round(strain, DIGITS) for strain in excess), reverse=True))
 
     @property
     def enough(self) -> float:
@@ -202,8 +202,8 @@ def _improved(candidate: _Candidate, free: set[str]) -> _Candidate:
 
 def _smaller_network(candidate: _Candidate, free: set[str]) -> _Candidate:
     """Return a candidate with the linear network, if training does not carry with its own."""
-    least = TUNED_DROWNED if candidate.tuned else 0.0
-    if "model" not in free or candidate.strain(power_check.TRAINING) <= least:
+    threshold = TUNED_DROWNED if candidate.tuned else 0.0
+    if "model" not in free or candidate.strain(power_check.TRAINING) <= threshold:
         return candidate
     smaller = candidate.with_options(model=power_check.SMALL_NETWORK)
     if smaller is None or smaller.strain(power_check.TRAINING) >= candidate.strain(
@@ -216,17 +216,17 @@ def _smaller_network(candidate: _Candidate, free: set[str]) -> _Candidate:
 def _fewer_rounds(candidate: _Candidate, free: set[str]) -> _Candidate:
     """Return a candidate with as many rounds as training bears, by halves."""
     worst = candidate.check.worst(power_check.TRAINING)
-    most = int(candidate.value("rounds"))
+    configured_rounds = int(candidate.value("rounds"))
     if "rounds" not in free or worst is None or worst.strain <= candidate.enough:
         return candidate
     carried, drowned = worst.limits
     borne = carried * (drowned / carried) ** candidate.enough
     # at one ε, noise grows with the root of the number of releases
-    wanted = max(most * (borne / worst.ratio) ** 2, FEWEST)
-    tried = [most >> half for half in range(1, most.bit_length())]
+    affordable_rounds = max(configured_rounds * (borne / worst.ratio) ** 2, FEWEST)
+    tried = [configured_rounds >> half for half in range(1, configured_rounds.bit_length())]
     fitting = [rounds for rounds in tried if rounds >= FEWEST]
     # from the first that is few enough on; a method may need more of them
-    few = [rounds for rounds in fitting if rounds <= wanted][:1] or fitting[-1:]
+    few = [rounds for rounds in fitting if rounds <= affordable_rounds][:1] or fitting[-1:]
     for rounds in reversed(fitting):
         if few and rounds >= few[0]:
             changed = candidate.changed(rounds=rounds)
@@ -265,27 +265,27 @@ def _quieter_clusters(candidate: _Candidate, free: set[str]) -> _Candidate:
 
 
 def _improved_with(
-    mechanism: Mapping[str, Any], own: _Candidate, free: set[str]
+    mechanism: Mapping[str, Any], baseline: _Candidate, free: set[str]
 ) -> _Candidate | None:
     """Return a candidate with another mechanism; None where it brings clusters no closer.
 
     Args:
         mechanism: options by which clusters are read.
-        own: the candidate with the method's own mechanism.
+        baseline: the candidate with the method's own mechanism.
         free: names of options that are not given.
     """
     try:
-        start = _started(own.method, own.facts, free, mechanism)
+        start = _started(baseline.method, baseline.facts, free, mechanism)
     except SecureClusterError:
         return None
-    other = _Candidate.of(own.method, own.facts, start)
+    other = _Candidate.of(baseline.method, baseline.facts, start)
     if other is None:
         return None
     other = _improved(other, free)
-    drowns = other.drowned and not own.drowned
+    drowns = other.drowned and not baseline.drowned
     return (
         other
-        if other.strain(power_check.CLUSTERS) < own.strain(power_check.CLUSTERS) and not drowns
+        if other.strain(power_check.CLUSTERS) < baseline.strain(power_check.CLUSTERS) and not drowns
         else None
     )
 

@@ -155,8 +155,8 @@ def check_labels(facts: Facts, option: str) -> None:
     """
     if not has_labels(facts):
         flag = option.replace("_", "-")
-        kind = facts.objective.kind
+        task = facts.objective.kind
         raise UsageError(
-            f"batches by labels need a label for each sample, which {kind} data do not have: "
+            f"batches by labels need a label for each sample, which {task} data do not have: "
             f"leave --{flag} out"
         )
