@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
 from numbers import Number
@@ -246,7 +247,7 @@ def state_class(method: Method) -> type:
     loop: Any = type(method).run_server
     returned = SimpleNamespace(__annotations__={"return": loop.__annotations__["return"]})
     try:
-        state_type: type = get_type_hints(returned, loop.__globals__)["return"]
+        state_type: type = get_type_hints(returned, inspect.unwrap(loop).__globals__)["return"]
     except NameError as error:
         raise UsageError(f"{name} is annotated with a class that is not there: {error}") from None
     fields = getattr(state_type, "__dataclass_fields__", None)

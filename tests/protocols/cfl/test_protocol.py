@@ -56,7 +56,7 @@ def test_a_hint_is_enough_for_a_cluster_of_whom_only_some_replied(
     p_value: float, complete: bool, significant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evidence = SplitEvidence(1.5, p_value)
-    monkeypatch.setattr(cfl, "evidence_for_split", lambda *_: evidence)
+    monkeypatch.setattr(cfl.noise_robust, "evidence_for_split", lambda *_: evidence)
     replied = [0, 1, 2, 3] if complete else [0, 1, 2]
     statistics = heard([0, 1, 2, 3], replied)
     assert CFL()._significant(statistics, np.eye(4), 0) is significant

@@ -209,14 +209,14 @@ def test_two_counts_that_differ_in_one_client_tell_its_choice(
     """What exact counts cannot hide. The privacy report says so."""
     choose(0, 0, 0, 1, 1, 1)
     seen = []
-    counts_of = hidden_server.counts_of
+    counts_of = hidden_server.counted_blocks.counts_of
 
     def counts(counted: Any) -> list[int] | None:
         found = counts_of(counted)
         seen.append(np.array(found))
         return found
 
-    monkeypatch.setattr(hidden_server, "counts_of", counts)
+    monkeypatch.setattr(hidden_server.counted_blocks, "counts_of", counts)
 
     def lost(call: Call) -> set[int]:
         return {3} if (call.method, call.round) == ("count_choice", 2) else set()
@@ -350,7 +350,7 @@ def test_a_server_that_invents_a_second_chooser_reads_a_block_of_one(
     """What clients cannot check: who else chose their model. The privacy report says so."""
     choose(0, 0, 1, 0, 0, 0)
     plain = serve(make(rounds=1, aggregation="plain"), federation)
-    monkeypatch.setattr(hidden_server, "counts_of", lambda counted: [3, 3])
+    monkeypatch.setattr(hidden_server.counted_blocks, "counts_of", lambda counted: [3, 3])
     served = serve(make(rounds=1, exact_weights=True), federation)
     block = served.state.running.pending[1].posts[0].table
     update = plain.state.running.pending[1].posts[0].table
