@@ -625,7 +625,7 @@ def directive(path: str, members: bool = True) -> str:
 def result_page() -> str:
     """Return the page of the entries of result.json and of the files beside it."""
     from securecluster.core import field_docs
-    from securecluster.folders import contents
+    from securecluster.folders import schemas as contents
 
     declared = [
         value

@@ -88,7 +88,7 @@ class GradientClient(fl.AssignedModelClient):
         usual = self.training
         noise = self.gradient_ratio * usual.noise
         plan = replace(FULL_GRADIENT, clip=usual.clip, noise=noise)
-        room = self._pipeline.room(self.cohort.model.dimension)
+        room = self._pipeline.buffer_width(self.cohort.model.dimension)
         gradients = self.cohort.train(models, context.positions, plan, context.step, room)
         return fl.Update(fl.Rows(gradients), None)
 

@@ -221,7 +221,7 @@ class FLHC(fl.ClusteringProtocol):
             similarity = evidence.similarities(self.metric)
             return partition(similarity, self.compression.clusterer, count, seed)
         if count is not None:
-            return agglomerative.into(tree, count)
+            return agglomerative.cut_into(tree, count)
         return agglomerative.cut(tree, threshold)
 
     @property

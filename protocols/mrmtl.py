@@ -103,7 +103,7 @@ class PersonalClient(fl.TrainingClient):
             positions,
             self.training,
             context.step,
-            self._pipeline.room(self.cohort.model.dimension),
+            self._pipeline.buffer_width(self.cohort.model.dimension),
             regularizer=regularizer,
         )
         updates = delta[:, : self.cohort.model.dimension]

@@ -63,7 +63,7 @@ class PrivateChoiceClient(fl.AssignedModelClient):
         noise = self.first_ratio * usual.noise
         plan = replace(FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=noise)
         start = fl.Rows(self.cohort.start[None], (0,) * len(context.positions))
-        room = self._pipeline.room(self.cohort.model.dimension)
+        room = self._pipeline.buffer_width(self.cohort.model.dimension)
         delta = self.cohort.train(start, context.positions, plan, context.step, room)
         return fl.Update(fl.Rows(delta), None)
 

@@ -24,7 +24,7 @@ from securecluster.figures.dendrogram import dendrogram as merges
 from securecluster.figures.parameter_tree import tree as parameter_tree
 from securecluster.models.objectives import METRICS
 from securecluster.results.fitted import FittedRun
-from securecluster.statements.result import Subject, result_of
+from securecluster.statements.result_json import Subject, result_of
 from securecluster.studies import plan as plans
 from securecluster.studies import sweep_figures as sweeps
 from securecluster.studies import sweep_tables

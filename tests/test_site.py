@@ -20,8 +20,9 @@ import securecluster
 from securecluster.audits import audit_files, audit_overview
 from securecluster.cli import node_command
 from securecluster.data.simulation import Simulation, option_name
-from securecluster.folders import contents, run_folder
-from securecluster.folders.contents import Privacy, Result, RoundLine
+from securecluster.folders import run_folder
+from securecluster.folders import schemas as contents
+from securecluster.folders.schemas import Privacy, Result, RoundLine
 from securecluster.messaging.transcript import INDEX
 from securecluster.nodes import authority_node, party
 from securecluster.nodes.node import ledger_of

@@ -3,9 +3,9 @@
 python -m benchmarks.clusters.split_test cost
 python -m benchmarks.clusters.split_test decisions [--minutes 60]
 
-"cost" is the server's processor time for one cluster in one round, from the updates to the halves:
-norms, cosines, bipartition, test, and with landmarks the halves of all others. The clients are two
-halves of equal size, which is the dearest case: no draw is as separated, so all are made.
+"cost" is the server's processor time for one cluster in one round, from the updates to the sides:
+norms, cosines, bipartition, test, and with landmarks the sides of all others. The clients are two
+sides of equal size, which is the dearest case: no draw is as separated, so all are made.
 
 "decisions" counts how often clients are split: those without clusters, and those of whom few or
 half differ. Both parts have the test as it is, and the same test with draws of all clients. The
@@ -184,7 +184,7 @@ def split_seconds(
     replies: Replies[Any] = Replies(tuple(clients), Update(Rows(rows), None), (), 1)
     with testing(test, level) as protocol:
         protocol.set_params(clusterer=clusterer)
-        # the halves of a mean that is not zero are split, too
+        # the sides of a mean that is not zero are split, too
         protocol.eps1 = 1.0
         pending = PendingUpdates.start(len(rows), fresh=True)
         state = cfl.CFLState(labels, pending, ParameterTree.start(len(rows)))
@@ -193,7 +193,7 @@ def split_seconds(
         protocol._test(net, state, statistics)
         seconds = time.process_time() - start
     assert statistics.p_value is not None and statistics.p_value <= level
-    assert statistics.halves is not None
+    assert statistics.sides is not None
     return seconds
 
 

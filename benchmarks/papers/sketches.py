@@ -9,7 +9,7 @@ clusters of swapped labels.
 never splits) go through the stages of a run, sketch → clip → noise → quantise, and are clustered
 again, three times with fresh draws. S is their median norm, so that half of the clients are
 clipped. FL+HC cuts by its own rules (paper: ward and the largest gap; other clusterers: the gap of
-eigenvalues). CFL splits these updates, and the halves again, by its relative split test.
+eigenvalues). CFL splits these updates, and the sides again, by its relative split test.
 
 "run": whole runs of 25 rounds, S = 1, in which averages have the same noise as compressed updates.
 
@@ -225,7 +225,7 @@ def _flhc(
 def _cfl(
     rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
 ) -> list[int]:
-    """Split as CFL would split these updates and their halves, by the relative split test.
+    """Split as CFL would split these updates and their sides, by the relative split test.
 
     Args:
         rows: the updates that the server reads, (m, d).
@@ -256,14 +256,14 @@ def _cfl(
         if len(positions) < plan.min_size:
             continue
         block = alpha[np.ix_(positions, positions)]
-        halves = split_into_two(block, clusterer)
+        sides = split_into_two(block, clusterer)
         evidence = evidence_for_split(block, clusterer, plan.evidence, plan.level, seed=0)
         significant = evidence.p_value <= plan.level
         # eq. 39 of the paper
-        separable = plan.gamma_max < largest_noise(halves.cross_max)
+        separable = plan.gamma_max < largest_noise(sides.cross_max)
         if incongruent and significant and separable:
             new = 1 + max(labels)
-            for k in halves.second:
+            for k in sides.second:
                 labels[positions[k]] = new
             pending += [cluster, new]
     return labels

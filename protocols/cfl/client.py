@@ -58,7 +58,7 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         plan = replace(FULL_GRADIENT, clip=usual.clip, noise=usual.noise)
         models = self.models.select(context.positions)
         d = self.cohort.model.dimension
-        room = self._pipeline.room(d)
+        room = self._pipeline.buffer_width(d)
         gradients = self.cohort.train(models, context.positions, plan, context.step, room)
         return fl.Update(fl.Rows(gradients), None)
 

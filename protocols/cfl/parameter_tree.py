@@ -79,12 +79,12 @@ class ParameterTree:
             return [node]
         return [*self.path(parent), node]
 
-    def branch(self, cluster: int, halves: tuple[list[int], list[int]], new: int) -> TreeNode:
+    def branch(self, cluster: int, sides: tuple[list[int], list[int]], new: int) -> TreeNode:
         """Split a cluster and return the node that was its leaf.
 
         Args:
             cluster: label of the cluster, which its first half keeps.
-            halves: the clients of each half.
+            sides: the clients of each half.
             new: label of the second half.
         """
         v = self.leaf(cluster)
@@ -92,7 +92,7 @@ class ParameterTree:
         node.cluster = -1
         first_child = len(self.nodes)
         node.children = [first_child, first_child + 1]
-        for half, label in zip(halves, (cluster, new), strict=True):
+        for half, label in zip(sides, (cluster, new), strict=True):
             self.nodes.append(TreeNode(half, v, cluster=label))
         return node
 

@@ -6,7 +6,7 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 θ      a client's model; the server never needs it (it may know θ_0)
 Δ_i    client i's masked update P(SGD_n(θ_i, D_i) − θ_i); Δ_c the mean over cluster c
 α      cosine similarities of updates (eq. 51) or full gradients (eq. 50); α_cross^max the largest
-       across the halves of a split (eq. 35)
+       across the sides of a split (eq. 35)
        With gradient signatures α is of these, less their mean, and updates leave in sums only
        (`SignatureEvidence`; not in the paper).
 ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from securecluster.clustering import noise_robust
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.core.lazy_torch import torch
-from securecluster.core.progress import told_while_slow
+from securecluster.core.progress import progress_logger
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.cfl import parameter_tree, split_test
 from securecluster.protocols.cfl.client import CFLClient
@@ -236,11 +236,11 @@ class CFL(fl.ClusteringProtocol):
             round_statistics, step = self._average(net, state, invited)  # lines 5–8 and 15
             self._test_clusters(net, state, round_statistics)  # lines 16–21
             # Line 7 of the next round. Algorithm 5 leaves the updates of new clusters undefined:
-            # both halves receive the mean of their parent (not in the paper).
+            # both sides receive the mean of their parent (not in the paper).
             split_test.queue_averages(state.outbox, round_statistics, step, state.labels)
             self._note(run, state, round_statistics)
             for statistics in round_statistics:
-                if statistics.halves:  # lines 22 and 28
+                if statistics.sides:  # lines 22 and 28
                     split_test.split_cluster(state.tree, state.labels, statistics, t)
         fl.flush(net, run, state)
         if self.tree:
@@ -279,8 +279,8 @@ class CFL(fl.ClusteringProtocol):
         splits = []
         split_tests = []
         for statistics in round_statistics:
-            if statistics.halves:
-                splits.append([statistics.members, *statistics.halves])
+            if statistics.sides:
+                splits.append([statistics.members, *statistics.sides])
             # No norms are tested of signatures.
             if statistics.mean is not None and statistics.evidence.of_round:
                 split_tests.append(statistics.line())
@@ -357,15 +357,15 @@ class CFL(fl.ClusteringProtocol):
         for statistics in round_statistics:
             if statistics.evidence.ids:
                 self._test(net, state, statistics)
-            if statistics.halves and self.tree:
+            if statistics.sides and self.tree:
                 fetched = split_test.fetch_split_model(net, state.outbox, statistics)
                 if not fetched:
-                    statistics.halves = None
+                    statistics.sides = None
 
     def _test(
         self, net: fl.ServerChannel, state: CFLState, statistics: split_test.SplitStatistics
     ) -> None:
-        """Test whether a cluster is split in this round (lines 16–21), and record its halves.
+        """Test whether a cluster is split in this round (lines 16–21), and record its sides.
 
         The gap and the similarities are measured in every round, also where the cluster is not
         split.
@@ -388,16 +388,16 @@ class CFL(fl.ClusteringProtocol):
         if not large_enough:
             return
         seed = net.randomness.integer("server", "clusterer", net.round, statistics.cluster)
-        halves = self._bipartition(alpha, seed)  # lines 19 and 20
-        statistics.gap = noise_robust.gap_between(alpha, halves)
-        smaller = min(len(halves.first), len(halves.second))
+        sides = self._bipartition(alpha, seed)  # lines 19 and 20
+        statistics.gap = noise_robust.gap_between(alpha, sides)
+        smaller = min(len(sides.first), len(sides.second))
         if smaller < self._smallest_cluster:
             return
         # Line 16, both conditions.
         if not (stationary and self._incongruent(state, statistics)):
             return
         if self._significant(statistics, alpha, seed):
-            self._accept(state, statistics, halves)  # line 21
+            self._accept(state, statistics, sides)  # line 21
 
     def _stationary(self, statistics: split_test.SplitStatistics) -> bool:
         """Return whether federated learning has converged in a cluster: ‖Δ_c‖ < ε1 (eq. 32).
@@ -437,16 +437,16 @@ class CFL(fl.ClusteringProtocol):
         return alpha
 
     def _bipartition(self, alpha: NDArray[np.float64], seed: int) -> Bipartition:
-        """Return two halves of a cluster, by position, and α_cross^max across them (eq. 35).
+        """Return two sides of a cluster, by position, and α_cross^max across them (eq. 35).
 
         Args:
             alpha: (n, n) similarities.
             seed: of the clusterers that need one.
         """
-        halves = noise_robust.split_into_two(alpha, self.compression.clusterer, seed)
+        sides = noise_robust.split_into_two(alpha, self.compression.clusterer, seed)
         if self.criterion == "relative" and self.compression.clusterer == "paper":
-            return noise_robust.with_company(alpha, halves)
-        return halves
+            return noise_robust.without_isolated_client(alpha, sides)
+        return sides
 
     def _significant(
         self, statistics: split_test.SplitStatistics, alpha: NDArray[np.float64], seed: int
@@ -467,7 +467,7 @@ class CFL(fl.ClusteringProtocol):
             # The null model of `evidence_for_split` is noise of an unknown size; this one is known.
             # Stand-ins have no clusters, and release what a run with splits does.
             return count > 1 or self.privacy.stand_ins
-        watch = told_while_slow(
+        watch = progress_logger(
             f"split test of cluster {statistics.cluster}, {len(alpha)} clients: draw"
         )
         test = noise_robust.evidence_for_split(
@@ -483,7 +483,7 @@ class CFL(fl.ClusteringProtocol):
         return statistics.p_value <= self.level
 
     def _accept(
-        self, state: CFLState, statistics: split_test.SplitStatistics, halves: Bipartition
+        self, state: CFLState, statistics: split_test.SplitStatistics, sides: Bipartition
     ) -> None:
         """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
 
@@ -491,13 +491,13 @@ class CFL(fl.ClusteringProtocol):
         cannot be assigned to a half.
 
         Args:
-            halves: by position among the clients that α compares, with α_cross^max.
+            sides: by position among the clients that α compares, with α_cross^max.
         """
         if not statistics.complete:
             state.wanted.append(statistics.cluster)
             return
-        if self.gamma_max < largest_noise(halves.cross_max):
-            statistics.halves = statistics.halves_of_all(halves)
+        if self.gamma_max < largest_noise(sides.cross_max):
+            statistics.sides = statistics.sides_of_all(sides)
 
     def _invited(self, net: fl.ServerChannel, state: CFLState, t: int) -> list[int]:
         """Return the clients that train in round t, a random share of each cluster.

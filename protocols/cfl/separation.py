@@ -176,7 +176,7 @@ def largest_noise(cross_max: float) -> float:
     If γ_max is below it the bipartition is correct, for any k.
 
     Args:
-        cross_max: the largest similarity across the halves, in [−1, 1].
+        cross_max: the largest similarity across the sides, in [−1, 1].
     """
     # Rounding can make a cosine larger than 1.
     return math.sqrt(max(0.0, (1 - cross_max) / 2))

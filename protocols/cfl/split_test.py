@@ -1,4 +1,4 @@
-"""CFL's split test: norms, cosine similarities and candidate halves of one cluster in one round.
+"""CFL's split test: norms, cosine similarities and candidate sides of one cluster in one round.
 
 The server computes lines 15–21 of Algorithm 5 of Sattler et al. 2019 from masked updates, whose
 norms and inner products are those of the updates themselves. The corrections for noise and for
@@ -38,7 +38,7 @@ class SplitStatistics:
     gap: float | None = None
     separation: float | None = None  # None in a round where an earlier condition failed
     p_value: float | None = None
-    halves: tuple[list[int], list[int]] | None = None
+    sides: tuple[list[int], list[int]] | None = None
     model: fl.ModelDelta = field(default_factory=fl.ModelDelta)  # θ*
 
     @property
@@ -51,13 +51,13 @@ class SplitStatistics:
         """Return whether none of the members that may be compared is missing."""
         return len(self.evidence.ids) == len(self.candidates)
 
-    def halves_of_all(self, halves: Bipartition) -> tuple[list[int], list[int]]:
+    def sides_of_all(self, sides: Bipartition) -> tuple[list[int], list[int]]:
         """Return the members of each half; those that cannot be compared join the larger one.
 
         Args:
-            halves: by position in `compared`.
+            sides: by position in `compared`.
         """
-        first, second = self.evidence.halves(self.compared, halves)
+        first, second = self.evidence.sides(self.compared, sides)
         placed = {*first, *second}
         larger = max(first, second, key=len)
         larger += [i for i in self.members if i not in placed]
@@ -73,7 +73,7 @@ class SplitStatistics:
             "evidence": self.separation,
             "p_value": self.p_value,
             "members": len(self.members),
-            "split": self.halves is not None,
+            "split": self.sides is not None,
         }
 
 
@@ -373,16 +373,16 @@ def split_cluster(
     Args:
         tree: changed in place.
         labels: (m,) each client's cluster, changed in place.
-        statistics: of the cluster, with its halves.
+        statistics: of the cluster, with its sides.
         number: the round of the split.
     """
-    assert statistics.halves is not None
+    assert statistics.sides is not None
     new = 1 + max(labels)
-    node = tree.branch(statistics.cluster, statistics.halves, new)
+    node = tree.branch(statistics.cluster, statistics.sides, new)
     node.round = number
     if len(statistics.model.displacement):
         node.model = statistics.model
         node.updates = statistics.evidence.updates.cpu()
         node.step = statistics.evidence.step
-    for i in statistics.halves[1]:
+    for i in statistics.sides[1]:
         labels[i] = new

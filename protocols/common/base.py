@@ -279,7 +279,7 @@ class ClusteringProtocol(ProtocolHooks, _Result):
             RunFolderError: the folder holds no fitted protocol, or a damaged one.
             UsageError: another protocol's folder, or another module.
         """
-        from securecluster.results.serialization import saved_protocol
+        from securecluster.results.saving import saved_protocol
 
         protocol = saved_protocol(cls, Path(folder), model, objects)
         protocol.result_ = cls.fitted_class.of_folder(protocol, Path(folder))

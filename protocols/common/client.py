@@ -133,7 +133,7 @@ class TrainingClient:
         self.catch_up(context, query)
         models = self.models.select(context.positions)
         # The rows have room for what leaves the client, so that a mask can overwrite them.
-        room = self._pipeline.room(self.cohort.model.dimension)
+        room = self._pipeline.buffer_width(self.cohort.model.dimension)
         delta = self.cohort.train(
             models, context.positions, plan or self.training, context.step, room, scale
         )
@@ -450,7 +450,7 @@ class TrainingClient:
             positions: of the clients.
         """
         d = self.cohort.model.dimension
-        room = self._pipeline.room(d)
+        room = self._pipeline.buffer_width(d)
         delta = self._start.new_zeros(len(positions), room)
         for n, k in enumerate(positions):
             model = self.models.row(k)

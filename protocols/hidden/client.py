@@ -516,7 +516,7 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
                 positions,
                 self.training,
                 context.step,
-                self._pipeline.room(d),
+                self._pipeline.buffer_width(d),
                 scale,
             )
             rows = torch.as_tensor(frames)

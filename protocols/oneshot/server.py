@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from securecluster.clustering.agglomerative import between, cut, into, merges, tasks_of
+from securecluster.clustering.agglomerative import between, cut, cut_into, merges, tasks_of
 from securecluster.clustering.labels import check_clusters as check_count
 from securecluster.clustering.noise_robust import contrasted, partition
 from securecluster.core.lazy_torch import torch
@@ -171,7 +171,7 @@ def agglomerate(
 
     labels = cut(tree, cut_height)
     if tasks is not None:
-        labels = into(tree, min(tasks, clients))  # by count, since heights may be tied
+        labels = cut_into(tree, min(tasks, clients))  # by count, since heights may be tied
     if clusterer != "paper":
         # under noise R is of spans, whose values are all close to 1
         if noisy and clusterer == "spectral":

@@ -240,7 +240,7 @@ class SRFCAClient(fl.SumClient):
         if seal is None:
             return self.model_at(table[row], query.step)
         d = self.cohort.model.dimension
-        template = self._start.new_empty(self._pipeline.room(d))
+        template = self._start.new_empty(self._pipeline.buffer_width(d))
         owner = int(query.owner.table[row])
         opened = seal.open(table[row][None], [owner], query.step, "send_model", "delta", template)
         return self._start + opened[0, :d]

@@ -62,7 +62,7 @@ from securecluster.privacy import run_secret
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.reports import loading
 from securecluster.reports.finished_run import FinishedRun, open_run
-from securecluster.results.serialization import read_kept
+from securecluster.results.saving import read_kept
 from securecluster.runtime.settings import Settings
 from securecluster.statements.disclosures import disclosures
 

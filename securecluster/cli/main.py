@@ -29,7 +29,7 @@ from securecluster.protocols.registry import FOREIGN, MODELS, facts, protocol_cl
 from securecluster.studies import compare, sweep
 
 if TYPE_CHECKING:
-    from securecluster.folders.contents import Result
+    from securecluster.folders.schemas import Result
 
 USAGE = """usage: securecluster COMMAND
 

@@ -193,7 +193,7 @@ def cut(tree: Array, height: float) -> list[int]:
     return _labels_after(tree, int(merged))
 
 
-def into(tree: Array, count: int) -> list[int]:
+def cut_into(tree: Array, count: int) -> list[int]:
     """Return the clusters when merges are made in order until `count` are left, also under ties.
 
     Args:
@@ -235,7 +235,7 @@ def linkage_clusters(
             "average the matrix and its transpose"
         )
     if count is not None:
-        return into(tree, min(count, len(tree) + 1))
+        return cut_into(tree, min(count, len(tree) + 1))
     if height is None:
         height = threshold(tree, GAPS[linkage])
     return cut(tree, height)
@@ -256,7 +256,7 @@ def _symmetric(distance: Array) -> bool:
 
 
 def between(tree: Array, count: int) -> float:
-    """Return a height at which `count` clusters are left, as `into` makes them.
+    """Return a height at which `count` clusters are left, as `cut_into` makes them.
 
     Args:
         tree: scipy's linkage matrix of m clients.

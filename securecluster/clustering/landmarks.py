@@ -109,7 +109,7 @@ def sketch_clusters(
 
 
 def extended_halves(
-    rows: torch.Tensor, compared: Sequence[int], halves: Bipartition
+    rows: torch.Tensor, compared: Sequence[int], sides: Bipartition
 ) -> tuple[list[int], list[int]]:
     """Extend a bipartition of some rows to all rows (Sattler et al. 2019, Algorithm 4, 6–12).
 
@@ -119,21 +119,21 @@ def extended_halves(
     Args:
         rows: (m, d).
         compared: positions of the s rows, ascending.
-        halves: by position in `compared`.
+        sides: by position in `compared`.
 
     Returns:
         The positions of each half, ascending.
     """
-    first = [compared[k] for k in halves.first]
-    second = [compared[k] for k in halves.second]
+    first = [compared[k] for k in sides.first]
+    second = [compared[k] for k in sides.second]
     references = rows[list(compared)]
     taken = set(compared)
     others = [position for position in range(len(rows)) if position not in taken]
     for start in range(0, len(others), BLOCK_ROWS):
         block = others[start : start + BLOCK_ROWS]
         alpha = cross_cosine(rows[block], references)
-        to_first = alpha[:, list(halves.first)].amax(1)
-        to_second = alpha[:, list(halves.second)].amax(1)
+        to_first = alpha[:, list(sides.first)].amax(1)
+        to_second = alpha[:, list(sides.second)].amax(1)
         joins_first = (to_first > to_second).tolist()
         for position, joins in zip(block, joins_first, strict=True):
             half = first if joins else second

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.agglomerative import cut, into, merges, threshold
+from securecluster.clustering.agglomerative import cut, cut_into, merges, threshold
 from securecluster.clustering.bipartition import (
     Bipartition,
     bipartition,
@@ -41,9 +41,10 @@ from securecluster.errors import UsageError, unknown
 Array = NDArray[np.float64]
 LEVEL = 0.05  # of the test by which a smaller gap of merges than usual counts, too
 # share of the largest gap of merges, in logarithms, that a lower one needs to be cut at; found on
-# the first halves of `benchmarks.clusters.robust`
+# the first sides of `benchmarks.clusters.robust`
 NESTED = 0.7
 CLUSTERERS = ("paper", "average", "spectral", "kmeans")
+NOISE_ROBUST = CLUSTERERS[1:]  # not in the paper
 # largest numbers of clients that the test draws, so that a thousand draws take about two seconds
 TESTED = 150
 TESTED_BY_MEANS = 80
@@ -81,7 +82,7 @@ def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int
     Raises:
         UsageError: an unknown clusterer, or a matrix that is not finite and square.
     """
-    if clusterer not in CLUSTERERS[1:]:
+    if clusterer not in NOISE_ROBUST:
         raise unknown("clusterer", clusterer, CLUSTERERS)
     m = len(similarity)
     if not is_finite_square(similarity):
@@ -95,7 +96,7 @@ def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int
         return [0] * m
     if clusterer == "average":
         distance = _without_diagonal(1 - similarity)
-        return into(merges(distance, "average"), k)
+        return cut_into(merges(distance, "average"), k)
     if clusterer == "kmeans":
         return relabel(kmeans(similarity, k, seed))
     points = _spectral_points(similarity, k)
@@ -188,27 +189,27 @@ def split_into_two(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
     return Bipartition(tuple(first), tuple(second), float(across.mean()))
 
 
-def gap_between(alpha: Array, halves: Bipartition) -> float:
+def gap_between(alpha: Array, sides: Bipartition) -> float:
     """Return the separation gap of a bipartition's more coherent group.
 
     Args:
         alpha: similarities, (m, m).
-        halves: the bipartition.
+        sides: the bipartition.
 
     Returns:
         The group's smallest similarity less the one across; −2 if no group has two members.
     """
     coherences = []
-    for half in (halves.first, halves.second):
+    for half in (sides.first, sides.second):
         if len(half) > 1:
             coherences.append(intra_min(alpha, half))
     # No difference of two cosines is smaller.
     if not coherences:
         return -2.0
-    return max(coherences) - halves.cross_max
+    return max(coherences) - sides.cross_max
 
 
-def with_company(alpha: Array, candidate: Bipartition) -> Bipartition:
+def without_isolated_client(alpha: Array, candidate: Bipartition) -> Bipartition:
     """Replace a bipartition that isolates one client (not in the paper).
 
     The client that is least similar to all others, often the one with the fewest samples, is no
@@ -365,7 +366,7 @@ def evidence_for_clusters(
     def statistic(drawn: Array) -> Iterable[float]:
         for cosines in drawn:
             chords = np.sqrt(np.maximum(2 - 2 * cosines, 0))
-            drawn_labels = into(merges(_without_diagonal(chords), linkage), count)
+            drawn_labels = cut_into(merges(_without_diagonal(chords), linkage), count)
             yield mean_separation(cosines, drawn_labels)
 
     null = Null.within(alpha, labels)
@@ -428,7 +429,7 @@ def _two_groups(alpha: Array, labels: NDArray[np.int64]) -> NDArray[np.int64]:
     averaging = np.equal.outer(clusters, labels) / sizes  # (k, m), rows of sum 1
     distance = 1 - averaging @ alpha @ averaging.T
     np.fill_diagonal(distance, 0.0)
-    return np.asarray(into(merges(distance, "average"), 2))
+    return np.asarray(cut_into(merges(distance, "average"), 2))
 
 
 def _sample(

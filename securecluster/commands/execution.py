@@ -29,8 +29,8 @@ from securecluster.parties.derived import CHOSEN, chosen_sentence, initial_model
 
 if TYPE_CHECKING:
     from securecluster.data import Federation
-    from securecluster.folders.contents import Result, RunConfig
     from securecluster.folders.run_folder import RunPlan
+    from securecluster.folders.schemas import Result, RunConfig
     from securecluster.reports.finished_run import FinishedRun
     from securecluster.results.fitted import FittedRun
     from securecluster.runtime.run import Line
@@ -263,7 +263,7 @@ def watched_run(
     """
     from securecluster.reports import report
     from securecluster.runs.carry_out import carry_out, complete
-    from securecluster.statements.result import Subject
+    from securecluster.statements.result_json import Subject
 
     clock = progress.TimeLeft()
     total_rounds = plan.protocol.total_rounds

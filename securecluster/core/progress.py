@@ -22,7 +22,7 @@ LONG_S = 30.0  # seconds after which work that nobody can look into is told of
 _inside: ContextVar[bool] = ContextVar("_inside", default=False)  # of the context of a bar
 
 
-def told_while_slow(work: str) -> Callable[[int, int], None]:
+def progress_logger(work: str) -> Callable[[int, int], None]:
     """Return a function that is called after each step, and logs a line every `EVERY_S` seconds.
 
     Work that takes less says nothing.

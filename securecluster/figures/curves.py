@@ -15,7 +15,7 @@ from securecluster.figures.looks import name_of
 from securecluster.figures.matrices import graph, relevance, similarity
 from securecluster.figures.parameter_tree import tree
 from securecluster.figures.similarity_scatter import similarity_pairs
-from securecluster.folders.contents import Result
+from securecluster.folders.schemas import Result
 
 UPDATES = ("distance", "clients' updates")  # axis label and title of a dendrogram
 RELATED = ("1 − R", "clients by relevance of data")

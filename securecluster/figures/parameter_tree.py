@@ -9,7 +9,7 @@ import numpy as np
 
 from securecluster.core.number_format import printable, shown
 from securecluster.figures.figure import figure_of
-from securecluster.folders.contents import Result, scores_of
+from securecluster.folders.schemas import Result, scores_of
 
 COLUMN = 1.6  # inches between boxes side by side
 ROW = 0.95  # inches between rows of boxes

@@ -28,7 +28,7 @@ from securecluster.core.atomic_files import MARKER
 from securecluster.core.number_format import enumerated, printable
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
-from securecluster.folders.contents import (
+from securecluster.folders.schemas import (
     ComparisonConfig,
     Result,
     RunConfig,

@@ -31,12 +31,12 @@ from securecluster.parties.server_half import ServerHalf
 from securecluster.privacy import run_secret
 from securecluster.results.fitted_state import FittedState, FittedSummary
 from securecluster.results.joining import Joined, join_over
-from securecluster.results.serialization import SCHEMA, read_kept
+from securecluster.results.saving import SCHEMA, read_kept
 from securecluster.runs.carry_out import complete, resolved
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import Transport
-from securecluster.statements.result import Subject
+from securecluster.statements.result_json import Subject
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.identities import Roster

@@ -303,7 +303,7 @@ def check_sizes(
             )
 
 
-def warn_if_dear(protocol: Method, ledger: Ledger, names: Sequence[str]) -> None:
+def warn_of_cost(protocol: Method, ledger: Ledger, names: Sequence[str]) -> None:
     """Warn where newcomers have released more than `target_epsilon` allows.
 
     Args:

@@ -258,12 +258,12 @@ class Pipeline:
         return Pipeline(stages)
 
     @property
-    def shield(self) -> Pipeline:
+    def noising_stages(self) -> Pipeline:
         """Return the stages up to the noise, which a row goes through before it is sealed."""
         return self._between(Kind.SKETCH, Kind.NOISE)
 
     @property
-    def veil(self) -> Pipeline:
+    def masking_stages(self) -> Pipeline:
         """Return the mask alone, for rows that depend on data only through earlier releases."""
         # Such rows have their noise already: post-processing needs no more.
         return self._between(Kind.MASK, Kind.MASK)
@@ -332,7 +332,7 @@ class Pipeline:
                 rows = stage.forward(rows, step)
         return rows
 
-    def room(self, d: int) -> int:
+    def buffer_width(self, d: int) -> int:
         """Return the width of rows that `forward` can overwrite with what leaves the client.
 
         Such rows are zero after their first d numbers.

@@ -28,7 +28,7 @@ def layout(pipeline: Pipeline, itemsize: int) -> Layout:
         *lead, d = shape
         if sealed and pipeline.seal is not None:
             # A sealed row is bytes of its numbers and an authentication tag.
-            numbers = math.prod(lead) * field_pipeline.room(d)
+            numbers = math.prod(lead) * field_pipeline.buffer_width(d)
             return Form(OCTETS, (numbers * itemsize + OVERHEAD,))
         for stage in field_pipeline.stages:
             # Codes are the last stage, so their size is final.

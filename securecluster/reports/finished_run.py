@@ -16,12 +16,12 @@ from securecluster.core.validation import check_ranges
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.folders import run_folder
-from securecluster.folders.contents import Result, RunConfig, checked_lines
+from securecluster.folders.schemas import Result, RunConfig, checked_lines
 from securecluster.privacy.dp.ledger import Ledger, Release
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.reports import loading
 from securecluster.results.fitted_state import FittedState
-from securecluster.results.serialization import LEARNED, read_kept
+from securecluster.results.saving import LEARNED, read_kept
 from securecluster.runtime.settings import Settings
 
 MOST_PRICES = 12  # points of ε over rounds: with sampled batches one may take seconds

@@ -13,8 +13,8 @@ from securecluster.core import json_types
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError, unknown
 from securecluster.folders import run_folder
-from securecluster.folders.contents import RunConfig
 from securecluster.folders.run_folder import CONFIG, RunPlan, check_options
+from securecluster.folders.schemas import RunConfig
 from securecluster.models.architectures import AUTO
 from securecluster.models.architectures import names as architectures
 from securecluster.parties.derived import as_agreed
@@ -23,7 +23,7 @@ from securecluster.protocols.registry import protocol_class, protocol_names
 from securecluster.recordings.recording_folder import Recording, is_recording
 from securecluster.results.fitted import recorded_transcript
 from securecluster.results.fitted_state import FittedSummary
-from securecluster.results.serialization import read_kept
+from securecluster.results.saving import read_kept
 from securecluster.runtime.settings import Settings, check_values
 
 if TYPE_CHECKING:

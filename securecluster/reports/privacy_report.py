@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from securecluster.core.number_format import enumerated, times
-from securecluster.folders.contents import Mask, PricedRelease, Privacy, UnsharedModels
+from securecluster.folders.schemas import Mask, PricedRelease, Privacy, UnsharedModels
 from securecluster.privacy.dp.ledger import COSTLESS
 from securecluster.reports import terminal
 

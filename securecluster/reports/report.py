@@ -9,7 +9,7 @@ from typing import Any
 from securecluster.core.number_format import number, shown
 from securecluster.core.progress import duration
 from securecluster.data.feature_columns import listed
-from securecluster.folders.contents import Result, Sent, scores_of
+from securecluster.folders.schemas import Result, Sent, scores_of
 from securecluster.models.objectives import METRICS
 from securecluster.parties.derived import chosen_sentence
 from securecluster.reports import privacy_report, terminal

@@ -10,7 +10,7 @@ from typing import Any
 from securecluster.core import atomic_files
 from securecluster.core.number_format import number, printable, shown
 from securecluster.data.feature_columns import listed
-from securecluster.folders.contents import Privacy, scores_of
+from securecluster.folders.schemas import Privacy, scores_of
 from securecluster.parties.derived import call_types
 from securecluster.privacy import run_secret
 from securecluster.reports import html_page as html

@@ -183,7 +183,7 @@ class FittedRun:
             method: with the hyper-parameters of the run.
             folder: of the result.
         """
-        from securecluster.results.serialization import read_kept
+        from securecluster.results.saving import read_kept
 
         kept = read_kept(folder)
         return cls(method, kept, recorded_transcript(method, folder, kept.learned), folder)
@@ -418,7 +418,7 @@ class FittedRun:
                 where newcomers train.
             RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
-        from securecluster.parties.newcomers import warn_if_dear
+        from securecluster.parties.newcomers import warn_of_cost
         from securecluster.results.joining import join
 
         self.kept_.check_clients()
@@ -428,7 +428,7 @@ class FittedRun:
         self.joined_ = join(
             self.method, self.kept_, self.ledger_, self._newcomers_record, newcomers
         )
-        warn_if_dear(self.method, self.ledger_, newcomers.names)
+        warn_of_cost(self.method, self.ledger_, newcomers.names)
         return np.asarray(self.joined_.labels, dtype=np.int64)
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
@@ -458,7 +458,7 @@ class FittedRun:
         Raises:
             UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
         """
-        from securecluster.results.serialization import SAVED, save
+        from securecluster.results.saving import SAVED, save
 
         target = Path(folder)
         with atomic_files.as_run_folder_error(target, "use"):

@@ -22,7 +22,7 @@ from securecluster.parties.client_state import ClientState
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.parties.method import Method
 from securecluster.results.fitted_state import SHARED, UNTUNED
-from securecluster.runs.parcels import Parcel, opened, packed
+from securecluster.runs.packed_messages import PackedMessage, opened, packed
 from securecluster.runtime.aggregators import added
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.settings import Settings
@@ -154,13 +154,13 @@ class Block:
         plan: a `BlockPlan`.
     """
 
-    def __init__(self, plan: Parcel) -> None:
+    def __init__(self, plan: PackedMessage) -> None:
         self._plan: BlockPlan = opened(plan)
         self._device = choose_device(self._plan.settings.device)
         self._endpoint: Endpoint[Any] | None = None
         self._held: Response | None = None
 
-    def answer(self, call: Parcel) -> tuple[Parcel, Parcel]:
+    def answer(self, call: PackedMessage) -> tuple[PackedMessage, PackedMessage]:
         """Answer a call, and return the response and the clients' state after it.
 
         Args:
@@ -170,7 +170,7 @@ class Block:
         state = self._done(self._state)
         return outcome, state
 
-    def hold(self, call: Parcel) -> tuple[Parcel, Parcel, Parcel]:
+    def hold(self, call: PackedMessage) -> tuple[PackedMessage, PackedMessage, PackedMessage]:
         """Answer a call, and keep the response for `piece`.
 
         Args:
@@ -187,7 +187,7 @@ class Block:
         outcome = self._done(answer)
         return outcome, packed(self._held), self._done(self._state)
 
-    def piece(self, request: Parcel, held: Parcel) -> Parcel:
+    def piece(self, request: PackedMessage, held: PackedMessage) -> PackedMessage:
         """Return some of the replies that are held, or their sums by group.
 
         Args:
@@ -206,7 +206,7 @@ class Block:
 
         return self._done(piece)
 
-    def state(self, nothing: Parcel) -> Parcel:
+    def state(self, nothing: PackedMessage) -> PackedMessage:
         """Return the clients' state.
 
         Args:
@@ -214,7 +214,7 @@ class Block:
         """
         return self._done(self._state)
 
-    def restore(self, state: Parcel, events: Parcel) -> Parcel:
+    def restore(self, state: PackedMessage, events: PackedMessage) -> PackedMessage:
         """Set the clients' state, and hold them to what was released already.
 
         Args:
@@ -234,7 +234,7 @@ class Block:
 
         return self._done(restore)
 
-    def sizes(self, nothing: Parcel) -> Parcel:
+    def sizes(self, nothing: PackedMessage) -> PackedMessage:
         """Return the number of samples that each client trains on.
 
         Args:
@@ -242,7 +242,7 @@ class Block:
         """
         return self._done(lambda: list(self._made().client.cohort.sizes))
 
-    def evaluate(self, state: Parcel) -> Parcel:
+    def evaluate(self, state: PackedMessage) -> PackedMessage:
         """Return each client's score after a round.
 
         Args:
@@ -251,7 +251,7 @@ class Block:
         observer = self._plan.method.observer
         return self._done(lambda: observer.evaluate(self._made().client, opened(state)))
 
-    def end(self, state: Parcel) -> Parcel:
+    def end(self, state: PackedMessage) -> PackedMessage:
         """Return what the clients have at the end, a `BlockEnd`.
 
         Args:
@@ -261,7 +261,7 @@ class Block:
         method = self._plan.method
         return self._done(lambda: BlockEnd.of(method, self._made().client, opened(state)))
 
-    def entries(self, member: Parcel) -> Parcel:
+    def entries(self, member: PackedMessage) -> PackedMessage:
         """Return what a member of the clients' object has of each client.
 
         Args:
@@ -275,7 +275,7 @@ class Block:
 
         return self._done(entries)
 
-    def scores(self, models: Parcel) -> Parcel:
+    def scores(self, models: PackedMessage) -> PackedMessage:
         """Return each client's score on its test data under its model.
 
         Args:
@@ -283,7 +283,7 @@ class Block:
         """
         return self._done(lambda: self._made().client.cohort.scores(opened(models)))
 
-    def tuned_once(self, models: Parcel) -> Parcel:
+    def tuned_once(self, models: PackedMessage) -> PackedMessage:
         """Return each client's model after a round in which it trains it alone.
 
         Args:
@@ -311,7 +311,7 @@ class Block:
             )
         return self._endpoint
 
-    def _done(self, work: Callable[[], Any]) -> Parcel:
+    def _done(self, work: Callable[[], Any]) -> PackedMessage:
         """Return the `Outcome` of some work, whose errors and warnings are for the user."""
         with self._computing(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -333,6 +333,6 @@ class Block:
             yield
 
 
-def _call(parcel: Parcel) -> Call:
-    call: Call = opened(parcel)
+def _call(packed_message: PackedMessage) -> Call:
+    call: Call = opened(packed_message)
     return call

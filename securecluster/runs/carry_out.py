@@ -16,7 +16,7 @@ from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError
 from securecluster.folders import run_folder
 from securecluster.parties.method import Method
-from securecluster.results.serialization import save
+from securecluster.results.saving import save
 from securecluster.runtime.run import Line, remove_checkpoints
 from securecluster.runtime.settings import Settings
 from securecluster.statements.chance_warning import FEW_ROUNDS, chance_warning
@@ -25,9 +25,9 @@ from securecluster.training.chance_level import ENOUGH_ROUNDS
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
-    from securecluster.folders.contents import Result
+    from securecluster.folders.schemas import Result
     from securecluster.results.fitted import FittedRun
-    from securecluster.statements.result import Subject
+    from securecluster.statements.result_json import Subject
 
 
 def carry_out(
@@ -87,7 +87,7 @@ def complete(folder: Path, subject: Subject, fitted: FittedRun) -> Result:
         subject: its clients.
         fitted: its result.
     """
-    from securecluster.statements.result import result_of
+    from securecluster.statements.result_json import result_of
 
     content = result_of(subject, fitted)
     save(fitted, folder)
@@ -142,7 +142,7 @@ def _completed(
 ) -> FittedRun:
     """Return the result of a run that is carried out, with all its files and pictures written."""
     fitted = carry_out(plan.protocol, federation, plan.settings, folder, report)
-    from securecluster.statements.result import Subject
+    from securecluster.statements.result_json import Subject
 
     complete(folder, Subject.of(federation), fitted)
     return fitted

@@ -43,7 +43,7 @@ from securecluster.privacy.masking.key_agreement import AuthorityKeys, PairwiseK
 from securecluster.runs.block import Block, BlockEnd, BlockPlan, Outcome, shared_rows
 from securecluster.runs.block_transport import BlockTransport
 from securecluster.runs.observed_clients import ObservedClients
-from securecluster.runs.parcels import Parcel, opened, packed, size
+from securecluster.runs.packed_messages import PackedMessage, opened, packed, size
 from securecluster.runs.ray_cluster import RESUME, ActorLostError, RayCluster
 from securecluster.runtime.run import CheckpointPart
 from securecluster.runtime.settings import Settings, check_engine
@@ -73,14 +73,14 @@ class Traffic:
     messages: int = 0
     bytes: int = 0
 
-    def add(self, parcel: Parcel) -> None:
+    def add(self, packed_message: PackedMessage) -> None:
         """Count a message.
 
         Args:
             parcel: that moves.
         """
         self.messages += 1
-        self.bytes += size(parcel)
+        self.bytes += size(packed_message)
 
 
 @dataclass
@@ -128,7 +128,7 @@ class _Request:
     """
 
     method: str
-    parcel: Parcel
+    packed_message: PackedMessage
     reply: Any
     state: Any = None
     held: Any = None
@@ -276,13 +276,13 @@ class RayBlocks:
             method: of `Block`.
             contents: what each block is asked, by its number.
         """
-        parcels: dict[int, Parcel] = {}
+        packed_messages: dict[int, PackedMessage] = {}
         for b, content in contents.items():
             # one content for several blocks is packed once
-            parcel = parcels.get(id(content))
-            if parcel is None:
-                parcel = parcels[id(content)] = packed(content)
-            self._send(self._actors[b], method, parcel)
+            packed_message = packed_messages.get(id(content))
+            if packed_message is None:
+                packed_message = packed_messages[id(content)] = packed(content)
+            self._send(self._actors[b], method, packed_message)
 
     def reply(self, b: int) -> Any:
         """Return what a block replies to what it was sent last.
@@ -299,35 +299,37 @@ class RayBlocks:
         for _ in range(MOST_DEATHS):
             request = actor.pending
             try:
-                parcel = self._cluster.got(request.reply)
+                packed_message = self._cluster.got(request.reply)
             except ActorLostError:
                 self._replace(actor)
-                self._send(actor, request.method, request.parcel)
+                self._send(actor, request.method, request.packed_message)
                 continue
             actor.request = None
             if request.state is not None:
                 actor.state = request.state
             if request.held is not None:
                 actor.held = request.held
-            self.traffic.add(parcel)
-            return _value(opened(parcel))
+            self.traffic.add(packed_message)
+            return _value(opened(packed_message))
         raise self._died(actor, actor.pending.method)
 
-    def _send(self, actor: _Actor, method: str, parcel: Parcel) -> None:
+    def _send(self, actor: _Actor, method: str, packed_message: PackedMessage) -> None:
         """Send a request to an actor."""
-        self.traffic.add(parcel)
+        self.traffic.add(packed_message)
         call = self._cluster.call
         if method == "answer":
-            reply, state = call(actor.handle, method, parcel, returns=2)
-            actor.request = _Request(method, parcel, reply, state)
+            reply, state = call(actor.handle, method, packed_message, returns=2)
+            actor.request = _Request(method, packed_message, reply, state)
         elif method == "hold":
-            reply, held, state = call(actor.handle, method, parcel, returns=3)
-            actor.request = _Request(method, parcel, reply, state, held)
+            reply, held, state = call(actor.handle, method, packed_message, returns=3)
+            actor.request = _Request(method, packed_message, reply, state, held)
         elif method == "piece":
-            reply = call(actor.handle, method, parcel, actor.held)
-            actor.request = _Request(method, parcel, reply)
+            reply = call(actor.handle, method, packed_message, actor.held)
+            actor.request = _Request(method, packed_message, reply)
         else:
-            actor.request = _Request(method, parcel, call(actor.handle, method, parcel))
+            actor.request = _Request(
+                method, packed_message, call(actor.handle, method, packed_message)
+            )
 
     def _replace(self, actor: _Actor) -> None:
         """Make an actor that has died again, with its clients as they were before the call."""
@@ -371,9 +373,9 @@ class RayBlocks:
 
         An actor that dies restores its clients as they were, and counts all events.
         """
-        parcel = packed(events)
+        packed_message = packed(events)
         replies = [
-            self._cluster.call(actor.handle, "restore", state, parcel)
+            self._cluster.call(actor.handle, "restore", state, packed_message)
             for actor, state in zip(self._actors, states, strict=True)
         ]
         for actor, reply in zip(self._actors, replies, strict=True):

@@ -14,7 +14,6 @@ from securecluster.core import atomic_files, manifest
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, structured
 from securecluster.errors import ReplayError, RunFolderError, SecureClusterError
-from securecluster.folders.contents import Result, RunConfig
 from securecluster.folders.run_folder import (
     CONFIG,
     RESULT,
@@ -23,6 +22,7 @@ from securecluster.folders.run_folder import (
     finished,
     result_of,
 )
+from securecluster.folders.schemas import Result, RunConfig
 from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.parties.derived import call_types, program_of
 from securecluster.parties.labels import UNKNOWN_LABEL
@@ -31,7 +31,7 @@ from securecluster.parties.server_half import replayed
 from securecluster.privacy import run_secret
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.results.fitted_state import FittedState
-from securecluster.results.serialization import read_kept
+from securecluster.results.saving import read_kept
 from securecluster.statements.privacy_section import section
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from securecluster.privacy import run_secret
 from securecluster.protections.occupancy import Occupancy, SumTap
 from securecluster.results.feature_scales import kept_scales
 from securecluster.results.fitted_state import FittedState, FittedSummary
-from securecluster.results.serialization import SCHEMA
+from securecluster.results.saving import SCHEMA
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.ray_blocks import BlockedClients
 from securecluster.runtime.authority import Authority

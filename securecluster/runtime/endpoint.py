@@ -832,10 +832,10 @@ class Endpoint(Generic[C]):
             seal = self._pipeline.seal
         if release.derived:
             # Made of earlier releases, which have their noise: masked, and not noised again.
-            pipeline = pipeline.veil
+            pipeline = pipeline.masking_stages
         elif seal is not None:
             # The seal hides the row from the server; the noise protects it from its readers.
-            pipeline = pipeline.shield
+            pipeline = pipeline.noising_stages
         with self._logged() as draws:
             rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
         multipliers: dict[int, float] = {}

@@ -383,12 +383,12 @@ def _priced(call: Event, ledger: Ledger) -> list[Event]:
         by_reply.setdefault((event.step, event.ids), []).append(event)
     if not by_reply:
         return []
-    dearest = _dearest(list(by_reply.values()), ledger)
+    costliest = _costliest(list(by_reply.values()), ledger)
     # what is repeated to the bit however often it is asked for is paid for once
     paid = {client for event in method_events if event.once for client in event.ids}
     events = []
     for clients in (set(call.ids) - paid, paid.intersection(call.ids)):
-        for event in dearest if clients else ():
+        for event in costliest if clients else ():
             made = replace(event, verb=call.verb, round=call.round, step=call.step)
             made = replace(made, reader=call.reader, again=False, once=(), digests=())
             made = _unseen(made, sorted(clients))
@@ -400,7 +400,7 @@ def _priced(call: Event, ledger: Ledger) -> list[Event]:
     return events
 
 
-def _dearest(replies: Sequence[list[Event]], ledger: Ledger) -> list[Event]:
+def _costliest(replies: Sequence[list[Event]], ledger: Ledger) -> list[Event]:
     """Return the events of the reply that costs most.
 
     Args:

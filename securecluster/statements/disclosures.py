@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from securecluster.core.number_format import enumerated, times
-from securecluster.folders.contents import Field, OverRounds, Privacy
+from securecluster.folders.schemas import Field, OverRounds, Privacy
 from securecluster.parties.derived import adds_noise
 from securecluster.parties.method import Method
 from securecluster.privacy import run_secret
@@ -28,7 +28,7 @@ from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protections.occupancy import FieldOccupancy
 from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
 from securecluster.results.fitted_state import SHARED, FittedSummary
-from securecluster.results.serialization import CLIENTS, LEARNED, MODELS
+from securecluster.results.saving import CLIENTS, LEARNED, MODELS
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 from securecluster.statements.occupancy_words import hidden_in
 

@@ -14,7 +14,7 @@ from securecluster.data.scaling import Scaling
 from securecluster.parties.derived import needs_samples
 from securecluster.privacy import run_secret
 from securecluster.privacy.dp.ledger import Price, Row
-from securecluster.results.serialization import CLIENTS
+from securecluster.results.saving import CLIENTS
 from securecluster.statements.disclosures import (
     CLIENT,
     Disclosure,

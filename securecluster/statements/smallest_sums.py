@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from securecluster.folders.contents import SmallestSums
+from securecluster.folders.schemas import SmallestSums
 
 
 def smallest_sums(size_of: Mapping[int, int], clients: int) -> SmallestSums:

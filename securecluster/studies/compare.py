@@ -25,8 +25,8 @@ from securecluster.studies.sweep_runner import DONE
 
 if TYPE_CHECKING:
     from securecluster.data import Federation
-    from securecluster.folders.contents import Result
     from securecluster.folders.run_folder import RunPlan
+    from securecluster.folders.schemas import Result
 
 Content = dict[str, Any]
 COLUMNS = (
@@ -150,7 +150,7 @@ def _ended(folder: Path) -> Content | None:
     """
     from securecluster.core import json_types, manifest
     from securecluster.folders import run_folder
-    from securecluster.folders.contents import checked_comparison
+    from securecluster.folders.schemas import checked_comparison
     from securecluster.reports import loading
 
     for name in (run_folder.COMPARISON, manifest.NAME):
@@ -359,7 +359,7 @@ def _row(result: Result) -> Row:
     Args:
         result: content of its result.json.
     """
-    from securecluster.folders.contents import scores_of
+    from securecluster.folders.schemas import scores_of
 
     metric = result["metric"]
     metrics = result["metrics"]
@@ -394,7 +394,7 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
         For each unit its protocols, ε (null: infinite), δ and the accountant.
     """
     from securecluster.privacy.dp.ledger import Ledger
-    from securecluster.results.serialization import read_ledger
+    from securecluster.results.saving import read_ledger
 
     delta_of = {plan.protocol.name: plan.protocol.privacy.delta for plan in plans}
     totals = []
@@ -492,7 +492,7 @@ def _history(folder: Path) -> list[dict[str, Any]]:
         folder: of the run.
     """
     from securecluster.core import atomic_files, manifest
-    from securecluster.folders.contents import checked_lines
+    from securecluster.folders.schemas import checked_lines
 
     path = folder / "history.jsonl"
     if not path.is_file():

@@ -240,7 +240,7 @@ class Cell(sweep_runner.Cell):
             "rounds": len(protocol.history_),
             "seconds": round(protocol.seconds_, 3),
             "power": (protocol.kept_.learned.power or {}).get("summary"),
-            "spent": sweep_costs.as_json(ledger.dearest(protocol.delta)),
+            "spent": sweep_costs.as_json(ledger.costliest(protocol.delta)),
         }
         if self.by == EPSILON:
             # a target chooses what is not given

@@ -42,7 +42,7 @@ from securecluster.protocols.common.options.privacy_options import PrivacyOption
 from securecluster.protocols.common.options.sum_options import SumOptions
 from securecluster.reports import bundle, html_page, report_page
 from securecluster.reports.finished_run import command_of, epsilon_by_client, open_run
-from securecluster.results.serialization import read_kept
+from securecluster.results.saving import read_kept
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
 MASKED = ["--mask", "permutation", "--clip", "1", "--noise", "3"]

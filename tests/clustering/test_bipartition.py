@@ -38,17 +38,17 @@ def brute_force(alpha: Alpha) -> tuple[float, list[set[int]]]:
     """The smallest possible largest cross-similarity, and every first half (the one with client 0)
     that reaches it.
     """
-    m, best, halves = len(alpha), np.inf, []
+    m, best, sides = len(alpha), np.inf, []
     for size in range(m - 1):
         for others in combinations(range(1, m), size):
             first = [0, *others]
             second = [i for i in range(m) if i not in first]
             cross = alpha[np.ix_(first, second)].max()
             if cross < best:
-                best, halves = cross, []
+                best, sides = cross, []
             if cross == best:
-                halves.append(set(first))
-    return float(best), halves
+                sides.append(set(first))
+    return float(best), sides
 
 
 def algorithm_1(alpha: Alpha) -> float:
@@ -76,9 +76,9 @@ def test_it_is_optimal_and_the_optimum_where_that_is_unique(
 ) -> None:
     alpha = symmetric(m, np.random.default_rng(seed), levels)
     found = bipartition(alpha)
-    best, halves = brute_force(alpha)
+    best, sides = brute_force(alpha)
     assert found.cross_max == best
-    assert set(found.first) in halves
+    assert set(found.first) in sides
     assert sorted(found.first + found.second) == list(range(m))
     assert found.first[0] == 0
     assert found.second

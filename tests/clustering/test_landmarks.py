@@ -85,12 +85,12 @@ def test_halves_extend_by_the_largest_cosine(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(landmarks, "BLOCK_ROWS", 7)
     rows = torch.from_numpy(np.random.default_rng(3).standard_normal((50, 5)))
     compared = [2, 3, 11, 30, 31, 49]
-    halves = Bipartition((0, 2, 5), (1, 3, 4), 0.0)
-    first, second = extended_halves(rows, compared, halves)
+    sides = Bipartition((0, 2, 5), (1, 3, 4), 0.0)
+    first, second = extended_halves(rows, compared, sides)
     cosine = 1 - cdist(rows.numpy(), rows.numpy(), "cosine")
     for i in range(50):
         if i in compared:
-            expected = compared.index(i) in halves.first
+            expected = compared.index(i) in sides.first
         else:
             expected = cosine[i, [2, 11, 49]].max() > cosine[i, [3, 30, 31]].max()
         assert (i in first) == expected

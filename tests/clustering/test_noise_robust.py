@@ -13,7 +13,7 @@ from sklearn.cluster import AgglomerativeClustering, KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster.clustering import noise_robust
-from securecluster.clustering.agglomerative import into, merges
+from securecluster.clustering.agglomerative import cut_into, merges
 from securecluster.clustering.bipartition import bipartition, separated
 from securecluster.clustering.noise_robust import (
     CLUSTERERS,
@@ -29,7 +29,7 @@ from securecluster.clustering.noise_robust import (
     mean_separation,
     partition,
     split_into_two,
-    with_company,
+    without_isolated_client,
 )
 from securecluster.clustering.significance import Null, p_value
 from securecluster.errors import UsageError
@@ -147,11 +147,15 @@ def test_a_lone_client_is_parted_only_from_a_cluster() -> None:
     np.fill_diagonal(alpha, 1.0)
     alone = bipartition(alpha)
     assert alone.second == (6,)
-    assert with_company(alpha, alone) == ((0, 1, 2), (3, 4, 5, 6), 0.0)
+    assert without_isolated_client(alpha, alone) == ((0, 1, 2), (3, 4, 5, 6), 0.0)
     three = np.ix_((0, 1, 2, 6), (0, 1, 2, 6))
-    assert with_company(alpha[three], bipartition(alpha[three])) == ((0, 1, 2), (3,), -0.3)
+    assert without_isolated_client(alpha[three], bipartition(alpha[three])) == (
+        (0, 1, 2),
+        (3,),
+        -0.3,
+    )
     two = bipartition(alpha[:6, :6])
-    assert with_company(alpha[:6, :6], two) == two
+    assert without_isolated_client(alpha[:6, :6], two) == two
 
 
 def test_mean_separation_is_the_gap_of_means_over_pairs() -> None:
@@ -192,7 +196,7 @@ def merged(rows: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], 
     alpha = cosines(rows)
     chords = np.sqrt(np.maximum(2 - 2 * alpha, 0))
     np.fill_diagonal(chords, 0)
-    return alpha, into(merges(chords, "ward"), count)
+    return alpha, cut_into(merges(chords, "ward"), count)
 
 
 def test_clusters_are_rare_by_chance_and_those_of_noise_are_not() -> None:
@@ -291,7 +295,7 @@ def test_a_sample_depends_on_the_seed_alone_and_takes_no_draw_of_the_test() -> N
 
 
 def test_a_sample_is_tested_for_the_clusters_of_all_and_not_for_its_own() -> None:
-    """Two halves are bridged by a client outside of the sample, so they are not what is split."""
+    """Two sides are bridged by a client outside of the sample, so they are not what is split."""
     inside = sampled(300, TESTED, seed=9)
     outside = [k for k in range(300) if k not in inside]
     together = np.equal.outer(np.arange(300) % 2, np.arange(300) % 2)
@@ -303,8 +307,8 @@ def test_a_sample_is_tested_for_the_clusters_of_all_and_not_for_its_own() -> Non
     np.fill_diagonal(alpha, 1.0)
     assert separated(alpha).best == tuple(sorted(pair))
     assert evidence_for_split(alpha, "paper", 0.25, 0.05, seed=9) == (0.9, 1.0)
-    halves = alpha[np.ix_(inside[1:], inside[1:])]
-    assert evidence_for_split(halves, "paper", 0.25, 0.05, seed=9).p_value <= 0.05
+    sides = alpha[np.ix_(inside[1:], inside[1:])]
+    assert evidence_for_split(sides, "paper", 0.25, 0.05, seed=9).p_value <= 0.05
 
 
 def test_many_clients_without_clusters_are_seldom_split() -> None:

@@ -17,7 +17,7 @@ def test_only_work_that_takes_long_is_told_and_not_at_every_step(
 ) -> None:
     seconds = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: seconds)
-    watch = progress.told_while_slow("test: draw")
+    watch = progress.progress_logger("test: draw")
     with caplog.at_level(logging.INFO, progress.logger.name):
         for step in range(1, 9):
             seconds += 1.0

@@ -21,7 +21,7 @@ from securecluster.errors import RunFolderError
 from securecluster.folders import run_folder
 from securecluster.protocols import FLHC
 from securecluster.reports.finished_run import open_run
-from securecluster.results import serialization
+from securecluster.results import saving as serialization
 
 FOLDERS = Path(__file__).parent / "folders"
 

@@ -20,7 +20,8 @@ from securecluster.audits import run_audit as audit
 from securecluster.cli.main import main
 from securecluster.core import manifest
 from securecluster.data.simulation import Simulation
-from securecluster.folders import contents, run_folder
+from securecluster.folders import run_folder
+from securecluster.folders import schemas as contents
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Hidden, Signature
 from securecluster.protocols.registry import protocol_class, protocol_names
 from securecluster.reports import allow_list, bundle

@@ -43,7 +43,7 @@ def released(*multipliers: float) -> Ledger:
 def row(run: int, ledger: Ledger, **values: Any) -> dict[str, Any]:
     """Return the row of a run that has ended."""
     price = ledger.price(DELTA)
-    spent = sweep_costs.as_json(ledger.dearest(DELTA))
+    spent = sweep_costs.as_json(ledger.costliest(DELTA))
     described = {"run": run, "dp_unit": "client", "status": "done", "delta": DELTA}
     return {**described, "epsilon": price.epsilon, "spent": spent, **values}
 
@@ -96,9 +96,9 @@ def test_what_failed_or_is_of_another_unit_or_version_is_said() -> None:
 def test_training_is_written_and_read_with_the_samples_of_its_client() -> None:
     training = Event("t", "sum", (), 1, (0,), "dp-sgd", 1.1, batch=5, epochs=10)
     ledger = Ledger([training, training], {0: 100}, {0: "a"})
-    entries = json.loads(json.dumps(sweep_costs.as_json(ledger.dearest(DELTA))))
+    entries = json.loads(json.dumps(sweep_costs.as_json(ledger.costliest(DELTA))))
     assert entries[0]["times"] == 2 and entries[0]["samples"] == 100
-    assert sweep_costs.history_of(entries) == ledger.dearest(DELTA)
+    assert sweep_costs.history_of(entries) == ledger.costliest(DELTA)
     (total,) = sweep_costs.totals([row(0, ledger)])
     assert total.epsilon == ledger.price(DELTA).epsilon
 

@@ -14,7 +14,7 @@ of 20 words a client, one epoch at batch 10 and 24 rounds.
 
 Not in the paper: the vocabulary of 2000 words (so perplexities cannot be compared with the
 paper's), the widths of lstm-words and the learning rate. ε1 and ε2 are not printed either: after
-30 %, 60 % and 90 % of the rounds one cluster splits, the one whose halves are the least similar
+30 %, 60 % and 90 % of the rounds one cluster splits, the one whose sides are the least similar
 (the smallest α_cross^max), where γ_max allows it. So three splits are given, and the members of
 each half are found. A client is tested on windows of its own topic. Articles are read from
 SECURECLUSTER_DATA or the hub.
@@ -76,11 +76,11 @@ class Watched(cfl_fig8.Watched):
 
     def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
         super()._test(net, state, statistics)
-        rivals = [other for other in self.split_tests if other.halves]
+        rivals = [other for other in self.split_tests if other.sides]
         rivals.sort(key=alike)
-        # only the cluster with the least similar halves splits
+        # only the cluster with the least similar sides splits
         for other in rivals[1:]:
-            other.halves = None
+            other.sides = None
 
     def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
         return self.seen + 1 in splits(self.rounds)

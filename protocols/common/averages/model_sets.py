@@ -140,7 +140,7 @@ class ModelSetClient(client.TrainingClient):
             context.positions,
             self.training,
             context.step,
-            self._pipeline.room(self.cohort.model.dimension),
+            self._pipeline.buffer_width(self.cohort.model.dimension),
             sizes,
         )
         size = self._sizes(context) if weighted else None

@@ -127,7 +127,7 @@ class CompressedUpdateClient(UpdateClient):
     def _updates(self, positions: Sequence[int]) -> torch.Tensor:
         """Return the full updates, (b, room), from memory or by the same training again."""
         d = self.cohort.model.dimension
-        room = self._pipeline.room(d)
+        room = self._pipeline.buffer_width(d)
         delta = self._start.new_zeros(len(positions), room)
         row_of: dict[int, int] = {}
         if self._stored is not None:

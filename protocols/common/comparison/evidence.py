@@ -99,14 +99,14 @@ class Evidence(ABC):
         """Return the number of clusters by the noise; None where its size does not tell it."""
         return None
 
-    def halves(self, compared: Evidence, halves: Bipartition) -> tuple[list[int], list[int]]:
+    def sides(self, compared: Evidence, sides: Bipartition) -> tuple[list[int], list[int]]:
         """Return the clients of each half.
 
         Args:
             compared: the clients that were split: all, or `landmarks`.
-            halves: by position among these.
+            sides: by position among these.
         """
-        return [self.ids[k] for k in halves.first], [self.ids[k] for k in halves.second]
+        return [self.ids[k] for k in sides.first], [self.ids[k] for k in sides.second]
 
     def labels(
         self, compared: Evidence, labels: Sequence[int], metric: str, linkage: str
@@ -246,16 +246,16 @@ class UpdateEvidence(Evidence):
         array: Array = distances(self.updates, metric, self.noise).cpu().numpy()
         return array
 
-    def halves(self, compared: Evidence, halves: Bipartition) -> tuple[list[int], list[int]]:
+    def sides(self, compared: Evidence, sides: Bipartition) -> tuple[list[int], list[int]]:
         """Return the clients of each half; others join that of the landmark most similar to them.
 
         Args:
             compared: the clients that were split: all, or `landmarks`.
-            halves: by position among these.
+            sides: by position among these.
         """
         if compared is self:
-            return super().halves(compared, halves)
-        first, second = extended_halves(self.updates, self._positions_of(compared), halves)
+            return super().sides(compared, sides)
+        first, second = extended_halves(self.updates, self._positions_of(compared), sides)
         return [self.ids[k] for k in first], [self.ids[k] for k in second]
 
     def labels(

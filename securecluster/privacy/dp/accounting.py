@@ -251,7 +251,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return high * (1 + 1e-9)
 
 
-def dearest(
+def costliest(
     histories: Sequence[History], delta: float, replaced: bool = False
 ) -> tuple[History, Cost] | None:
     """Return the history with the largest ε, and its cost.
@@ -336,7 +336,7 @@ def find_noise_for_all(
         larger_z = z * (1 + TOLERANCE)
         z = max(larger_z, find_noise(histories[worst], target, delta))
         released = [merged(history(z)) for history in histories]
-        largest = dearest([steps for steps in released if steps], delta)
+        largest = costliest([steps for steps in released if steps], delta)
         if largest is None or largest[1].epsilon <= target:
             return z
         worst = released.index(largest[0])

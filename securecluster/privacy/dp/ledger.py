@@ -360,15 +360,15 @@ class Ledger:
         # Clients of one history have one cost, so each history is accounted for once.
         return _price(self._distinct_histories(), delta, relation)
 
-    def dearest(self, delta: float = DELTA) -> History:
+    def costliest(self, delta: float = DELTA) -> History:
         """Return the expenses of the client that released most; none where nobody released any.
 
         Args:
             delta: δ, in (0, 1).
         """
-        dearest = self.price(delta).client
+        costliest = self.price(delta).client
         for history, client in self._distinct_histories().items():
-            if client == dearest:
+            if client == costliest:
                 return history
         return frozenset()
 
@@ -929,7 +929,7 @@ def _largest_price(
         relation: neighbouring relation of ε.
     """
     histories = [steps for steps in owners if steps]
-    largest = accounting.dearest(histories, delta, relation == "replace")
+    largest = accounting.costliest(histories, delta, relation == "replace")
     if largest is None:
         return Price(0.0, 0.0, None, "nothing released")
     steps, cost = largest

@@ -352,7 +352,7 @@ def width(name: str, dimension: int) -> int:
         name: name of the mask.
         dimension: numbers in a row.
     """
-    return Pipeline(build(name)).room(dimension)
+    return Pipeline(build(name)).buffer_width(dimension)
 
 
 def describe(name: str, dimension: int, itemsize: int) -> MaskInfo:

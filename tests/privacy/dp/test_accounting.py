@@ -20,7 +20,7 @@ from scipy.special import logsumexp
 from securecluster.errors import UsageError
 from securecluster.privacy.dp import accounting, renyi
 from securecluster.privacy.dp.accounting import (
-    dearest,
+    costliest,
     epsilon,
     find_noise,
     find_noise_for_all,
@@ -293,7 +293,7 @@ def test_the_dearest_history_is_found_without_pricing_all(monkeypatch: pytest.Mo
         return genuine(history, *rest)
 
     monkeypatch.setattr(accounting, "_epsilon", price)
-    found = dearest(histories, DELTA)
+    found = costliest(histories, DELTA)
     assert found is not None
     assert found[1].epsilon >= dear
     assert len(priced) <= 6
@@ -392,7 +392,7 @@ def test_noise_is_enough_for_a_history_that_costs_more_than_it_seems_to() -> Non
 
 def test_an_exact_release_beside_sampled_ones_costs_most() -> None:
     exact = ((0.0, 1.0, 1), (1.0, 0.1, 5))
-    found = dearest([((0.5, 0.1, 500),), exact], DELTA)
+    found = costliest([((0.5, 0.1, 500),), exact], DELTA)
     assert found is not None and found[0] == exact
     assert math.isinf(found[1].epsilon)
 

@@ -54,16 +54,16 @@ def test_replacing_a_sample_costs_no_more_than_a_gaussian_of_twice_the_mean(eta:
     # each count loses a sample, gains one, or stays: the range is 2η
     mean = 2 / noise_multiplier(eta)
     draw = np.random.default_rng(0)
-    dearest = 0.0
+    costliest = 0.0
     for _ in range(3):
         counts = draw.integers(1, 30, 4).astype(float)
         one = probabilities(counts, eta)
         for changed in itertools.product((-1, 0, 1), repeat=4):
             other = probabilities(counts + np.array(changed), eta)
-            dearest = max(dearest, float(np.ptp(np.log(one / other))))
+            costliest = max(costliest, float(np.ptp(np.log(one / other))))
             for epsilon in (0.0, eta / 2, eta, 1.9 * eta):
                 assert hockey_stick(one, other, epsilon) <= gaussian_delta(epsilon, mean) + 1e-12
-    assert dearest == pytest.approx(2 * eta)
+    assert costliest == pytest.approx(2 * eta)
 
 
 def joint_delta(first: np.ndarray, second: np.ndarray, mean: float, epsilon: float) -> float:

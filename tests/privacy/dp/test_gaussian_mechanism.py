@@ -210,9 +210,9 @@ def test_the_order_holds_and_noise_is_somebodys() -> None:
 
 def test_what_is_sealed_or_derived_goes_through_its_part_of_the_stages() -> None:
     pipeline = Pipeline([Clip(1.0), Noise(1.0, 1.0), *build("permutation")])
-    assert [s.name for s in pipeline.shield.stages] == ["clip", "noise"]
-    assert [s.name for s in pipeline.veil.stages] == ["permutation"]
-    assert pipeline.clips and not pipeline.veil.clips
+    assert [s.name for s in pipeline.noising_stages.stages] == ["clip", "noise"]
+    assert [s.name for s in pipeline.masking_stages.stages] == ["permutation"]
+    assert pipeline.clips and not pipeline.masking_stages.clips
 
 
 @pytest.mark.parametrize("compress", ["8bit", "4bit", "1bit", "topk:0.5"])

@@ -276,7 +276,7 @@ def test_ledgers_of_both_units_do_not_add_up() -> None:
     with pytest.raises(UsageError, match="join ledgers of one dp_unit"):
         Ledger.union(clients, examples)
     with pytest.raises(UsageError, match="join ledgers of one dp_unit"):
-        joint_price([clients.dearest(), examples.dearest()])
+        joint_price([clients.costliest(), examples.costliest()])
     older = of_unit("", told(4, (0,), "b"))
     assert Ledger.union(clients, older).unit == "client"
     assert Ledger.union(clients, older).of("ann").unit == "client"

@@ -116,9 +116,9 @@ def test_plans_have_the_noise_that_was_asked_for(d: int, members: int, z: float)
     if z**2 * STEPS**2 * d > 100 * members:
         assert deviation < 1.02 * z * norm
     assert release.variance >= (z * release.norm) ** 2 * (1 - 1e-12)
-    dearest = least_release(z)
+    costliest = least_release(z)
     for order in SKELLAM_ORDERS:
-        assert skellam_divergence(release, order) <= skellam_divergence(dearest, order)
+        assert skellam_divergence(release, order) <= skellam_divergence(costliest, order)
 
 
 def test_survivors_below_the_planned_shares_cost_more_and_above_the_same() -> None:

@@ -31,21 +31,21 @@ from securecluster.runtime.transport import Framed, InProcess
 
 FULL = Settings(transcript="full", dtype="float64")
 MASKS = ["none", "permutation", "rotation", cases.exhaustive("signed-permutation")]
-# enough for three splits of `halves`, and a coarser test for clusters, which draws fewer nulls
+# enough for three splits of `sides`, and a coarser test for clusters, which draws fewer nulls
 BRIEF: dict[str, Any] = {"rounds": 14, "level": 0.01}
 
 
 @pytest.fixture(scope="module")
-def halves() -> tuple[Federation, Federation]:
+def sides() -> tuple[Federation, Federation]:
     """Twenty clients of four clusters, and eight that come later."""
     whole = Federation.simulate("digits", clients=28, samples=50, seed=3)
     return whole.select(range(20)), whole.select(range(20, 28))
 
 
 @pytest.fixture(scope="module")
-def fitted(halves: tuple[Federation, Federation]) -> Callable[[str], CFL]:
+def fitted(sides: tuple[Federation, Federation]) -> Callable[[str], CFL]:
     """The twenty clients' run under a mask, with a full transcript in float64; fitted once."""
-    return functools.cache(lambda mask: CFL(mask=mask, **BRIEF).fit(halves[0], FULL))
+    return functools.cache(lambda mask: CFL(mask=mask, **BRIEF).fit(sides[0], FULL))
 
 
 def grown() -> ParameterTree:
@@ -99,7 +99,7 @@ def test_a_newcomer_that_does_not_reply_is_asked_again_and_then_named() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
-    mask: str, halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
+    mask: str, sides: tuple[Federation, Federation], fitted: Callable[[str], CFL]
 ) -> None:
     """The unmasked run's transcript is the oracle: models add up from its means, and updates are
     those of the split's round.
@@ -111,7 +111,7 @@ def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
         if entry.method == "train":
             call, answer = plain.transcript_.content(position)
             rounds[call.round] = (call.query, answer.reply.delta.values)
-    start = build_client(plain, halves[0], FULL).client.cohort.start
+    start = build_client(plain, sides[0], FULL).client.cohort.start
     for v, node in enumerate(masked.tree_.nodes):
         if not node.children:
             continue
@@ -133,10 +133,10 @@ def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mask", MASKS)
 def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
-    mask: str, halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
+    mask: str, sides: tuple[Federation, Federation], fitted: Callable[[str], CFL]
 ) -> None:
     run = fitted(mask)
-    x = torch.as_tensor(halves[0].shards[0].x_test).double()
+    x = torch.as_tensor(sides[0].shards[0].x_test).double()
     for c, model in enumerate(run.models_):
         path = run.tree_.path(run.tree_.leaf(c))
         for name, value in run.node_model(path[-1]).items():
@@ -171,9 +171,9 @@ def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
     ],
 )
 def test_newcomers_find_their_cluster_masked_as_well_as_plain(
-    mask: str, average: str, halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
+    mask: str, average: str, sides: tuple[Federation, Federation], fitted: Callable[[str], CFL]
 ) -> None:
-    old, new = halves
+    old, new = sides
     weighted = CFL(mask=mask, average="weighted", **BRIEF)
     run = fitted(mask) if average == "uniform" else weighted.fit(old)
     assert run.agreement_ is not None
@@ -191,24 +191,24 @@ def test_newcomers_find_their_cluster_masked_as_well_as_plain(
 
 
 def test_newcomers_are_compared_by_gradients_where_the_clients_were(
-    halves: tuple[Federation, Federation],
+    sides: tuple[Federation, Federation],
 ) -> None:
-    fitted = CFL(similarity="gradient", rounds=14, level=0.05).fit(halves[0])
+    fitted = CFL(similarity="gradient", rounds=14, level=0.05).fit(sides[0])
     assert len(set(fitted.labels_)) > 1
-    fitted.join(halves[1])
+    fitted.join(sides[1])
     assert {e.method for e in fitted.joined_.ledger.events} == {"gradient"}
 
 
-def test_the_gradient_is_the_full_one(halves: tuple[Federation, Federation]) -> None:
+def test_the_gradient_is_the_full_one(sides: tuple[Federation, Federation]) -> None:
     """Against torch's own backward pass over all of a client's samples."""
     fitted = CFL(
         mask="none", similarity="gradient", criterion="absolute", eps1=1e9, eps2=1e9, rounds=1
-    ).fit(halves[0], FULL)
+    ).fit(sides[0], FULL)
     entry = next(k for k, e in enumerate(fitted.transcript_.entries) if e.method == "gradient")
     answer = fitted.transcript_.content(entry)[1]
-    client = build_client(fitted, halves[0], FULL).client
+    client = build_client(fitted, sides[0], FULL).client
     for i in (0, 7):
-        net, shard = client.cohort.model.module.double(), halves[0].shards[i]
+        net, shard = client.cohort.model.module.double(), sides[0].shards[i]
         net.zero_grad()
         torch.nn.functional.cross_entropy(
             net(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)
@@ -218,28 +218,28 @@ def test_the_gradient_is_the_full_one(halves: tuple[Federation, Federation]) -> 
 
 
 def test_a_run_without_a_tree_sends_less_and_places_nobody(
-    halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
+    sides: tuple[Federation, Federation], fitted: Callable[[str], CFL]
 ) -> None:
-    small, whole = CFL(tree=False, **BRIEF).fit(halves[0], FULL), fitted(CFL().mask)
+    small, whole = CFL(tree=False, **BRIEF).fit(sides[0], FULL), fitted(CFL().mask)
     assert list(small.labels_) == list(whole.labels_)
     assert "post" in whole.bytes_["by_message"]
     assert "post" not in small.bytes_["by_message"]
     assert sum(len(n.updates) for n in small.tree_.nodes) == 0
     with pytest.raises(UsageError, match="tree=True"):
-        small.join(halves[1])
+        small.join(sides[1])
     with pytest.raises(UsageError, match="not kept"):
         small.node_model(0)
 
 
 def test_a_split_waits_until_a_member_posts_the_model(
-    monkeypatch: pytest.MonkeyPatch, halves: tuple[Federation, Federation]
+    monkeypatch: pytest.MonkeyPatch, sides: tuple[Federation, Federation]
 ) -> None:
     from securecluster.messaging.transcript import Transcript
     from securecluster.runtime.transport import Recorded
 
     made = CFL(**BRIEF)
-    first = next(line["round"] for line in made.fit(halves[0]).history_ if line["splits"])
-    endpoint = build_client(made, halves[0], Settings())
+    first = next(line["round"] for line in made.fit(sides[0]).history_ if line["splits"])
+    endpoint = build_client(made, sides[0], Settings())
     for deaf in (range(20), range(1)):
         transport = InProcess(
             endpoint.answer,
@@ -248,10 +248,10 @@ def test_a_split_waits_until_a_member_posts_the_model(
             ),
         )
         net = build_network(
-            made, Recorded(transport, Transcript("none")), made.config(halves[0], "float32")
+            made, Recorded(transport, Transcript("none")), made.config(sides[0], "float32")
         )
         run = Run(begin=lambda number, net=net: setattr(net, "round", number))
-        endpoint = build_client(made, halves[0], Settings())
+        endpoint = build_client(made, sides[0], Settings())
         transport._answer = endpoint.answer
         made.run_server(net, run)
         # one deaf member: the next one posts

@@ -278,4 +278,4 @@ def test_halves_that_are_orthogonal_allow_noise_below_the_root_of_a_half(
     state = CFLState([0, 0], PendingUpdates.start(2, fresh=False), ParameterTree.start(2))
     found = heard([0, 1], [0, 1])
     CFL(gamma_max=gamma_max)._accept(state, found, Bipartition((0,), (1,), 0.0))
-    assert found.halves == (([0], [1]) if split else None)
+    assert found.sides == (([0], [1]) if split else None)

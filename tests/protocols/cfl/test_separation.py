@@ -221,9 +221,9 @@ def test_the_separation_gap_by_hand() -> None:
 def test_a_correct_bipartition_does_not_need_a_positive_gap() -> None:
     # 0–1–2 hold together by links, 0 and 2 are less alike than the best cut
     chain = (0.9, 0.1, 0.3, 0.9, 0.3, 0.3)
-    halves = bipartition(symmetric(chain))
+    sides = bipartition(symmetric(chain))
     assert gap_of(chain, [0, 0, 0, 1]) == pytest.approx(-0.2)
-    assert is_correct(halves.first, halves.second, [0, 0, 0, 1])
+    assert is_correct(sides.first, sides.second, [0, 0, 0, 1])
     assert not is_correct((0, 1), (2, 3), [0, 1, 1, 2])
 
 

@@ -16,7 +16,7 @@ from securecluster.errors import UsageError
 from securecluster.parties.endpoints import build_client
 from securecluster.protocols import CFL, FLHC, MRMTL, FedAvg, Local, Settings
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.statements.result import Subject, result_of
+from securecluster.statements.result_json import Subject, result_of
 
 EXACT = Settings(dtype="float64", transcript="full")
 # batches of all samples, so that a round of tuning is one step of gradient descent

@@ -368,7 +368,7 @@ def test_an_earlier_run_is_not_repeated_for_an_audit(
 def rewritten_without_names(folder: Path) -> Path:
     """The folder, as a version wrote it that knew no draws by name."""
     from securecluster.core import manifest
-    from securecluster.results import serialization
+    from securecluster.results import saving as serialization
 
     path = folder / serialization.LEARNED
     learned = serialization.read_kept(folder).learned

@@ -10,8 +10,8 @@ import numpy as np
 
 import securecluster
 from securecluster.clustering.metrics import mean, share_at
-from securecluster.folders.contents import Result
 from securecluster.folders.run_folder import SCHEMA
+from securecluster.folders.schemas import Result
 from securecluster.models.objectives import Objective
 from securecluster.parties.derived import CHOSEN
 from securecluster.parties.labels import UNKNOWN_LABEL

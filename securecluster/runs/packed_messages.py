@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 
-Parcel = tuple[bytes, list[NDArray[np.uint8]]]
+PackedMessage = tuple[bytes, list[NDArray[np.uint8]]]
 
 
-def packed(content: Any) -> Parcel:
+def packed(content: Any) -> PackedMessage:
     """Return an object as a parcel.
 
     Of a tensor that is a view only its own numbers move, and a tensor on a GPU arrives on the
@@ -38,23 +38,23 @@ def packed(content: Any) -> Parcel:
     return file.getvalue(), buffers
 
 
-def opened(parcel: Parcel) -> Any:
+def opened(packed_message: PackedMessage) -> Any:
     """Return a new object that equals the one that was packed.
 
     Args:
         parcel: of this user's own processes.
     """
-    head, buffers = parcel
+    head, buffers = packed_message
     return pickle.loads(head, buffers=buffers)
 
 
-def size(parcel: Parcel) -> int:
+def size(packed_message: PackedMessage) -> int:
     """Return the bytes of a parcel.
 
     Args:
         parcel: the parcel.
     """
-    head, buffers = parcel
+    head, buffers = packed_message
     return len(head) + sum(buffer.nbytes for buffer in buffers)
 
 
