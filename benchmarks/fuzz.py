@@ -903,10 +903,10 @@ class _Liar:
             if not calls:
                 return []
             liars = [client for call in calls for client in call.to]
-            return self._tried(partial(posted, method, calls), liars, method.__name__)
+            return self._tried(partial(posted, method, calls), liars, method.name)
 
         def tried_begun(method: Any, call: Any, finish: Any) -> Any:
-            return self._tried(partial(begun, method, call, finish), call.to, method.__name__)
+            return self._tried(partial(begun, method, call, finish), call.to, method.name)
 
         net._send_all = tried_sent
         net._posted = tried_posted

@@ -5,7 +5,7 @@ python -m benchmarks.clusters.split_test decisions [--minutes 60]
 
 "cost" is the server's processor time for one cluster in one round, from the updates to the sides:
 norms, cosines, bipartition, test, and with landmarks the sides of all others. The clients are two
-sides of equal size, which is the dearest case: no draw is as separated, so all are made.
+groups of equal size, which is the costliest case: no draw is as separated, so all are made.
 
 "decisions" counts how often clients are split: those without clusters, and those of whom few or
 half differ. Both parts have the test as it is, and the same test with draws of all clients. The

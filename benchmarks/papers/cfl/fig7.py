@@ -62,7 +62,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     return with_seeds(settings, range(seeds))
 
 
-def sides(data: str, samples: int, seed: int) -> Federation:
+def halves(data: str, samples: int, seed: int) -> Federation:
     """Return two clients, one with the lower half of the labels and one with the upper.
 
     Args:
@@ -112,7 +112,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         cell: the case, and the setting of the run.
     """
     if cell["case"] == "congruent":
-        federation = sides(cell["data"], cell["samples"], cell["seed"])
+        federation = halves(cell["data"], cell["samples"], cell["seed"])
     else:
         federation = Federation.simulate(
             cell["data"],

@@ -208,7 +208,7 @@ def test_a_repetition_with_other_bits_is_another_release(
         made.fit(small, folder=tmp_path)
     # other noise, as another device might round it
     monkeypatch.setattr(
-        "securecluster.runtime.server_channel.reply_digests",
+        "securecluster.runtime.release_billing.reply_digests",
         lambda reply, count: ["0123456789abcdef"] * count,
     )
     with pytest.raises(TargetError, match=r"contribute\.delta would bring .* with this one, .* 3"):
