@@ -56,9 +56,8 @@ class TrainingClient:
     guard_informed = client_tensors.ClientTensor(dtype="bool")
     guard_trained = client_tensors.ClientTensor(dtype="int64")
 
-    _had = client_tensors.ClientTensor(
-        dtype="int64"
-    )  # the number of averages each client has applied
+    # the number of averages each client has applied
+    _had = client_tensors.ClientTensor(dtype="int64")
     # digests of these averages, as the server sent them; zeros at θ_0
     _lineage = client_tensors.ClientTensor(LINEAGE, dtype="uint8")
 

@@ -176,9 +176,8 @@ class HiddenClient(counted_blocks.CountedBlocks, fl.TrainingClient):
         residuals: bool = False,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted=False)
-        self._own = counted_blocks.OwnModels(
-            1
-        )  # of clients that trained alone since the last average
+        # of clients that trained alone since the last average
+        self._own = counted_blocks.OwnModels(1)
         self._map = point
         self._clusters = clusters
         self._weights = weights
