@@ -274,6 +274,14 @@ def test_the_documents_name_something() -> None:
     assert ("CFL.run_server", "protocols/cfl/protocol.py") in DEFINED.findall(text)
 
 
+def test_every_file_that_the_continuous_integration_names_is_there() -> None:
+    named = re.findall(
+        r"(?:tests|benchmarks|\.ci)/[\w/]+\.(?:py|csv|txt)", (ROOT / ".ci/run").read_text()
+    )
+    assert len(set(named)) > 10
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
 @pytest.mark.parametrize(
     ("text", "absent"),
     [
