@@ -306,13 +306,13 @@ def sections() -> tuple[Section, ...]:
 
 def methods_page() -> str:
     """Return the page of all methods: what holds for every one, and a table."""
-    from securecluster.protocols.registry import FACTS
+    from securecluster.protocols.registry import PROTOCOLS
 
     head = re.split(r"^## ", (ROOT / METHODS).read_text(encoding="utf-8"), flags=re.MULTILINE)[0]
     head = head.replace("# Protocols\n", "# Methods\n", 1)
     rows = []
     for own in sections():
-        fact = FACTS[own.name]
+        fact = PROTOCOLS[own.name]
         link = f"[{own.title}](protocols.md#{slug(own.title)})"
         rows.append([link, f"`{own.name}`", fact.k, fact.finds, fact.reads])
     return (
@@ -327,9 +327,9 @@ def method_page(own: Section) -> str:
     Args:
         own: its section.
     """
-    from securecluster.protocols.registry import FACTS, protocol_class
+    from securecluster.protocols.registry import PROTOCOLS, protocol_class
 
-    fact = FACTS[own.name]
+    fact = PROTOCOLS[own.name]
     kind = protocol_class(own.name)
     paper, *parts = PART.split(own.text)
     texts = dict(zip(parts[::2], parts[1::2], strict=True))

@@ -16,32 +16,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
+from securecluster import protocols
 from securecluster.core import installed_packages
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
 
 GROUP = "securecluster.protocols"
-PROTOCOLS = {  # module and class
-    "cfl": "cfl:CFL",
-    "flhc": "flhc:FLHC",
-    "srfca": "srfca:SRFCA",
-    "oneshot": "oneshot:OneShot",
-    "nsim": "nsim:NSIM",
-    "ifca": "ifca:IFCA",
-    "signature": "signature:Signature",
-    "clove": "clove:CLoVE",
-    "cflgp": "cflgp:CFLGP",
-    "pacfl": "pacfl:PACFL",
-    "rdpcfl": "rdpcfl:RDPCFL",
-    "flux": "flux:FLUX",
-    "hidden": "hidden:Hidden",
-    "local-kmeans": "local_kmeans:LocalKMeans",
-    "random": "random_clusters:RandomClusters",
-    "fedavg": "fedavg:FedAvg",
-    "finetune": "finetune:FineTune",
-    "mrmtl": "mrmtl:MRMTL",
-    "local": "local:Local",
-}
-
 # those of `securecluster.models.architectures`, whose import loads torch
 MODELS = (
     "mlp", "mlp-32", "mlp-200", "linear", "cnn-briggs", "cnn-ali", "cnn-cifar", "resnet9",
@@ -56,48 +35,91 @@ class Fact(NamedTuple):
         k: whether the number of clusters must be given: "yes", "no", or "may".
         finds: what the protocol finds.
         reads: what the server reads of clients, with the protocol's defaults.
+        foreign: what it needs of a `ForeignModel`, with its defaults: "train*" follows call.lr and
+            call.batches(), and a drawn start is a function.
+        class_name: its class, whose module the stub of `securecluster.protocols` names.
     """
 
     k: str
     finds: str
     reads: str
+    foreign: str = ""
+    class_name: str = ""
 
 
-FACTS = {
-    "cfl": Fact("no", "groups, by splitting in two", "masked updates, every round"),
-    "flhc": Fact("no", "groups, by linkage of updates", "masked updates, one round"),
-    "srfca": Fact("no", "groups, by a graph of models", "masked models once, losses"),
-    "oneshot": Fact("may", "groups of similar features", "relevance of clients' data"),
-    "nsim": Fact("no", "groups of users who move alike", "one layer of each model"),
-    "ifca": Fact("yes", "groups, by the best of k models", "choices of models"),
-    "signature": Fact("may", "groups, by gradients", "a kilobyte of gradients"),
-    "clove": Fact("yes", "groups, by losses of k models", "losses under k models"),
-    "cflgp": Fact("yes", "groups, by gradients over rounds", "masked gradients"),
-    "pacfl": Fact("may", "groups, by subspaces of samples", "singular vectors, once"),
-    "rdpcfl": Fact("may", "groups, by private gradients", "noisy gradients, choices"),
-    "flux": Fact("may", "groups, by moments of samples", "moments of latent vectors"),
-    "hidden": Fact("yes", "groups that only clients know", "sums over clients"),
-    "local-kmeans": Fact("yes", "groups, by models trained alone", "masked models, once"),
-    "random": Fact("yes", "none: random groups", "weighted updates"),
-    "fedavg": Fact("no", "none: one model for all", "weighted updates"),
-    "finetune": Fact("no", "none: one model, then tuned", "weighted updates"),
-    "mrmtl": Fact("no", "none: models near their mean", "updates"),
-    "local": Fact("no", "none: models trained alone", "nothing"),
-}
-
-# what each needs of a `ForeignModel`, with its defaults: "train*" follows call.lr and
-# call.batches(), and a drawn start is a function
-FOREIGN = {
-    "train": (
-        "cfl", "flhc", "oneshot", "signature", "pacfl", "hidden", "local-kmeans", "random",
-        "fedavg", "finetune", "local",
+PROTOCOLS = {
+    "cfl": Fact("no", "groups, by splitting in two", "masked updates, every round", "train", "CFL"),
+    "flhc": Fact(
+        "no", "groups, by linkage of updates", "masked updates, one round", "train", "FLHC"
     ),
-    "train, outputs": ("srfca",),
-    "train*, outputs": ("rdpcfl",),
-    "train*, drawn start": ("cflgp",),
-    "train, outputs, drawn start": ("ifca", "clove"),
-    "cannot train one": ("nsim", "flux", "mrmtl"),
-}  # fmt: skip
+    "srfca": Fact(
+        "no",
+        "groups, by a graph of models",
+        "masked models once, losses",
+        "train, outputs",
+        "SRFCA",
+    ),
+    "oneshot": Fact(
+        "may", "groups of similar features", "relevance of clients' data", "train", "OneShot"
+    ),
+    "nsim": Fact(
+        "no",
+        "groups of users who move alike",
+        "one layer of each model",
+        "cannot train one",
+        "NSIM",
+    ),
+    "ifca": Fact(
+        "yes",
+        "groups, by the best of k models",
+        "choices of models",
+        "train, outputs, drawn start",
+        "IFCA",
+    ),
+    "signature": Fact(
+        "may", "groups, by gradients", "a kilobyte of gradients", "train", "Signature"
+    ),
+    "clove": Fact(
+        "yes",
+        "groups, by losses of k models",
+        "losses under k models",
+        "train, outputs, drawn start",
+        "CLoVE",
+    ),
+    "cflgp": Fact(
+        "yes",
+        "groups, by gradients over rounds",
+        "masked gradients",
+        "train*, drawn start",
+        "CFLGP",
+    ),
+    "pacfl": Fact(
+        "may", "groups, by subspaces of samples", "singular vectors, once", "train", "PACFL"
+    ),
+    "rdpcfl": Fact(
+        "may",
+        "groups, by private gradients",
+        "noisy gradients, choices",
+        "train*, outputs",
+        "RDPCFL",
+    ),
+    "flux": Fact(
+        "may",
+        "groups, by moments of samples",
+        "moments of latent vectors",
+        "cannot train one",
+        "FLUX",
+    ),
+    "hidden": Fact("yes", "groups that only clients know", "sums over clients", "train", "Hidden"),
+    "local-kmeans": Fact(
+        "yes", "groups, by models trained alone", "masked models, once", "train", "LocalKMeans"
+    ),
+    "random": Fact("yes", "none: random groups", "weighted updates", "train", "RandomClusters"),
+    "fedavg": Fact("no", "none: one model for all", "weighted updates", "train", "FedAvg"),
+    "finetune": Fact("no", "none: one model, then tuned", "weighted updates", "train", "FineTune"),
+    "mrmtl": Fact("no", "none: models near their mean", "updates", "cannot train one", "MRMTL"),
+    "local": Fact("no", "none: models trained alone", "nothing", "train", "Local"),
+}
 
 
 def protocol_names() -> list[str]:
@@ -120,9 +142,7 @@ def protocol_class(name: str | None) -> Any:
     # Only the protocol that runs is imported, so that the command line answers at once.
     if name in PROTOCOLS:
         _warn_of_other_declaration(name)
-        module_name, _, class_name = PROTOCOLS[name].partition(":")
-        module = importlib.import_module(f"securecluster.protocols.{module_name}")
-        return getattr(module, class_name)
+        return getattr(protocols, PROTOCOLS[name].class_name)
     declared = _declared()
     if name not in declared:
         raise unknown("protocol", name, protocol_names())
@@ -134,7 +154,7 @@ def facts() -> list[tuple[str, Fact]]:
 
     Of other packages' protocols the package alone is known.
     """
-    rows = [(name, FACTS[name]) for name in PROTOCOLS if name in FACTS]
+    rows = list(PROTOCOLS.items())
     for name, point in sorted(_declared().items()):
         rows.append((name, Fact("", f"see {point.value}", "")))
     return rows

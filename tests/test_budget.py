@@ -34,7 +34,7 @@ CODE_LINES = {
     ".ci": 1090,
     "attacks": 6130,
     "benchmarks": 18410,
-    "protocols": 1440,
+    "protocols": 1460,
     "protocols/cfl": 960,
     "protocols/common": 4980,
     "protocols/conformance": 1810,
@@ -46,7 +46,7 @@ CODE_LINES = {
     "protocols/srfca": 1380,
     "securecluster": 260,
     "securecluster/audits": 2170,
-    "securecluster/cli": 1190,
+    "securecluster/cli": 1200,
     "securecluster/clustering": 1900,
     "securecluster/commands": 570,
     "securecluster/core": 1710,
@@ -67,7 +67,7 @@ CODE_LINES = {
     "securecluster/statements": 1370,
     "securecluster/studies": 3360,
     "securecluster/training": 1750,
-    "tests": 71590,
+    "tests": 71600,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -26,7 +26,7 @@ from securecluster.folders.schemas import Privacy, Result, RoundLine
 from securecluster.messaging.transcript import INDEX
 from securecluster.nodes import authority_node, party
 from securecluster.nodes.node import ledger_of
-from securecluster.protocols.registry import FACTS, PROTOCOLS, protocol_class
+from securecluster.protocols.registry import PROTOCOLS, protocol_class
 from securecluster.reports.report_page import PAGE
 from securecluster.runtime.settings import Settings
 
@@ -225,7 +225,7 @@ PLAIN = {
 
 
 def test_the_glossary_has_the_terms_of_the_tables_of_methods(pages: dict[str, str]) -> None:
-    texts = [f"{fact.finds} {fact.reads}" for fact in FACTS.values()]
+    texts = [f"{fact.finds} {fact.reads}" for fact in PROTOCOLS.values()]
     for row in re.findall(r"^\| `[\w-]+` \|.*$", pages["index.md"], re.M):
         texts.append(" ".join(row.split("|")[4:6]))
     assert len(texts) == 2 * len(PROTOCOLS)

@@ -27,21 +27,14 @@ from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.averages.sampling import sample_landmarks
 from securecluster.protocols.common.options.pair_options import PairOptions
-from securecluster.protocols.srfca import server
+from securecluster.protocols.srfca import graph, server
 from securecluster.protocols.srfca.client import (
     OneShotTraining,
     SRFCAClient,
     client_view,
     server_view,
 )
-from securecluster.protocols.srfca.graph import UNASSIGNED, check_clustering, groups
 from securecluster.protocols.srfca.model_distance import ClusterModels
-from securecluster.protocols.srfca.server import (
-    GraphOptions,
-    SRFCAState,
-    first_clusters,
-    model_distance,
-)
 from securecluster.runtime.endpoint import config_hash
 
 
@@ -111,7 +104,7 @@ class SRFCAObserver(fl.Observer):
         """
         positions = []
         for k, i in enumerate(client.cohort.ids):
-            if state.clusters[i] != UNASSIGNED:
+            if state.clusters[i] != graph.UNASSIGNED:
                 positions.append(k)
         recipients = [client.cohort.ids[k] for k in positions]
         models: fl.Rows = client.advanced(positions, state.outbox.message_for(recipients))
@@ -182,7 +175,7 @@ class SRFCA(fl.ClusteringProtocol):
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[fl.TrainingClient]] = SRFCAClient
 
-    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> SRFCAState:
+    def run_server(self, net: fl.ServerChannel, run: fl.Run) -> server.SRFCAState:
         """Run the server's side of Algorithm 1.
 
         Args:
@@ -192,8 +185,9 @@ class SRFCA(fl.ClusteringProtocol):
         fl.check_compared(net, self.landmarks)
         clients = len(net.clients)
         check_pairs(clients)  # with landmarks, too, each client keeps a row of losses of all models
-        state = SRFCAState(
-            clusters=[UNASSIGNED] * clients, outbox=fl.PendingUpdates.start(clients, fresh=False)
+        state = server.SRFCAState(
+            clusters=[graph.UNASSIGNED] * clients,
+            outbox=fl.PendingUpdates.start(clients, fresh=False),
         )
         for t in run.rounds("train", state, self.local_rounds):  # ONE_SHOT
             self._train_alone(net, state)
@@ -220,13 +214,13 @@ class SRFCA(fl.ClusteringProtocol):
             )
         return state
 
-    def _train_alone(self, net: fl.ServerChannel, state: SRFCAState) -> None:
+    def _train_alone(self, net: fl.ServerChannel, state: server.SRFCAState) -> None:
         """Let every client train its own model: one round of the T iterations of ONE_SHOT."""
         # Silent clients catch up later, from what is pending for them.
         query = state.outbox.message_for(net.clients)
         net.gather(fl.SumClient.train_locally, query, to=net.clients)
 
-    def _one_shot(self, net: fl.ServerChannel, run: fl.Run, state: SRFCAState) -> None:
+    def _one_shot(self, net: fl.ServerChannel, run: fl.Run, state: server.SRFCAState) -> None:
         """Run ONE_SHOT(λ, t) of Algorithm 1.
 
         Without a component of t clients, all clients are one cluster (not in the paper).
@@ -242,15 +236,17 @@ class SRFCA(fl.ClusteringProtocol):
             net, state, replies, self.distance, noisy_trainings, landmarks
         )
         # The graph is told in the history, for λ cannot be judged without it.
-        edges = first_clusters(state, distance, self._graphing)
+        edges = server.first_clusters(state, distance, self._graphing)
         line = {
             "lambda": state.threshold,
             "edges": edges.tolist(),
-            "clustered": groups(state.clusters),
+            "clustered": graph.groups(state.clusters),
         }
         run.note(**line)
 
-    def _refine(self, net: fl.ServerChannel, run: fl.Run, state: SRFCAState, last: bool) -> None:
+    def _refine(
+        self, net: fl.ServerChannel, run: fl.Run, state: server.SRFCAState, last: bool
+    ) -> None:
         """Run RECLUSTER and MERGE (Algorithms 2 and 4).
 
         If no member of any cluster replies, clusters and models are unchanged (not in the paper).
@@ -266,10 +262,10 @@ class SRFCA(fl.ClusteringProtocol):
         models = server.cluster_models(net, state, step)
         if models.kept:
             scattered = not self._graphing.given
-            distance = model_distance(net, state, models, self.distance, scattered)
+            distance = server.model_distance(net, state, models, self.distance, scattered)
             # Clusters without a model are out: their members join others by distance.
             row_of = {c: row for row, c in enumerate(models.kept)}
-            before = [row_of.get(c, UNASSIGNED) for c in state.clusters]
+            before = [row_of.get(c, graph.UNASSIGNED) for c in state.clusters]
             cluster_count = len(models.kept)
             assigned = server.recluster(distance, before, cluster_count, self.sums.least_members)
             state.clusters, table = server.merge(
@@ -277,7 +273,7 @@ class SRFCA(fl.ClusteringProtocol):
             )
             labels = list(range(len(table)))
             state.models = ClusterModels(table, models.step, labels)
-            run.note(reclustered=groups(assigned), clustered=groups(state.clusters))
+            run.note(reclustered=graph.groups(assigned), clustered=graph.groups(state.clusters))
         # Otherwise a round of this refinement waits to be handed out already.
         if models.kept or not state.outbox.number:
             state.hand_out(self._fresh)
@@ -285,7 +281,7 @@ class SRFCA(fl.ClusteringProtocol):
             state.rows = fl.empty_tensor()  # no later step compares one-shot models
 
     def assign_newcomers(
-        self, net: fl.ServerChannel, state: SRFCAState, to: Sequence[int]
+        self, net: fl.ServerChannel, state: server.SRFCAState, to: Sequence[int]
     ) -> list[int]:
         """Return the cluster of each newcomer, as the newcomer chooses it (not in the paper).
 
@@ -328,10 +324,10 @@ class SRFCA(fl.ClusteringProtocol):
         return {**sizes, "restarts": 2 * int(self.refine) + 2}
 
     @property
-    def _graphing(self) -> GraphOptions:
+    def _graphing(self) -> server.GraphOptions:
         """Return the options of ONE_SHOT(λ, t), where t is that of a sum or more."""
         size = max(self.size, self.sums.least_members)
-        return GraphOptions(self.distance, size, self.threshold, self.quantile)
+        return server.GraphOptions(self.distance, size, self.threshold, self.quantile)
 
     @property
     def weighted(self) -> bool:
@@ -414,7 +410,7 @@ class SRFCA(fl.ClusteringProtocol):
             UsageError: a hyper-parameter is out of range, or two of them contradict each other.
         """
         super().check(clients)
-        check_clustering(self.size, clients, self.threshold, self.quantile)
+        graph.check_clustering(self.size, clients, self.threshold, self.quantile)
         fl.check_landmarks(self.landmarks)
         self._check_average()
         self._check_sealed()

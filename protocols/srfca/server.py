@@ -22,16 +22,8 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterWarning
 from securecluster.protocols import authoring as fl
+from securecluster.protocols.srfca import graph
 from securecluster.protocols.srfca.client import OfferedClusters, RelayedModels, SRFCAClient
-from securecluster.protocols.srfca.graph import (
-    UNASSIGNED,
-    choose_threshold,
-    components,
-    groups,
-    renumbered,
-    spanning_tree_edges,
-    trimmed_mean,
-)
 from securecluster.protocols.srfca.model_distance import (
     ClusterModels,
     CrossClusterLoss,
@@ -79,7 +71,7 @@ class SRFCAState:
         unused = count(1 + max(self.clusters))
         labels = []
         for c in self.clusters:
-            labels.append(next(unused) if c == UNASSIGNED else c)
+            labels.append(next(unused) if c == graph.UNASSIGNED else c)
         return labels
 
     def restart(self, fresh: bool) -> None:
@@ -92,9 +84,9 @@ class SRFCAState:
         number = 1 + (self.outbox.restart or 0)
         self.outbox = fl.PendingUpdates.start(len(self.clusters), fresh)
         self.outbox.restart = number
-        unassigned = [i for i, c in enumerate(self.clusters) if c == UNASSIGNED]
+        unassigned = [i for i, c in enumerate(self.clusters) if c == graph.UNASSIGNED]
         self.outbox.unsubscribe(unassigned)
-        self.noise = [0.0] * len(groups(self.clusters))
+        self.noise = [0.0] * len(graph.groups(self.clusters))
 
     def hand_out(self, fresh: bool) -> None:
         """Queue the clusters' models, if there are any, for their members.
@@ -197,10 +189,10 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
     Warns:
         SecureClusterWarning: a specified λ joins no clients, or all of them.
     """
-    edges: Array = spanning_tree_edges(distance)
+    edges: Array = graph.spanning_tree_edges(distance)
     if graphing.given:
-        state.threshold = choose_threshold(distance, graphing.threshold, graphing.quantile)
-        labels = components(distance, state.threshold, graphing.size)
+        state.threshold = graph.choose_threshold(distance, graphing.threshold, graphing.quantile)
+        labels = graph.components(distance, state.threshold, graphing.size)
         _warn_of_one_cluster(labels, edges, state.threshold, graphing)
     else:
         squared = graphing.distance == "l2"
@@ -209,11 +201,11 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
         labels = partition.labels
 
     clients = len(state.clusters)
-    if max(labels, default=UNASSIGNED) == UNASSIGNED:
+    if max(labels, default=graph.UNASSIGNED) == graph.UNASSIGNED:
         state.clusters = [0] * clients
     else:
         label_of = dict(zip(state.judges, labels, strict=True))
-        state.clusters = [label_of.get(i, UNASSIGNED) for i in range(clients)]
+        state.clusters = [label_of.get(i, graph.UNASSIGNED) for i in range(clients)]
     state.graph = Graph(
         ids=list(state.judges),
         edges=torch.from_numpy(edges),
@@ -238,7 +230,7 @@ def _warn_of_one_cluster(
         return
     shortest = float(edges[0])
     longest = float(edges[-1])
-    if max(labels) == UNASSIGNED:
+    if max(labels) == graph.UNASSIGNED:
         problem = (
             f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are "
             f"{shortest:.4g} apart)"
@@ -273,7 +265,7 @@ def average_trimmed(
         trim: β, the share of updates that is left out at each end of every coordinate.
         t: the round.
     """
-    clusters = groups(state.clusters)
+    clusters = graph.groups(state.clusters)
     recipients: list[int] = []
     for c, members in enumerate(clusters):
         recipients += fl.sample_clients(net, members, share, t, c, minimum=net.least_members)
@@ -330,7 +322,7 @@ def _trimmed_means(
     for c in range(clusters):
         positions = [k for k, i in enumerate(replies.ids) if labels[i] == c]
         if positions:
-            means[c] = trimmed_mean(rows, trim, positions)
+            means[c] = graph.trimmed_mean(rows, trim, positions)
     return means
 
 
@@ -404,7 +396,7 @@ def cluster_models(net: fl.ServerChannel, state: SRFCAState, step: int | None) -
         state: the clusters and their averages.
         step: the call whose mask the models are to carry; None means a fresh one.
     """
-    clusters = groups(state.clusters)
+    clusters = graph.groups(state.clusters)
     outbox = state.outbox
     if not outbox.number:
         return ClusterModels()  # no client ever replied
@@ -509,16 +501,16 @@ def recluster(
             break
         homeless = []
         for i, c in enumerate(labels):
-            if c not in remaining and c != UNASSIGNED:
+            if c not in remaining and c != graph.UNASSIGNED:
                 homeless.append(i)
         offered = remaining
         nearest = distance.nearest(homeless, offered)
         for i in homeless:
-            labels[i] = nearest.get(i, UNASSIGNED)
+            labels[i] = nearest.get(i, graph.UNASSIGNED)
 
-    assigned = [c for c in labels if c != UNASSIGNED]
+    assigned = [c for c in labels if c != graph.UNASSIGNED]
     largest_cluster = fl.largest(assigned or [0])
-    return [largest_cluster if c == UNASSIGNED else c for c in labels]
+    return [largest_cluster if c == graph.UNASSIGNED else c for c in labels]
 
 
 def merge(
@@ -547,17 +539,17 @@ def merge(
     clusters = sorted(set(labels))
     sizes = Counter(labels)
     between = distance.between(labels)[np.ix_(clusters, clusters)]
-    joined = components(between, threshold, minimum, [sizes[c] for c in clusters])
-    if max(joined) == UNASSIGNED:
+    joined = graph.components(between, threshold, minimum, [sizes[c] for c in clusters])
+    if max(joined) == graph.UNASSIGNED:
         joined = [0] * len(clusters)
     component_of = dict(zip(clusters, joined, strict=True))
 
     # clients of components that are too small move to a cluster of another one
-    large_enough = [c for c in clusters if component_of[c] != UNASSIGNED]
+    large_enough = [c for c in clusters if component_of[c] != graph.UNASSIGNED]
     components_of_clients = [component_of[c] for c in labels]
-    homeless = [i for i, c in enumerate(components_of_clients) if c == UNASSIGNED]
+    homeless = [i for i, c in enumerate(components_of_clients) if c == graph.UNASSIGNED]
     nearest = distance.nearest(homeless, large_enough)
-    default = fl.largest([c for c in components_of_clients if c != UNASSIGNED])
+    default = fl.largest([c for c in components_of_clients if c != graph.UNASSIGNED])
     for i in homeless:
         if i in nearest:
             components_of_clients[i] = component_of[nearest[i]]
@@ -569,4 +561,4 @@ def merge(
     for component in dict.fromkeys(components_of_clients):
         joined_rows = [c for c in large_enough if component_of[c] == component]
         means.append(models.table[joined_rows].mean(0))
-    return renumbered(components_of_clients), torch.stack(means)
+    return graph.renumbered(components_of_clients), torch.stack(means)

@@ -25,7 +25,13 @@ from securecluster.commands.options import about, as_typed, of_protocol, protoco
 from securecluster.core.number_format import printable
 from securecluster.core.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, on_command_line, unknown
-from securecluster.protocols.registry import FOREIGN, MODELS, facts, protocol_class, protocol_names
+from securecluster.protocols.registry import (
+    MODELS,
+    PROTOCOLS,
+    facts,
+    protocol_class,
+    protocol_names,
+)
 from securecluster.studies import compare, sweep
 
 if TYPE_CHECKING:
@@ -390,7 +396,9 @@ def _replay(argv: list[str]) -> int:
 def _print_foreign() -> None:
     """Print what protocols need of a model of another framework."""
     print("needed of a model of another framework (ForeignModel, in Python):")
-    for calls, names in FOREIGN.items():
+    needs = dict.fromkeys(fact.foreign for fact in PROTOCOLS.values())
+    for calls in sorted(needs, key=lambda calls: ("cannot" in calls, len(calls))):
+        names = [name for name, fact in PROTOCOLS.items() if fact.foreign == calls]
         first = f"  {calls:<29} "
         print(textwrap.fill(", ".join(names), 80, initial_indent=first, subsequent_indent=" " * 32))
     print("train*: one that follows call.lr and call.batches(); drawn start: a function\n")

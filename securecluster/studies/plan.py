@@ -38,7 +38,7 @@ from securecluster.data.simulation import Simulation
 from securecluster.data.stand_ins import PublicSample, public_sample
 from securecluster.errors import SecureClusterWarning, UsageError, quoted, unknown
 from securecluster.parties.power_check import CLUSTERS, DROWNED
-from securecluster.protocols.registry import FACTS
+from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime.settings import Settings
 from securecluster.studies import comparison_options, sweep_plan
 from securecluster.studies.sweep_plan import Cell, Variant
@@ -597,7 +597,7 @@ class _Stage:
 
 def _looks_for_clusters(variant: Variant) -> bool:
     """Return whether a protocol looks for clusters, as no baseline does."""
-    fact = FACTS.get(variant.protocol)
+    fact = PROTOCOLS.get(variant.protocol)
     return fact is None or not fact.finds.startswith("none")
 
 

@@ -16,7 +16,7 @@ from securecluster.commands import command_line, options
 from securecluster.commands.command_line import Section
 from securecluster.errors import UsageError, in_python
 from securecluster.protocols import registry
-from securecluster.protocols.registry import FACTS, MODELS, PROTOCOLS, protocol_class
+from securecluster.protocols.registry import MODELS, PROTOCOLS, protocol_class
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--clients", "6", "--samples", "20", "--rounds", "2", "--epochs", "1", "--model", "linear"]
@@ -171,7 +171,6 @@ def test_the_list_has_a_line_for_each_protocol(said: Said) -> None:
     foreign = text.partition("ForeignModel")[2].partition("\n\n")[0]
     assert max(map(len, foreign.splitlines())) <= 80
     assert re.search(r"^  train, outputs, drawn start   ifca, clove$", foreign, re.MULTILINE)
-    assert FACTS.keys() == PROTOCOLS.keys()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -179,15 +178,15 @@ def test_the_list_says_whether_a_protocol_is_given_k(name: str) -> None:
     given = {field.name: field.default for field in fields(protocol_class(name))}
     number = given.get("k", given.get("tasks", "none"))
     words = {"none": "no", None: "may"}
-    assert FACTS[name].k == words.get(number, "yes")
+    assert PROTOCOLS[name].k == words.get(number, "yes")
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_the_list_says_of_what_finds_no_groups(name: str) -> None:
     baselines = ("random", "fedavg", "finetune", "mrmtl", "local")
-    assert FACTS[name].finds.startswith("none") == (name in baselines)
+    assert PROTOCOLS[name].finds.startswith("none") == (name in baselines)
     # a run of `local` alone calls no client for a reply
-    assert (FACTS[name].reads == "nothing") == (name == "local")
+    assert (PROTOCOLS[name].reads == "nothing") == (name == "local")
 
 
 def test_the_list_has_the_models_that_there_are() -> None:

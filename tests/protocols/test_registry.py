@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from securecluster import protocols
 from securecluster.cli.main import main
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.protocols import registry
@@ -66,6 +67,15 @@ def test_names_of_this_project_come_first_and_stay_its_own() -> None:
     names = registry.protocol_names()
     assert names[: len(registry.PROTOCOLS)] == list(registry.PROTOCOLS)
     assert "outside" in names and names.count("cfl") == 1
+
+
+def test_the_table_has_every_class_that_the_package_exports() -> None:
+    classes = [fact.class_name for fact in registry.PROTOCOLS.values()]
+    others = {"ClusteringProtocol", "Settings"}
+    assert sorted(classes) == sorted(set(protocols.__all__) - others)
+    assert [registry.protocol_class(name).name for name in registry.PROTOCOLS] == [
+        *registry.PROTOCOLS
+    ]
 
 
 def test_a_declaration_under_the_name_of_a_protocol_of_this_project_is_ignored_with_a_warning(

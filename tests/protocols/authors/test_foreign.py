@@ -40,7 +40,7 @@ from securecluster.protocols.conformance import (
     check_secure_sums,
     example,
 )
-from securecluster.protocols.registry import FOREIGN, PROTOCOLS, protocol_class
+from securecluster.protocols.registry import PROTOCOLS, protocol_class
 from securecluster.statements.privacy_section import FUNCTIONS, section
 from securecluster.training import local_trainer
 from securecluster.training.foreign_trainer import TrainingCall
@@ -512,7 +512,9 @@ def short(name: str) -> dict[str, Any]:
     return {**params, **({"k": 2} if name in NUMBERS else {})}
 
 
-@pytest.mark.parametrize(("needs", "name"), [(n, name) for n in FOREIGN for name in FOREIGN[n]])
+@pytest.mark.parametrize(
+    ("needs", "name"), [(fact.foreign, name) for name, fact in PROTOCOLS.items()]
+)
 def test_the_list_says_what_a_protocol_needs(needs: str, name: str, federation: Federation) -> None:
     if needs == "cannot train one":
         with pytest.raises(UsageError):
@@ -523,10 +525,6 @@ def test_the_list_says_what_a_protocol_needs(needs: str, name: str, federation: 
         if part != "train":
             with pytest.raises(UsageError):
                 fitted(name, short(name), ForeignModel(*LACKING[part]), federation)
-
-
-def test_the_list_has_every_protocol_once() -> None:
-    assert sorted(name for names in FOREIGN.values() for name in names) == sorted(PROTOCOLS)
 
 
 def test_the_report_says_whose_accountant_it_is(federation: Federation, tmp_path: Path) -> None:
