@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import math
 import re
@@ -342,6 +344,22 @@ def code_cells(name: str) -> list[Cell]:
             printed = "".join("".join(stream["text"]) for stream in streams)
             found.append(Cell("".join(cell["source"]), printed))
     return found
+
+
+def imported_names(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the modules of the package that code imports from, and the names it takes there."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("securecluster"):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in DOCS.glob("*.ipynb")))
+def test_every_name_that_a_notebook_imports_is_there(name: str) -> None:
+    # also of notebooks that run only where Flower is installed
+    for cell in code_cells(name):
+        for module, own in imported_names(cell.source):
+            if not hasattr(importlib.import_module(module), own):
+                importlib.import_module(f"{module}.{own}")
 
 
 def words(text: str) -> list[str]:
