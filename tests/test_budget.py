@@ -46,7 +46,7 @@ CODE_LINES = {
     "protocols/srfca": 1380,
     "securecluster": 260,
     "securecluster/audits": 2170,
-    "securecluster/cli": 1200,
+    "securecluster/cli": 1210,
     "securecluster/clustering": 1900,
     "securecluster/commands": 570,
     "securecluster/core": 1710,
@@ -62,12 +62,12 @@ CODE_LINES = {
     "securecluster/recordings": 1090,
     "securecluster/reports": 1310,
     "securecluster/results": 1520,
-    "securecluster/runs": 1450,
+    "securecluster/runs": 1470,
     "securecluster/runtime": 3460,
     "securecluster/statements": 1370,
     "securecluster/studies": 3360,
     "securecluster/training": 1750,
-    "tests": 71600,
+    "tests": 71650,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -385,6 +385,11 @@ def _replay(argv: list[str]) -> int:
             f"{printable(str(folder))}: the server alone made the same {replayed.calls} calls and "
             "ended in the same state, bit for bit"
         )
+        if replayed.restated:
+            print(
+                "another version wrote its result, and this one states its privacy otherwise: "
+                + ", ".join(replayed.restated)
+            )
         if replayed.unused:
             print(
                 f"the ledger has {replayed.unused} more releases of single clients, to a server "

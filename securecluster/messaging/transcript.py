@@ -21,7 +21,7 @@ from securecluster.core.client_names import Client
 from securecluster.core.lazy_torch import torch
 from securecluster.core.manifest import EMPTY, Log, Mark
 from securecluster.core.serialization import pack, unpack
-from securecluster.errors import UsageError
+from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import (
     AUTHORITY_CALL,
@@ -331,7 +331,8 @@ class Transcript:
 
         Raises:
             UsageError: contents were not stored.
-            RunFolderError: the entry's file is missing or differs from what was written.
+            RunFolderError: the entry's file is missing or differs from what was written, or a
+                message has other fields than this version's.
         """
         if self.mode != "full":
             raise UsageError(
@@ -752,9 +753,17 @@ def _rebuilt(message: type, fields: dict[str, Any]) -> Any:
     Args:
         message: class of the message.
         fields: its fields by name.
+
+    Raises:
+        RunFolderError: a field is missing, as another version's messages have others.
     """
     values: dict[str, Any] = {}
     for name, field_kind in kinds(message).items():
+        if name not in fields:
+            raise RunFolderError(
+                f"a {message.__name__} of this transcript has no {name}: use the version of "
+                "securecluster that wrote it"
+            )
         value = fields[name]
         if isinstance(value, dict):  # the attributes of Shared, Rows or Picks
             value = field_kind(**_with_tuples(value))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import securecluster
 from securecluster.cli.main import main
 from securecluster.core import manifest
 from securecluster.errors import RunFolderError, SecureClusterError
@@ -331,21 +332,49 @@ def test_a_manifest_leads_to_no_file_elsewhere(ended: Path, tmp_path: Path) -> N
             manifest.read(folder)
 
 
-def test_a_run_that_does_not_say_what_queries_brought_is_reported_and_replayed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Runs of earlier versions have no such list."""
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def of_other_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose result another version wrote, which had no list of what queries brought."""
+    folder = tmp_path_factory.mktemp("other") / "run"
     options = [*SMALL, "--rounds", "1", "--transcript", "full", "--out", str(folder)]
     assert main(["run", "fedavg", *options]) == 0
     result = json.loads((folder / "result.json").read_text())
-    assert main(["report", str(folder)]) == 0
-    assert "clients saw" in capsys.readouterr().out
     assert result["privacy"].pop("query_view")
+    result["version"] = "0.2.0"
+    result["privacy"]["not_covered"] = ["other words"]
     write_json(folder, "result.json", result)
-    for command in ("replay", "report"):
-        assert main([command, str(folder)]) == 0, capsys.readouterr().err
+    return folder
+
+
+def test_a_run_of_another_version_is_reported_and_replayed(
+    of_other_version: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["report", str(of_other_version)]) == 0
     assert "clients saw" not in capsys.readouterr().out
-    result["privacy"]["query_view"] = ["nothing"]
-    write_json(folder, "result.json", result)
-    assert main(["replay", str(folder)]) != 0
+    assert main(["replay", str(of_other_version)]) == 0
+    said = capsys.readouterr().out
+    assert "the same 2 calls" in said and "otherwise: not_covered, query_view" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), securecluster.__version__),  # which has the list, and other words
+        (("labels", 0), 1),
+        (("bytes", "up"), 1),
+        (("privacy", "noise"), 3.0),
+        (("privacy", "releases"), []),
+        (("privacy", "fields"), []),
+        (("privacy", "masks"), [{}]),
+        (("privacy", "reproducible_keys"), False),
+    ],
+    ids=str,
+)
+def test_facts_that_another_version_recorded_must_follow_from_the_replay(
+    path: tuple[Any, ...], value: object, of_other_version: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(of_other_version, tmp_path / "run")
+    result = json.loads((folder / "result.json").read_text())
+    write_json(folder, "result.json", forged(result, path, value))
+    assert main(["replay", str(folder)]) == 2

@@ -398,3 +398,15 @@ def test_parties_have_names_that_can_be_read_back() -> None:
     for party in (SERVER, WIRE, AUTHORITY, client(12), lps(0)):
         assert parse(str(party)) == party
     assert len({str(p) for p in (SERVER, WIRE, AUTHORITY, client(1), client(2), lps(1))}) == 6
+
+
+@dataclass(frozen=True, eq=False)
+class LongerReply(Reply):
+    origin: Rows
+
+
+def test_a_message_that_lacks_a_field_of_this_version_is_refused_by_name(tmp_path: Path) -> None:
+    filled("full", tmp_path)
+    later = Transcript.read("full", tmp_path, lambda method: (Query, LongerReply))
+    with pytest.raises(RunFolderError, match="a LongerReply of this transcript has no origin: use"):
+        later.content(0)
