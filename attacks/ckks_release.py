@@ -41,11 +41,11 @@ from securecluster.protections.encryption.parameters import CKKS, Parameters
 class Textbook(Parameters):
     """Parameters of CKKS without room for flooding noise, which no run has."""
 
-    def _check_ckks(self) -> None:
+    def _check_precision(self) -> None:
         """Accept any scale."""
 
 
-PARAMETERS = Textbook(CKKS, 4096, (53, 53), scale_bits=40)
+PARAMETERS = Textbook(4096, (53, 53), scale_bits=40)
 DEGREE = PARAMETERS.degree
 LAYOUT = Layout((FieldShape("delta", 32, (PARAMETERS.slots - 1,)),))
 MEMBERS = 3  # clients in a sum
@@ -298,8 +298,8 @@ class CkksRelease(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.config.get("aggregation") != CKKS:
-            return "not applicable: no sums are encrypted with CKKS"
+        if knowledge.config.get("relevance") != CKKS:
+            return "not applicable: no pairs are encrypted with CKKS"
         if not any(party.kind == "server" for party in view.parties):
             return "not applicable: ciphertexts and sums are read by the server alone"
         return None

@@ -685,8 +685,6 @@ class SecureSumConformance(Attack):
         if not any(party.kind == "server" for party in view.parties):
             return "not applicable: the adversary is no server"
         aggregation = knowledge.config.get("aggregation", "plain")
-        if aggregation not in ("plain", "secagg"):
-            return "not applicable: sums are encrypted for the key authority"
         if aggregation == "plain" and not observed_updates(view, knowledge):
             return "not applicable: no updates of clients were observed"
         return None

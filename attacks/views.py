@@ -27,9 +27,8 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows, select
 from securecluster.messaging.outcomes import VerbOutcome
-from securecluster.messaging.parties import AUTHORITY, SERVER, Party
+from securecluster.messaging.parties import SERVER, Party
 from securecluster.messaging.transcript import ObservedMessage, Parties
-from securecluster.parties.derived import opened_verbs
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM
 
@@ -104,12 +103,7 @@ class RecordedView(View):
 
     def _all_outcomes(self) -> Iterator[VerbOutcome]:
         """Yield what verbs gave anyone."""
-        opened = opened_verbs(self.fitted.result_.method)
-        for outcome in self.fitted.verb_outcomes():
-            yield outcome
-            # the authority decrypts a sum before the server gets it
-            if SUM in opened and outcome.verb == SUM:
-                yield replace(outcome, reader=AUTHORITY)
+        yield from self.fitted.verb_outcomes()
         yield from getattr(self.fitted, "authority_outcomes_", ())
 
 

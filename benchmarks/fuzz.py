@@ -214,8 +214,6 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
         FedAvg,
         {"aggregation": "secagg", "placement": "distributed", **PRIVATE},
     ),
-    "fedavg, bfv": (FedAvg, {"aggregation": "bfv"}),
-    "fedavg, ckks": (FedAvg, {"aggregation": "ckks"}),
     "oneshot, padded pairs": (OneShot, {"tasks": 2, "model": "mlp-32", "relevance": "pads"}),
     "oneshot, encrypted pairs": (OneShot, {"tasks": 2, "model": "mlp-32", "relevance": "ckks"}),
 }
@@ -987,8 +985,7 @@ def sides(case: str) -> list[str]:
         case: one of `CASES`.
     """
     _, params = CASES[case]
-    schemes = {params.get("aggregation"), params.get("relevance")}
-    encrypts = {"bfv", "ckks"} & schemes
+    encrypts = params.get("relevance") == "ckks"
     return [side for side in SIDES if side != "authority" or encrypts]
 
 

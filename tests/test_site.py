@@ -246,7 +246,7 @@ def test_the_glossary_has_some_forty_terms_each_once(pages: dict[str, str]) -> N
 
 def test_a_methods_page_says_what_its_runs_can_have(pages: dict[str, str]) -> None:
     cfl = pages["methods/cfl.md"]
-    assert "| aggregation | `plain` | `plain`, `secagg`, `bfv`, `ckks` |" in cfl
+    assert "| aggregation | `plain` | `plain`, `secagg` |" in cfl
     assert "| relevance |" not in cfl  # CFL compares no pairs of clients
     assert "| relevance | `plain`, `pads`, `ckks` |" in pages["methods/oneshot.md"]
     nearby = pages["methods/mrmtl.md"]

@@ -1,18 +1,12 @@
-"""Pads, BFV and CKKS side by side: bytes up, processor time and error.
+"""Pads and CKKS side by side for the relevance of pairs: bytes up, processor time and error.
 
-python -m benchmarks.costs.homomorphic relevance [clients, 20 and 100]
-python -m benchmarks.costs.homomorphic sums [numbers, 10000 100000 1000000]
-python -m benchmarks.costs.homomorphic runs [clients, 10 and 100]
+python -m benchmarks.costs.homomorphic [clients, 20 and 100]
 
 Relevance is R of m clients: one row of a client, as pads or as ciphertexts of its part of all
-pairs. Sums are of updates of d numbers: one row of a client, as plain float32, as masked int32 of
-secure sums (without their keys and shares), or as ciphertexts. Times are processor seconds of one
-thread: of encrypting one row and tagging its ciphertexts, of adding one row to a sum, and of the
-key authority, which checks the tags of the sum's clients and decrypts it. Errors are the largest
-ones of the sum, relative to the range of one client's number. Of CKKS the sum of integers is exact,
-and what errs is their rounding before they are encrypted.
-
-Runs are of FedAvg, a linear model and a round: the bytes of its messages, and processor seconds.
+pairs. Times are processor seconds of one thread: of encrypting one row and tagging its ciphertexts,
+of adding one row to a sum, and of the key authority, which checks the tags of the sum's clients and
+decrypts it. Errors are the largest ones of the sum, relative to the range of one client's number.
+The sum of integers is exact, and what errs is their rounding before they are encrypted.
 """
 
 from __future__ import annotations
@@ -29,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.table import machine, markdown_line
-from securecluster.data import Federation
 from securecluster.privacy.fixed_point import FixedPoint
-from securecluster.privacy.masking.pads import KeyPair, add_pads
+from securecluster.privacy.masking.pads import KeyPair
 from securecluster.protections.encryption.ciphers import CiphertextSum, PublicCipher, SecretCipher
 from securecluster.protections.encryption.envelopes import (
     EnvelopeContext,
@@ -42,20 +35,14 @@ from securecluster.protections.encryption.envelopes import (
 )
 from securecluster.protections.encryption.packing import FieldShape, Layout, pack, unpack
 from securecluster.protections.encryption.pair_release import own_pairs, rounding
-from securecluster.protections.encryption.parameters import BFV, CKKS, default_parameters
+from securecluster.protections.encryption.parameters import CKKS, Parameters
 from securecluster.protections.encryption.tags import LinearTags, as_text, from_text
 from securecluster.protections.pads.pair_pads import PairContext, add_pair_pads
-from securecluster.protocols import FedAvg
 from securecluster.protocols.oneshot.client import RELEVANCE
 
 # the range of one client's number
 BOUND = 1.0
-SUMMED = 3
-# pads of a row in a secure sum of 100 clients
-PADS = 100
 RELEVANCE_CLIENTS = (20, 100)
-SUM_NUMBERS = (10_000, 100_000, 1_000_000)
-RUN_CLIENTS = (10, 100)
 TAG_KEY = b"t" * 32
 
 
@@ -87,26 +74,14 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.process_time() - start
 
 
-def codec_of_sums(scheme: str, members: int) -> FixedPoint:
-    """Return the fixed point of sums of ciphertexts.
-
-    Args:
-        scheme: "bfv" or "ckks".
-        members: clients for which it is planned.
-    """
-    maximum = default_parameters(scheme).largest_integer(32, members)
-    return FixedPoint(BOUND, members, most=maximum)
-
-
-def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost:
+def encrypted(rows: NDArray[np.float64], codec: FixedPoint) -> Cost:
     """Return the costs of a sum of ciphertexts.
 
     Args:
-        scheme: "bfv" or "ckks".
         rows: numbers of some clients (n, d), whose sum is formed.
         codec: fixed point of their numbers.
     """
-    parameters = default_parameters(scheme)
+    parameters = Parameters()
     secret = SecretCipher.generate(parameters)
     public = PublicCipher(parameters, secret.public)
     layout = Layout((FieldShape("delta", 32, rows.shape[1:]),))
@@ -168,7 +143,7 @@ def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost
     unit = 2.0**-codec.exponent
     errors = np.abs(released * unit - truth)
     return Cost(
-        scheme,
+        CKKS,
         size,
         float(np.median(encrypting)),
         float(np.median(adding)),
@@ -221,45 +196,8 @@ def relevance(clients: int) -> list[Cost]:
 
     costs = [padded(rows[:2], 2, mask)]
     pair_rows = np.stack([own_pairs(row, k) for k, row in enumerate(rows)])
-    # BFV for comparison: no run has pairs under it.
-    for scheme in (BFV, CKKS):
-        codec = rounding("row", RELEVANCE)
-        costs.append(encrypted(scheme, pair_rows, codec))
+    costs.append(encrypted(pair_rows, rounding("row", RELEVANCE)))
     return costs
-
-
-def sums(numbers: int, clients: int) -> list[Cost]:
-    """Return the costs of a sum of updates.
-
-    Args:
-        numbers: d.
-        clients: clients whose rows are made and added.
-    """
-    generator = np.random.default_rng(0)
-    rows = generator.uniform(-BOUND, BOUND, (clients, numbers))
-    streams = [(bytes([k]) * 32, 1) for k in range(PADS)]
-    costs = [padded(rows, clients, lambda row: add_pads(row, streams))]
-    for scheme in (BFV, CKKS):
-        codec = codec_of_sums(scheme, clients)
-        costs.append(encrypted(scheme, rows, codec))
-    return costs
-
-
-def runs(clients: int) -> None:
-    """Print the bytes and processor seconds of a round of FedAvg over some clients."""
-    federation = Federation.simulate("digits", clients=clients, samples=10, seed=0)
-    print(f"\nA round of FedAvg over m = {clients} clients\n")
-    print("| way | bytes up a client | bytes between servers | CPU s |")
-    print("| --- | --- | --- | --- |")
-    for way in ("plain", BFV, CKKS):
-        method = FedAvg(aggregation=way, rounds=1, model="linear")
-        fitted, seconds = timed(partial(method.fit, federation))
-        sent = fitted.bytes_["by_message"]
-        up = sent["contribute"]["up"] // clients
-        of_authority = sent.get("authority_sum", {})
-        servers = of_authority.get("servers", 0)
-        cells = [way, f"{up:,}", f"{servers:,}", f"{seconds:.2f}"]
-        print(markdown_line(cells), flush=True)
 
 
 def show(title: str, costs: Sequence[Cost]) -> None:
@@ -277,19 +215,9 @@ def main(arguments: Sequence[str]) -> None:
     """Measure what is asked for, and print it."""
     torch.set_num_threads(1)
     print(machine())
-    kinds = [word for word in arguments if not word.isdecimal()] or ["relevance", "sums", "runs"]
-    sizes = [int(word) for word in arguments if word.isdecimal()]
-    if "relevance" in kinds:
-        for clients in sizes or RELEVANCE_CLIENTS:
-            costs = relevance(clients)
-            show(f"Relevance of m = {clients} clients", costs)
-    if "sums" in kinds:
-        for numbers in sizes or SUM_NUMBERS:
-            costs = sums(numbers, SUMMED)
-            show(f"A sum of d = {numbers:,} numbers", costs)
-    if "runs" in kinds:
-        for clients in sizes or RUN_CLIENTS:
-            runs(clients)
+    sizes = [int(word) for word in arguments]
+    for clients in sizes or RELEVANCE_CLIENTS:
+        show(f"Relevance of m = {clients} clients", relevance(clients))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ python -m benchmarks.costs.protections [--quick]
 `privacy_stages.csv` has one client's and the server's work on one sum, by stage, for rows of
 d = 10^4 … 10^7 numbers and m = 20, 100 and 1,000 members, without dropouts. A client's work is done
 by its real masks, and the bytes are those of the real frames. The server's is of one row, in a
-buffer of its own: a row is copied, added as in a plain sum, or added and unmasked. BFV and CKKS are
-given up to d = 10^6, where a row has 15 to 60 MB.
+buffer of its own: a row is copied, added as in a plain sum, or added and unmasked.
 
 `privacy_rounds.csv` has whole runs of FedAvg on digits with 20 clients, over each aggregator in
 turn: bytes a client and round, processor time beside plain sums, and how far the models are apart.
@@ -26,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.costs.homomorphic import codec_of_sums, encrypted
 from benchmarks.table import write
 from securecluster import Federation, LabelSwap
 from securecluster.messaging import wire
@@ -34,7 +32,6 @@ from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, fo
 from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.protections.encryption.parameters import BFV, CKKS
 from securecluster.protections.key_exchange import SumKey, SumKeys
 from securecluster.protections.secure_sums.double_mask import ClientMasks, SumContext
 from securecluster.protections.secure_sums.graph import Graph, build_graph
@@ -50,7 +47,6 @@ from securecluster.protocols.common.messages import Update
 
 NUMBERS = (10**4, 10**5, 10**6, 10**7)
 MEMBERS = (20, 100, 1000)
-ENCRYPTED_NUMBERS = (10**4, 10**5, 10**6)
 BOUND = 4.0
 RUN = b"benchmark"
 # rows in memory at a time: more than fits a cache, so that a row comes from memory
@@ -273,53 +269,14 @@ def summary(member: Member, numbers: int, stage_rows: list[Row]) -> Row:
         "client_ms": round(client, 3),
         "server_ms_a_row": round(masked, 4),
         "server_copies": round(masked / times["copy a row"], 3),
-        "authority_ms": "",
         "error": 2.0 ** -FixedPoint(BOUND, member.members).exponent / 2,
     }
-
-
-def encrypted_lines(numbers: int, members: int) -> list[Row]:
-    """Return the lines of BFV and CKKS for one size of rows.
-
-    Args:
-        numbers: numbers of a row.
-        members: clients for which the fixed point is planned.
-    """
-    generator = np.random.default_rng(0)
-    rows = generator.uniform(-1, 1, (3, numbers))
-    plain_up = frame_bytes(Member(20), numbers)["plain row"][0]
-    lines = []
-    for scheme in (BFV, CKKS):
-        cost = encrypted(scheme, rows, codec_of_sums(scheme, members))
-        lines.append(
-            {
-                "numbers": numbers,
-                "members": members,
-                "neighbours": 0,
-                "aggregation": scheme,
-                "plain_up": plain_up,
-                "up": cost.up,
-                "up_ratio": round(cost.up / plain_up, 5),
-                "up_ratio_with_keys": round(cost.up / plain_up, 5),
-                "down_beside_request": 0,
-                "keys_up": 0,
-                "keys_down": 0,
-                "client_ms": round(1e3 * cost.encrypt, 3),
-                "server_ms_a_row": round(1e3 * cost.add, 4),
-                "server_copies": "",
-                "authority_ms": round(1e3 * cost.decrypt, 3),
-                "error": cost.error,
-            }
-        )
-    return lines
 
 
 # hyper-parameters of the whole runs
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "secagg": {"aggregation": "secagg"},
-    "bfv": {"aggregation": "bfv"},
-    "ckks": {"aggregation": "ckks"},
     "plain, noise": {"clip": 1.0, "noise": 1.0},
     "secagg, noise in shares": {
         "clip": 1.0,
@@ -388,12 +345,10 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     member_counts: Sequence[int] = MEMBERS
     numbers: Sequence[int] = NUMBERS
-    encrypted_numbers: Sequence[int] = ENCRYPTED_NUMBERS
     models = ["mlp-32", "mlp-200"]
     if quick:
         member_counts = MEMBERS[:1]
         numbers = NUMBERS[:1]
-        encrypted_numbers = NUMBERS[:1]
         models = ["linear"]
     detailed: list[Row] = []
     lines: list[Row] = []
@@ -405,10 +360,6 @@ def main(arguments: list[str] | None = None) -> None:
             line = summary(member, d, stage_rows)
             lines.append(line)
             _print([line])
-    for d in encrypted_numbers:
-        of_schemes = encrypted_lines(d, 100)
-        lines += of_schemes
-        _print(of_schemes)
     runs: list[Row] = []
     for model in models:
         runs += rounds(model)

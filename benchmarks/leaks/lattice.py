@@ -18,11 +18,10 @@ from typing import Any
 
 from benchmarks.table import write
 from securecluster.protections.encryption.parameters import (
-    BFV,
     CKKS,
     MOST_DECRYPTIONS,
     MOST_MEMBERS,
-    default_parameters,
+    Parameters,
 )
 
 # standard deviations of SEAL's errors, and of uniform ternary secrets
@@ -108,10 +107,8 @@ def primal(degree: int, bits: float) -> tuple[int, float]:
 
 def lines() -> list[dict[str, Any]]:
     """Return a line for each set of parameters."""
-    parameter_sets = []
-    for scheme in (BFV, CKKS):
-        parameters = default_parameters(scheme)
-        parameter_sets.append((scheme, parameters.degree, sum(parameters.moduli)))
+    parameters = Parameters()
+    parameter_sets = [(CKKS, parameters.degree, sum(parameters.moduli))]
     for year, limits in GUIDELINES.items():
         parameter_sets += [(f"limit of {year}", degree, bits) for degree, bits in limits.items()]
     rows = []
@@ -133,7 +130,7 @@ def lines() -> list[dict[str, Any]]:
 
 def flooding_lines() -> list[dict[str, Any]]:
     """Return a line for each number of members: what flooding hides of CKKS."""
-    parameters = default_parameters(CKKS)
+    parameters = Parameters()
     rows = []
     for members in (1, 10, 100, 1000, MOST_MEMBERS):
         error = parameters.error(members)

@@ -103,8 +103,6 @@ SUBJECTS = {
     # label counts and numbers of samples
     "fedavg": Subject("fedavg", seeds=5, factor=2),
     "fedavg, permuted": Subject("fedavg", PERMUTED, factor=2),
-    "fedavg bfv": Subject("fedavg", {"aggregation": "bfv"}),
-    "fedavg ckks": Subject("fedavg", {"aggregation": "ckks"}),
     "finetune": Subject("finetune", {"tune_rounds": 1}),
     "mrmtl": Subject("mrmtl"),
     "hidden, no mask": Subject("hidden", EXACT),

@@ -119,12 +119,6 @@ class SumsOfBlocks(CountedSums):
         "secure sums of hidden without noise find centres by counts, and plain ones by sums"
     )
 
-    def refusal(self, method: Any) -> str | None:
-        """Return that a key authority opens sums, which hold no rows of blocks."""
-        if self.by_authority:
-            return "the rows of hidden are long for encrypted sums: take aggregation secagg"
-        return None
-
     def weights_updates(self, method: Any) -> bool:
         """Return whether updates are weighted by numbers of samples, which then go into sums.
 

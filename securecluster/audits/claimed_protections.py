@@ -87,6 +87,6 @@ def fallen(
     if len(colluding) >= clients - 1:
         without |= {SUMS}
     kinds = {str(party) for party in parties}
-    if field.protection is not None and field.opened and {"server", "authority"} <= kinds:
+    if field.protection is not None and field.by_authority and {"server", "authority"} <= kinds:
         without |= field.protection.claims
     return without

@@ -56,7 +56,6 @@ from securecluster.errors import (
     UsageError,
 )
 from securecluster.messaging.parties import Party, client
-from securecluster.parties.derived import opened_verbs
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.privacy import run_secret
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -435,7 +434,7 @@ def audited(
         note(text)
 
     protecting = protections_of(run.protocol)
-    if AUTHORITY in adversary.parties and not opened_verbs(run.protocol):
+    if AUTHORITY in adversary.parties and not run.protocol.pairs.by_authority:
         raise UsageError(
             "this run has no key authority, since nothing in it is encrypted: give --as server"
         )

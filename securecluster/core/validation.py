@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -56,13 +56,18 @@ class KeyOf:
 
     Args:
         registry: by name.
+        left: names that earlier versions had, with what to do instead.
     """
 
-    def __init__(self, registry: Collection[str]) -> None:
+    def __init__(self, registry: Collection[str], left: Mapping[str, str] | None = None) -> None:
         self.registry = registry
+        self.left = left or {}
 
     def check(self, options: Any, name: str) -> None:
         """Raise UsageError if an attribute is no name of the registry."""
+        value = getattr(options, name)
+        if isinstance(value, str) and value in self.left:
+            raise UsageError(f"{name} {value} has left securecluster: {self.left[value]}")
         check_choice(options, **{name: self.registry})
 
 

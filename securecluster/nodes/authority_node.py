@@ -23,10 +23,10 @@ from securecluster.nodes.policy import Policy
 from securecluster.nodes.policy_file import PolicyFile
 from securecluster.nodes.proposal import Proposal, accepted_by_authority
 from securecluster.parties.deployment import Deployment
-from securecluster.parties.derived import opened_verbs, server_copy
+from securecluster.parties.derived import server_copy
 from securecluster.parties.method import Method
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER
-from securecluster.protections.registry import AGGREGATIONS, RELEVANCES
+from securecluster.protections.registry import RELEVANCES
 from securecluster.runtime.authority import Authority
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ class AuthorityNode(Party):
         roster: Roster | None = None,
         policy: Policy | PolicyFile | None = None,
     ) -> None:
-        if not opened_verbs(method):
-            sums = [name for name, ours in AGGREGATIONS.items() if ours.by_authority]
+        if not method.pairs.by_authority:
             pairs = [name for name, ours in RELEVANCES.items() if ours.by_authority]
             raise UsageError(
                 f"{method.name} has no key authority with these options: runs have one with "
-                f"aggregation {' or '.join(sums)}, or relevance {' or '.join(pairs)}"
+                f"relevance {' or '.join(pairs)}"
             )
         number = number_of(AUTHORITY_NUMBER if roster is None else None, identity, roster)
         if number != AUTHORITY_NUMBER:

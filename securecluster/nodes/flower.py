@@ -45,7 +45,7 @@ from securecluster.nodes.policy import Policy
 from securecluster.nodes.proposal import Proposal
 from securecluster.nodes.server_run import ServerRun
 from securecluster.parties.deployment import Deployment
-from securecluster.parties.derived import as_agreed, call_types, needs_samples, opened_verbs
+from securecluster.parties.derived import as_agreed, call_types, needs_samples
 from securecluster.parties.method import Method
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Roster
 from securecluster.privacy.run_secret import KEY_LENGTH
@@ -296,7 +296,7 @@ def serve(  # noqa: PLR0913 (what a run over Flower is made of)
     if folder is not None and run_folder.is_run(folder):
         run_folder.check_under_way(folder)  # before a node is asked
     parties = [*range(clients)]
-    if opened_verbs(method):
+    if method.pairs.by_authority:
         parties.append(AUTHORITY_NUMBER)
     introductions = gathered(grid, parties, context.run_id, roster, patience, server=server)
     nodes = {number: one.node for number, one in introductions.items()}
@@ -546,7 +546,7 @@ def simulated(
     """
     number = int(context.node_config["partition-id"])
     clients = int(context.node_config["num-partitions"])
-    clients -= 1 if opened_verbs(method) else 0
+    clients -= 1 if method.pairs.by_authority else 0
     out = Path(str(context.run_config["out"]))
     folder = out.with_name(f"{out.name}-nodes") / f"node-{number}"
 

@@ -26,7 +26,7 @@ from securecluster.models.objectives import objective
 from securecluster.nodes.policy import Policy
 from securecluster.nodes.policy_events import check_run
 from securecluster.parties import public_randomness
-from securecluster.parties.derived import needs_samples, opened_verbs
+from securecluster.parties.derived import needs_samples
 from securecluster.parties.method import Method
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER
 
@@ -81,7 +81,7 @@ class Proposal:
             UsageError: a method that does not work with these facts.
         """
         samples = facts.sizes if needs_samples(method) else None
-        shared = facts.shared if opened_verbs(method) else None
+        shared = facts.shared if method.pairs.by_authority else None
         number: str | None = run_number.drawn()
         if folder is None or not run_folder.is_run(Path(folder)):
             return cls(agreed_config(method, facts, dtype, roster, number), samples, shared)
@@ -184,7 +184,7 @@ def agreed_config(
         config = {**config, run_number.NAME: number}
     if roster is None:
         return config
-    if opened_verbs(method) and roster.key(AUTHORITY_NUMBER) is None:
+    if method.pairs.by_authority and roster.key(AUTHORITY_NUMBER) is None:
         raise UsageError(
             f"{method.name} encrypts for a key authority, and the roster has no key of it: add the "
             "line `authority KEY`, with the key that securecluster node init --role authority "
@@ -250,7 +250,7 @@ def accepted_by_authority(
         UsageError: a method that does not work with these facts.
     """
     _check_protocol(proposal, method)
-    if not opened_verbs(method) or proposal.facts is None:
+    if not method.pairs.by_authority or proposal.facts is None:
         raise ProposalError("the server proposes a run without a key authority")
     samples = proposal.samples or ()
     if needs_samples(method) and len(samples) != int(proposal.config["clients"]):

@@ -34,7 +34,6 @@ from securecluster.protections.protection import (
     AuthorityFacts,
     PairFacts,
     PairProtection,
-    Protection,
     ServerKeys,
     SumFacts,
     SumProtection,
@@ -243,7 +242,6 @@ class Deployment:
             shares=max(self.pipeline().shares, fewest),
             fixed=fixed_sums(method.client),
             cohorts=self._cohorts_of_all(),
-            opened=self._opened,
         )
 
     def _pair_facts(self) -> PairFacts:
@@ -257,7 +255,6 @@ class Deployment:
             # Under noise an error would tell of the data, so numbers are clamped instead.
             saturate=self.config["noise"] > 0 or self.config.get("gram_noise", 0) > 0,
             minimum=MINIMUM,
-            opened=self._opened,
         )
 
     def client_halves(
@@ -309,17 +306,6 @@ class Deployment:
 
     # the key authority
 
-    @property
-    def _opened(self) -> tuple[str, ...]:
-        """Return the names of the protections whose sums a key authority opens."""
-        return tuple(dict.fromkeys(protection.name for protection in self._by_authority))
-
-    @property
-    def _by_authority(self) -> list[Protection]:
-        """Return the protections whose sums a key authority opens."""
-        protections: list[Protection] = [self.method.sums.protection, self.method.pairs.protection]
-        return [protection for protection in protections if protection.by_authority]
-
     def authority(
         self,
         simulated: bool = True,
@@ -340,9 +326,10 @@ class Deployment:
                 any ciphertext decrypted.
             least: fewest clients of a sum that the authority's owner asks for.
         """
-        if not self._by_authority:
-            return None
         method = self.method
+        protection: PairProtection = method.pairs.protection
+        if not protection.by_authority:
+            return None
         randomness = None
         if simulated:
             randomness = secrets or Randomness(self.config["seed"])
@@ -352,16 +339,13 @@ class Deployment:
             run=self.run,
             clients=int(self.config["clients"]),
             minimum=max(least_members(self.config), self.pipeline().shares, least),
-            sums=self._sum_facts() if method.sums.by_authority else None,
-            pairs=self._pair_facts() if method.pairs.by_authority else None,
-            opened=self._opened,
+            pairs=self._pair_facts(),
             reply_class=lambda name: call_types(method, name)[1],
-            cohorts=self._cohorts_of_all(),
             randomness=randomness,
             identity=identity,
             roster=roster,
         )
-        return self._by_authority[0].authority(facts)
+        return protection.authority(facts)
 
     # the server
 

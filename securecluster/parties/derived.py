@@ -214,20 +214,6 @@ def adds_noise(method: Method, config: Mapping[str, Any]) -> bool:
     return any(options.adds_noise(config) for options in option_groups(method))
 
 
-def opened_verbs(method: Method) -> frozenset[str]:
-    """Return the verbs of whose replies a key authority opens what the server computes.
-
-    Args:
-        method: with its options.
-    """
-    verbs = set()
-    if method.sums.by_authority:
-        verbs.add(SUM)
-    if method.pairs.by_authority:
-        verbs.add(PAIRS)
-    return frozenset(verbs)
-
-
 def state_class(method: Method) -> type:
     """Return the class of the final state of a method's server.
 

@@ -23,7 +23,7 @@ from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import Recording
 from securecluster.parties.deployment import build_network
-from securecluster.parties.derived import adds_noise, opened_verbs, server_copy, state_class
+from securecluster.parties.derived import adds_noise, server_copy, state_class
 from securecluster.parties.labels import checked_labels
 from securecluster.parties.method import Method
 from securecluster.privacy.dp.ledger import Event, Recall
@@ -255,7 +255,7 @@ def _check_no_secret(method: Method, config: Mapping[str, Any]) -> None:
     needs = ""
     if config["placement"] == "central" and adds_noise(method, config):
         needs = "a trusted server draws its noise"
-    elif opened_verbs(method):
+    elif method.pairs.by_authority:
         needs = "a server opens the ciphertexts that are sealed for it"
     if needs:
         raise UsageError(

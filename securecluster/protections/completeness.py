@@ -58,7 +58,8 @@ def _lacking_of_hidden(protection: SumProtection | PairProtection) -> Iterator[s
     """Yield what a protection that hides replies lacks."""
     for missing in _not_written(protection, HALVES):
         yield f"{missing}: make it, since the protection hides replies"
-    of_authority = OF_AUTHORITY if protection.by_authority else ()
+    by_authority = isinstance(protection, PairProtection) and protection.by_authority
+    of_authority = OF_AUTHORITY if by_authority else ()
     for missing in _not_written(protection, of_authority):
         yield f"{missing}: a key authority opens sums, so make it and say what it saw"
     if not protection.claims:

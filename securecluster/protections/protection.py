@@ -64,7 +64,6 @@ class SumFacts:
             what its owner asks for.
         fixed: client methods whose rows are the same in every call (`fixed_sums`).
         cohorts: of all clients of the run, where every sum is over whole ones; else empty.
-        opened: names of all protections of the run whose sums a key authority opens.
     """
 
     run: str
@@ -74,7 +73,6 @@ class SumFacts:
     shares: int
     fixed: frozenset[str]
     cohorts: Sequence[Cohort]
-    opened: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,6 @@ class PairFacts:
         saturate: True to clamp numbers beyond their range, in runs with noise, where an error would
             be a release.
         minimum: fewest members of a call in which a client takes part.
-        opened: names of all protections of the run whose sums a key authority opens.
     """
 
     run: str
@@ -99,7 +96,6 @@ class PairFacts:
     labelled: Mapping[str, LabelledValue]
     saturate: bool
     minimum: int
-    opened: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -110,11 +106,8 @@ class AuthorityFacts:
         run: hash of the run's configuration.
         clients: number of clients of the run.
         minimum: members of the smallest sum that is opened.
-        sums: of the protection of sums; None where the authority opens none of them.
-        pairs: of the protection of pairs, likewise.
-        opened: names of the protections whose sums it opens.
+        pairs: of the protection of pairs.
         reply_class: returns the class of a client method's replies, as they arrive.
-        cohorts: of all clients of the run, where every sum is over whole ones; else empty.
         randomness: source of its key for envelopes in simulations; None takes it from the operating
             system.
         identity: signs its public keys; None where clients have no roster.
@@ -124,11 +117,8 @@ class AuthorityFacts:
     run: str
     clients: int
     minimum: int
-    sums: SumFacts | None
-    pairs: PairFacts | None
-    opened: tuple[str, ...]
+    pairs: PairFacts
     reply_class: Callable[[str], type]
-    cohorts: Sequence[Cohort]
     randomness: Randomness | None
     identity: Identity | None
     roster: Roster | None
@@ -144,7 +134,6 @@ class Protection:
         name: by which users choose it.
         about: what it does, for the command line, in brackets behind its name.
         hides: True if the server reads no single reply.
-        by_authority: True if a key authority opens what the server computes of hidden replies.
         claims: what a run with it claims of the fields that it hides.
         methods: (query class, reply class) of the methods that clients answer for it, by name.
     """
@@ -152,7 +141,6 @@ class Protection:
     name: str
     about: str
     hides: bool = True
-    by_authority: bool = False
     claims: frozenset[str] = frozenset()
     methods: Mapping[str, MessageTypes] = MappingProxyType({})
 
@@ -162,14 +150,6 @@ class Protection:
         Raises:
             UsageError: a package that it needs is missing.
         """
-
-    def authority(self, facts: AuthorityFacts) -> Authority | None:
-        """Return the key authority of a run; None of a protection that needs none.
-
-        Args:
-            facts: of the run.
-        """
-        return None
 
     def read(self, reply: str, released: str) -> str:
         """Return what the server reads of a field, for reports.
@@ -188,15 +168,6 @@ class Protection:
             released: what is told of it.
         """
         raise NotImplementedError
-
-    def authority_view(self, sums: str, pairs: str) -> list[str]:
-        """Return what a key authority saw, and what its part rests on; empty without one.
-
-        Args:
-            sums: names of the fields whose sums it opened.
-            pairs: names of the fields of whose pairs it opened sums.
-        """
-        return []
 
 
 class SumProtection(Protection):
@@ -245,7 +216,29 @@ class SumProtection(Protection):
 
 
 class PairProtection(Protection):
-    """Base of protections of pairs."""
+    """Base of protections of pairs.
+
+    Attributes:
+        by_authority: True if a key authority opens what the server computes of hidden rows.
+    """
+
+    by_authority: bool = False
+
+    def authority(self, facts: AuthorityFacts) -> Authority | None:
+        """Return the key authority of a run; None of a protection that needs none.
+
+        Args:
+            facts: of the run.
+        """
+        return None
+
+    def authority_view(self, fields: str) -> list[str]:
+        """Return what a key authority saw, and what its part rests on; empty without one.
+
+        Args:
+            fields: names of the fields of whose pairs it opened sums.
+        """
+        return []
 
     def replies(self, ranges: Mapping[str, PairRange]) -> HiddenReplies:
         """Return the messages of the protection.

@@ -25,10 +25,11 @@ HERE = "securecluster.protections"
 PLAIN = "plain"
 # what sentences advise, and methods have by default, where single replies are to be hidden in sums
 ADVISED = "secagg"
-ENCRYPTED = (
-    "clients encrypt their replies, the server adds ciphertexts, and a key authority decrypts the "
-    "sums that clients' tags bind; neither it nor a client may work together with the server; both "
-    "sum integers exactly, to which clients round their numbers, less finely under ckks"
+# sums of ciphertexts for a key authority, which 0.2 had
+LEFT_SUMS = dict.fromkeys(
+    ("bfv", "ckks"),
+    "take secagg, which hides single replies without a key authority, or read this run with "
+    "securecluster 0.2",
 )
 
 
@@ -103,8 +104,6 @@ AGGREGATIONS: Registry[SumProtection] = Registry(
             "secure_sums.protection",
             "SecureSumProtection",
         ),
-        "bfv": Place(ENCRYPTED, "encryption.protection", "bfv_sums"),
-        "ckks": Place(ENCRYPTED, "encryption.protection", "ckks_sums"),
     }
 )
 # of pairs, by the values of the option `relevance`

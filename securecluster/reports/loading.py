@@ -217,4 +217,6 @@ def not_written(folder: Path, error: UsageError) -> RunFolderError:
         folder: of the run.
         error: the refusal of the option.
     """
-    return RunFolderError(f"{folder / CONFIG} is not what a run writes there: {error}")
+    return RunFolderError(
+        f"{folder / CONFIG} is not what a run of this version writes there: {error}"
+    )

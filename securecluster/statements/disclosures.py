@@ -26,7 +26,7 @@ from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protections.occupancy import FieldOccupancy
-from securecluster.protections.protection import LABELS, MATRIX, SUMS, Protection
+from securecluster.protections.protection import LABELS, MATRIX, SUMS, PairProtection, Protection
 from securecluster.results.fitted_state import SHARED, FittedSummary
 from securecluster.results.saving import CLIENTS, LEARNED, MODELS
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
@@ -115,11 +115,6 @@ class Disclosure:
         return f"{self.field} of {self.method}"
 
     @property
-    def opened(self) -> bool:
-        """Return whether a key authority opened what the server computed of it."""
-        return self.by_authority
-
-    @property
     def summed(self) -> bool:
         """Return whether its reader reads sums of it only, over several clients each."""
         return self.released == SUMS
@@ -184,7 +179,7 @@ class Disclosure:
         forms = []
         if self.summed:
             forms.append("in secure sums only")
-        elif self.opened:
+        elif self.by_authority:
             forms.append(f"encrypted; the key authority releases {self.released}")
         elif self.paired:
             forms.append("in sums of two clients only")
@@ -234,7 +229,7 @@ class Disclosure:
             "central": self.central,
             "summed": self.summed,
             "paired": self.paired,
-            "encrypted": self.released if self.opened else "",
+            "encrypted": self.released if self.by_authority else "",
         }
 
     def _noise(self) -> str:
@@ -262,9 +257,9 @@ def protections(privacy: Privacy) -> list[str]:
     """
     disclosed = [Disclosure.read(field) for field in privacy["fields"]]
     sentences = [MASKED.format(kind=mask["kind"]) for mask in privacy["masks"]]
-    if any(field.opened for field in disclosed):
+    if any(field.by_authority for field in disclosed):
         sentences.append(ENCRYPTED)
-    elif any(field.summed for field in disclosed):
+    if any(field.summed for field in disclosed):
         sentences.append(SUMMED)
     if any(row["noise_multiplier"] for row in privacy["releases"]):
         sentences.append(NOISED.format(placement=privacy["placement"]))
@@ -282,15 +277,8 @@ def authority_view(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[s
         fitted: the result of the run.
         disclosed: all disclosures of the run.
     """
-    method = fitted.method
-    opened = [field for field in disclosed if field.opened]
-    sums = _names(field for field in opened if field.summed)
-    pairs = _names(field for field in opened if not field.summed)
-    protections_of_run: list[Protection] = [method.sums.protection, method.pairs.protection]
-    for protection in protections_of_run:
-        if protection.by_authority:
-            return protection.authority_view(sums, pairs)
-    return []
+    protection: PairProtection = fitted.method.pairs.protection
+    return protection.authority_view(_names(field for field in disclosed if field.by_authority))
 
 
 def disclosures(fitted: FittedRun) -> list[Disclosure]:
@@ -345,7 +333,7 @@ def _disclosure(
         central=central and clipped and event.mechanism == "gaussian",
         protection=protection,
         released=_released(protocol, event.verb),
-        by_authority=protection is not None and protection.by_authority,
+        by_authority=event.verb == PAIRS and protocol.pairs.by_authority,
     )
 
 
@@ -386,7 +374,7 @@ def unseen(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[str]:
     # a field that the server read in another call is not hidden from it
     unread = [field for field in disclosed if field.name not in names_read]
     hidden = [_hidden_from_server(fitted, field) for field in (*paired, *unread)]
-    if not by_server and any(field.summed or field.opened for field in disclosed):
+    if not by_server and any(field.summed or field.by_authority for field in disclosed):
         return hidden
     if not by_server:
         return ["anything that depends on a client's data", *hidden]

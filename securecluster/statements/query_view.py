@@ -204,8 +204,6 @@ def of_one_client(fitted: FittedRun, disclosed: Sequence[Disclosure]) -> list[st
         masked = ", under the mask" if field.masked else ""
         same = [other for other in disclosed if other.name == field.name]
         readers = dict.fromkeys(f"{READERS[other.reader]}{masked}" for other in same)
-        if field.by_authority:
-            readers[f"{READERS['authority']}{masked}"] = None
         if field.field in sources:
             readers["clients that are sent what is made of it"] = None
         sentences.append(read_of_one(field.name, figures, list(readers)))

@@ -13,7 +13,7 @@ from securecluster.attacks.ckks_release import CkksRelease
 from securecluster.attacks.low_bits import LowBits, naive_release
 from securecluster.attacks.repeated_seed import RepeatedSeed, derived_release, seeded_release
 from securecluster.core.lazy_torch import torch
-from securecluster.protocols import CFL, FedAvg, Settings
+from securecluster.protocols import CFL, FedAvg, OneShot, Settings
 
 RESAMPLES = (200, 100)
 
@@ -28,14 +28,15 @@ def federation() -> Federation:
 
 @pytest.fixture(scope="module")
 def runs(federation: Federation) -> dict[str, Any]:
-    """Runs by what is added to their updates, and one of encrypted sums."""
+    """Runs by what is added to their updates, one of secure sums, and one of encrypted pairs."""
     double = Settings(transcript="full", threads=1, dtype="float64")
     return {
         "float32": CFL(**SMALL, **NOISE).fit(federation, FULL),
         "float64": CFL(**SMALL, **NOISE).fit(federation, double),
         "none": CFL(**SMALL).fit(federation, FULL),
         "central": CFL(**SMALL, **NOISE, placement="central").fit(federation, FULL),
-        "ckks": FedAvg(**SMALL, aggregation="ckks").fit(federation, FULL),
+        "secagg": FedAvg(**SMALL, aggregation="secagg").fit(federation, FULL),
+        "ckks": OneShot(**SMALL, relevance="ckks").fit(federation, FULL),
     }
 
 
@@ -76,7 +77,7 @@ def test_rows_without_noise_are_read_and_other_noise_is_not_clients(
     attack: Attack, runs: dict[str, Any], federation: Federation
 ) -> None:
     assert result_of(attack, runs["none"], federation).value > 0.999
-    for name, reason in (("central", "clients add no noise"), ("ckks", "no single updates")):
+    for name, reason in (("central", "clients add no noise"), ("secagg", "no single updates")):
         found = result_of(attack, runs[name], federation)
         assert found.startswith("not applicable: ") and reason in found
 
@@ -88,7 +89,7 @@ def test_decryptions_in_full_precision_give_the_key_and_released_ones_do_not(
     assert full.value == 1.0 and full.beats_chance
     released = result_of(CkksRelease(), runs["ckks"], federation)
     assert released.value < 0.01 and not released.beats_chance
-    assert "no sums are encrypted" in result_of(CkksRelease(), runs["none"], federation)
+    assert "no pairs are encrypted" in result_of(CkksRelease(), runs["none"], federation)
     assert "by the server alone" in result_of(
         CkksRelease(), runs["ckks"], federation, parties="wire"
     )

@@ -284,5 +284,3 @@ def test_the_score_is_the_share_of_broken_rules(
 def test_others_than_servers_and_other_sums_are_not_applicable(federation: Federation) -> None:
     small: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear"}
     assert "is no server" in guess_of(CFL(**small), federation, "wire")
-    encrypted = FedAvg(**small, aggregation="bfv")
-    assert "encrypted for the key authority" in guess_of(encrypted, federation)

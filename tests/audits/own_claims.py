@@ -253,13 +253,6 @@ CLAIMS = (
         protocol="oneshot",
     ),
     Claim(
-        "of a single client",
-        "securecluster/protections/encryption/protection.py",
-        "label-counts",
-        {"aggregation": "bfv"},
-        protocol="fedavg",
-    ),
-    Claim(
         "and no single reply is private",
         "securecluster/statements/privacy_section.py",
         "label-counts",

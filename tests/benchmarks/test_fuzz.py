@@ -15,8 +15,8 @@ import torch
 from benchmarks import fuzz
 from securecluster.errors import FrameError, UnforeseenError
 from securecluster.messaging import wire
-from securecluster.parties.derived import call_types, opened_verbs
-from securecluster.protections.registry import RELEVANCES
+from securecluster.parties.derived import call_types
+from securecluster.protections.registry import AGGREGATIONS, RELEVANCES
 from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime import endpoint, server_channel
 
@@ -42,10 +42,10 @@ def recorded(case: str) -> fuzz.Recorded:
 def test_every_protocol_and_every_form_of_sums_and_pairs_has_a_case() -> None:
     methods = [fuzz.method_of(case) for case in fuzz.CASES]
     assert {method.name for method in methods} == set(PROTOCOLS)
-    assert {method.aggregation for method in methods} == {"plain", "secagg", "bfv", "ckks"}
+    assert {method.aggregation for method in methods} == set(AGGREGATIONS)
     assert {method.relevance for method in methods} == set(RELEVANCES)
     for method, case in zip(methods, fuzz.CASES, strict=True):
-        assert ("authority" in fuzz.sides(case)) == bool(opened_verbs(method))
+        assert ("authority" in fuzz.sides(case)) == method.pairs.by_authority
 
 
 CASES_AND_SIDES = [(case, side) for case in fuzz.CASES for side in fuzz.sides(case)]

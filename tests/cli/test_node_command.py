@@ -241,8 +241,8 @@ def test_a_key_authority_has_a_line_of_its_own_and_no_data(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own_authority.py").write_text(
-        "from securecluster import FedAvg\n"
-        'protocol = FedAvg(rounds=1, epochs=1, model="linear", aggregation="bfv")\n'
+        "from securecluster import OneShot\n"
+        'protocol = OneShot(rounds=1, epochs=1, model="linear", relevance="ckks")\n'
         'def load():\n    raise OSError("the authority has no data")\n'
     )
     clients = [init(tmp_path / f"c{i}", capsys) for i in range(2)]
@@ -282,7 +282,7 @@ def test_a_key_authority_has_a_line_of_its_own_and_no_data(
             round=0,
             step=1,
             to=(0,),
-            query=AuthorityRequest("bfv"),
+            query=AuthorityRequest("ckks"),
             members=(1,),
         )
         frame = wire.encode(call.header(0), call.query)

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 
 from securecluster.errors import FrameError
 from securecluster.messaging import wire
+from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import (
     Call,
     Header,
@@ -36,8 +37,7 @@ from securecluster.messaging.receipts import (
     receipts_from_json,
 )
 from securecluster.messaging.transcript import Transcript
-from securecluster.protections.encryption.messages import encrypted_class
-from securecluster.protocols.common.messages import Update
+from securecluster.protections.encryption.messages import encrypted_pairs_class
 
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "client/1", "server", 1)
 
@@ -225,17 +225,22 @@ def test_a_receipt_of_a_field_that_the_message_lacks_is_refused(name: str) -> No
         wire.decode_reply(data, Reply)
 
 
-def test_receipts_of_ciphertexts_name_the_fields_in_them() -> None:
-    encrypted: Any = encrypted_class(Update, ("delta",))
-    assert {"delta", "size"} == set(encrypted.__hidden_fields__)
+@dataclass(frozen=True, eq=False)
+class Row:
+    row: Annotated[Rows, Real(("width",))]
+
+
+def test_receipts_of_ciphertexts_name_the_field_in_them() -> None:
+    encrypted: Any = encrypted_pairs_class(Row, 32)
+    assert encrypted.__hidden_fields__ == ("row",)
     octets = torch.zeros(1, 5, dtype=torch.uint8)
     values = {Rows: Rows(octets), Picks: Picks(octets, ((0,),)), str: "x"}
     message = encrypted(**{name: values[kind] for name, kind in kinds(encrypted).items()})
-    receipts = (Receipt("gaussian", ("delta",), 1.0), Receipt("public", ("size",)))
+    receipts = (Receipt("gaussian", ("row",), 1.0),)
     data = wire.encode(HEADER, message, 0, receipts)
     assert wire.decode_reply(data, encrypted)[2] == receipts
-    other = wire.encode(HEADER, message, 0, (Receipt("public", ("sizes",)),))
-    with pytest.raises(FrameError, match="a receipt of 'sizes'"):
+    other = wire.encode(HEADER, message, 0, (Receipt("public", ("rows",)),))
+    with pytest.raises(FrameError, match="a receipt of 'rows'"):
         wire.decode_reply(other, encrypted)
 
 

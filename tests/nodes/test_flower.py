@@ -561,7 +561,7 @@ def test_an_app_takes_its_options_from_its_configuration(tmp_path: Path) -> None
             flower.configured({"key": str(tmp_path / name)})
 
 
-@pytest.mark.parametrize("name", ["fedavg, secagg", "fedavg, bfv"])
+@pytest.mark.parametrize("name", ["fedavg, secagg", "oneshot, ckks"])
 def test_a_simulated_node_keeps_its_folder_and_its_data_between_messages(
     name: str, federation: Federation, tmp_path: Path
 ) -> None:
@@ -712,8 +712,8 @@ def test_a_client_that_keeps_a_run_from_beginning_is_named(
 # --- a key authority ---
 
 ENCRYPTED = {
-    "fedavg, bfv": FedAvg(**SMALL, aggregation="bfv"),
-    "oneshot, ckks": OneShot(**SMALL, relevance="ckks", aggregation="ckks"),
+    "oneshot, ckks": OneShot(**SMALL, relevance="ckks"),
+    "oneshot, ckks and secagg": OneShot(**SMALL, relevance="ckks", aggregation="secagg"),
 }
 
 
@@ -741,7 +741,7 @@ def test_a_key_authority_is_one_of_flower_s_nodes(
 def test_an_authority_that_stops_answering_ends_the_run_by_a_sentence(
     federation: Federation, tmp_path: Path
 ) -> None:
-    made = ENCRYPTED["fedavg, bfv"]
+    made = ENCRYPTED["oneshot, ckks"]
 
     def fault(message: Message) -> Message | None:
         gone = message.metadata.src_node_id == 104

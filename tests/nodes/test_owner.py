@@ -309,7 +309,6 @@ def receive(world: World, client: int, theta: Callable[..., torch.Tensor]) -> An
         (NOISY, OPEN, "which no noise covers"),
         (PLAIN, Policy(roster=False, scores=False), "which no noise covers"),
         (SECURE, OPEN, "no sum hides"),
-        (FedAvg(**SMALL, aggregation="bfv"), OPEN, "no sum hides"),
         (OneShot(**SMALL, relevance="pads"), OPEN, "no sum hides"),
         (IFCA(**SMALL, k=2), OPEN, "several models"),
         (NOISY, Policy(roster=False, scores=True), None),

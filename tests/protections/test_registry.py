@@ -88,15 +88,17 @@ def test_names_are_what_the_options_take_and_help_describes_them() -> None:
     assert list(RELEVANCES) == [protection.name for protection in RELEVANCES.values()]
     assert NAMES[1:3] == ["aggregation", "relevance"]
     about = AGGREGATIONS.described()
-    assert about.startswith("plain (the server reads every reply and adds them), secagg (clients ")
-    assert " or bfv or ckks (clients encrypt their replies, " in about
+    assert about.startswith(
+        "plain (the server reads every reply and adds them) or secagg (clients "
+    )
+    assert ", pads (it reads R_ij only) or ckks (" in RELEVANCES.described()
 
 
 def test_messages_of_all_services_are_known_as_ones_that_name_clients() -> None:
     assert set(service_methods()) <= NAMING_METHODS
 
 
-class Nothing(SumProtection):
+class Nothing(PairProtection):
     """A protection of which nothing is written."""
 
     name = "Not a name"
@@ -268,7 +270,7 @@ def test_a_protection_of_a_file_alone_runs_fedavg_and_is_in_its_report(
 def test_a_name_is_taken_once_and_unknown_ones_are_refused(halving: SumProtection) -> None:
     with pytest.raises(UsageError, match="there is a protection 'halved' already"):
         register(Halving())
-    with pytest.raises(UsageError, match="choose one of bfv, ckks, halved, plain, secagg"):
+    with pytest.raises(UsageError, match="choose one of halved, plain, secagg"):
         FedAvg(aggregation="added").check(6)
     with pytest.raises(UsageError, match="take aggregation secagg, or placement local"):
         FedAvg(
@@ -289,3 +291,9 @@ def test_a_protection_of_pairs_is_one_of_relevance_alone(monkeypatch: pytest.Mon
     register(protection)
     assert registry.RELEVANCES["shown"] is protection
     assert "shown" not in registry.AGGREGATIONS
+
+
+@pytest.mark.parametrize("name", ["bfv", "ckks"])
+def test_sums_that_earlier_versions_had_are_refused_with_what_to_take(name: str) -> None:
+    with pytest.raises(UsageError, match=f"aggregation {name} has left securecluster: take secagg"):
+        FedAvg(aggregation=name).check(6)

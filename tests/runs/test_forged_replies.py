@@ -331,19 +331,15 @@ def read_sums(half: ServerHalf) -> list[Event]:
 
 # by way: the verb of hidden replies, and what is made of one
 HIDDEN: dict[str, tuple[str, Forge]] = {
-    "bfv": ("sum", sealed_otherwise),
-    "ckks": ("sum", sealed_otherwise),
     "ckks pairs": ("pairs", sealed_otherwise),
     "pads": ("pairs", beyond_the_range),
 }
 
 
 def hidden_cases() -> Iterator[golden.Case]:
-    """Every protocol with encryption or pads; CKKS of sums, which shares BFV's code, once."""
+    """Every protocol with encryption or pads."""
     for case in golden.cases():
-        if case.way not in HIDDEN or (case.way == "ckks" and case.variant != "fedavg"):
-            continue
-        if case.variant == "local":  # which asks for no sums
+        if case.way not in HIDDEN:
             continue
         try:
             case.build().check(CLIENTS)
@@ -389,7 +385,7 @@ def test_every_protocol_goes_on_without_a_row_that_is_of_no_use(
 def test_a_simulation_ends_by_a_row_that_is_of_no_use(
     federation: Federation, tmp_path: Path
 ) -> None:
-    for name in ("fedavg, bfv", "oneshot, pads", "oneshot, ckks pairs"):
+    for name in ("oneshot, pads", "oneshot, ckks pairs"):
         verb, forge = HIDDEN[CASES[name].way]
         world = World(federation, tmp_path / name, CASES[name].build())
         world.strict = True
@@ -402,33 +398,13 @@ def one_cohort(**options: Any) -> Any:
     return FedAvg(rounds=2, epochs=1, model="linear", **options)
 
 
-def test_a_cohort_is_left_out_whose_client_sends_no_ciphertexts(
+def test_a_sum_of_pairs_is_refused_whose_boxes_the_authority_does_not_open(
     federation: Federation, tmp_path: Path
 ) -> None:
-    made = one_cohort(aggregation="bfv", cohort_size=3)
-    world = World(federation, tmp_path / "forged", made)
-    world.first["sum"] = sealed_otherwise
-    half = world.run()
-    first = next(event for event in half.net.state.ledger.events if event.method == "contribute")
-    assert 0 < len(first.ids) <= CLIENTS - 3 and LIAR not in first.ids
-    assert list(half.net.state.refused) == [LIAR]
-
-
-@pytest.mark.parametrize("scheme", ["bfv", "ckks"])
-def test_a_sum_is_given_up_whose_boxes_the_authority_does_not_open(
-    scheme: str, federation: Federation, tmp_path: Path
-) -> None:
-    """The server cannot open them, so it names nobody; the next sum is not given up."""
-    made = one_cohort(aggregation=scheme, cohort_size=0)
-    world = World(federation, tmp_path / "forged", made)
-    world.first["sum"] = lambda reply: dataclasses.replace(reply, box=altered(reply.box))
-    half = world.run()
-    sums = read_sums(half)
-    assert {event.round for event in sums} == {2} and len(sums[0].ids) == CLIENTS
-    assert half.net.state.refused == {}
-    # of pairs there is no next sum, and any client can move the numbers of all pairs
+    """The server cannot open them, so it names nobody."""
+    # there is no next sum, and any client can move the numbers of all pairs
     pairs = World(federation, tmp_path / "pairs", CASES["oneshot, ckks pairs"].build())
-    pairs.first["pairs"] = world.first["sum"]
+    pairs.first["pairs"] = lambda reply: dataclasses.replace(reply, box=altered(reply.box))
     with pytest.raises(RefusedError, match="damaged, forged"):
         pairs.run()
 

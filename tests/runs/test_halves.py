@@ -34,7 +34,7 @@ SEEDED = Settings(dtype="float64", keys_from_seed=True, transcript="full", threa
 METHODS: dict[str, ClusteringProtocol] = {
     "cfl": CFL(rounds=4, epochs=1, model="linear", mask="permutation"),
     "flhc": FLHC(rounds=4, pre_rounds=1, epochs=1, model="linear", aggregation="secagg"),
-    "oneshot": OneShot(rounds=3, epochs=1, model="linear", aggregation="bfv"),
+    "oneshot": OneShot(rounds=3, epochs=1, model="linear", relevance="ckks"),
 }
 
 

@@ -35,7 +35,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.parties.deployment import Deployment
 from securecluster.parties.derived import call_types
 from securecluster.parties.endpoints import KeySource, build_client
-from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols import FedAvg, OneShot, Settings
 from securecluster.runtime.transport import Framed, Recorded
 
 SECRET = "37.25"  # a number of the client's data
@@ -192,7 +192,7 @@ def test_a_code_that_does_not_exist_is_a_damaged_frame() -> None:
 
 def test_the_key_authority_says_no_more_to_the_server(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("tenseal")
-    made = method(aggregation="bfv", mask="none")
+    made = OneShot(rounds=1, epochs=1, model="linear", relevance="ckks", mask="none")
     config = made.config(federation(), "float32")
     authority = Deployment(made, config).authority(simulated=False)
     assert authority is not None

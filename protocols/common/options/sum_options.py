@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import AtLeast, KeyOf, Number, check_choice
+from securecluster.core.validation import AtLeast, KeyOf, Number
 from securecluster.errors import UsageError
 from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.registry import ADVISED, AGGREGATIONS, PLAIN
+from securecluster.protections.registry import ADVISED, AGGREGATIONS, LEFT_SUMS, PLAIN
 from securecluster.protocols.common.options import option_group
 from securecluster.protocols.common.options.privacy_options import DISTRIBUTED
 from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from securecluster.parties.method import Method
     from securecluster.protections.protection import SumProtection
 
+WAYS = KeyOf(AGGREGATIONS, LEFT_SUMS)
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
 # largest mean loss in nats that a secure sum tells from larger ones
@@ -43,7 +44,7 @@ LARGEST_LEAST = 9
 class SumOptions(option_group.OptionGroup):
     """Options of sums over clients."""
 
-    aggregation: Annotated[str, KeyOf(AGGREGATIONS)] = PLAIN
+    aggregation: Annotated[str, WAYS] = PLAIN
     """how sums of updates are formed: {aggregations}"""
     sum_bound: Annotated[float | None, Number(SMALLEST_BOUND, LARGEST_BOUND, high_in=True)] = None
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
@@ -75,18 +76,13 @@ class SumOptions(option_group.OptionGroup):
         Raises:
             UsageError: there is no protection of this name.
         """
-        check_choice(self, aggregation=tuple(AGGREGATIONS))
+        WAYS.check(self, "aggregation")
         return AGGREGATIONS[self.aggregation]
 
     @property
     def hide_replies(self) -> bool:
         """Return whether the server reads sums over several clients only."""
         return self.protection.hides
-
-    @property
-    def by_authority(self) -> bool:
-        """Return whether a key authority opens sums."""
-        return self.protection.by_authority
 
     def check(self, method: Method, clients: int) -> None:
         """Check the options of sums.

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError, UnknownRunError
 from securecluster.messaging import wire
@@ -39,7 +38,6 @@ from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY as PARTY
 from securecluster.messaging.refusals import log, reraise
-from securecluster.privacy.cohorts import Cohort, whole_cohorts
 from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED
 from securecluster.privacy.masking.pads import KEY, KeyPair, transcript
 from securecluster.protections.encryption.ciphers import SecretCipher
@@ -60,15 +58,12 @@ from securecluster.protections.encryption.messages import (
     AuthorityKey,
     AuthorityRequest,
     EncryptedPairTotal,
-    EncryptedTotal,
     ReleasedPairs,
-    ReleasedTotal,
 )
 from securecluster.protections.encryption.packing import Layout, unpack
 from securecluster.protections.encryption.pair_release import PairRelease
-from securecluster.protections.encryption.parameters import BFV, MOST_DECRYPTIONS, Parameters
+from securecluster.protections.encryption.parameters import CKKS, MOST_DECRYPTIONS, Parameters
 from securecluster.protections.encryption.tags import LinearTags, from_text
-from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.refusals import answered
 
 if TYPE_CHECKING:
@@ -77,8 +72,7 @@ if TYPE_CHECKING:
 PAIRS = "pairs"  # the verb, as the endpoint has it, which imports this module
 # calls whose sums the authority remembers; it refuses older ones
 KEPT_CALLS = 64
-Bits = Callable[[str, bool], Mapping[str, int]]
-Total = EncryptedTotal | EncryptedPairTotal
+Bits = Callable[[str], Mapping[str, int]]
 
 
 @dataclass
@@ -105,7 +99,7 @@ class AuthorityState:
         exchange: its private key for envelopes.
         sums: the sums that it decrypted, by call and purpose.
         floor: number of the first call whose sums it still decrypts.
-        decryptions: number of ciphertexts of CKKS that it decrypted.
+        decryptions: number of ciphertexts that it decrypted.
     """
 
     secret: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -123,47 +117,41 @@ class KeyAuthority:
 
     Args:
         run: hash of the run's configuration.
-        parameters: parameters of the encryption schemes.
-        ranges: ranges of the fields that are summed.
-        bits: returns the bits of the fields of a client method's replies, which are of pairs, or
-            not, as its second argument says.
+        parameters: of the encryption.
+        bits: returns the bits of the field of a client method's replies.
         minimum: members of the smallest sum that is decrypted.
         clients: number of clients of the run.
         randomness: source of the key for envelopes in simulations; None takes it from the operating
             system.
         identity: signs the public keys; None where clients have no roster.
-        pairs: what it tells of R; None where pairs are not encrypted.
         roster: identities of the clients whose boxes count; None verifies no signature, and a
             server that breaks the protocol can then play any client.
-        cohorts: of all clients of the run, where every sum is over whole ones; else empty.
+        pairs: what it tells of R.
     """
 
     def __init__(  # noqa: PLR0913 (what one party of a run is made of)
         self,
         run: str,
-        parameters: Sequence[Parameters],
-        ranges: SumRanges,
+        parameters: Parameters,
         bits: Bits,
         minimum: int,
         clients: int,
         randomness: Randomness | None = None,
         identity: Identity | None = None,
-        pairs: PairRelease | None = None,
         roster: Roster | None = None,
-        cohorts: Sequence[Cohort] = (),
+        *,
+        pairs: PairRelease,
     ) -> None:
-        self._cohorts = cohorts
         self._run = run
         self._roster = roster
         self._pairs = pairs
-        self._parameters = {chosen.scheme: chosen for chosen in parameters}
-        self._ranges = ranges
+        self._parameters = parameters
         self._bits = bits
         self._minimum = minimum
         self._clients = clients
         self._randomness = randomness
         self._identity = identity
-        self._ciphers: dict[str, SecretCipher] = {}
+        self._secret_cipher: SecretCipher | None = None
         # called with R, for audits of what the authority learns
         self.observe: Callable[[VerbOutcome], None] | None = None
         self.state = AuthorityState()
@@ -180,7 +168,7 @@ class KeyAuthority:
         """
         self.state = state
         # Keys follow from the state alone: those of the replaced state must not answer.
-        self._ciphers = {}
+        self._secret_cipher = None
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one encoded frame of the server.
@@ -226,8 +214,6 @@ class KeyAuthority:
         check(query, Limits())
         if header.method == "authority_key":
             reply = self._offer(query)
-        elif header.method == "authority_sum":
-            reply = self._decrypt(header, query)
         else:
             reply = self._tell_of_pairs(header, query)
         return wire.encode(reply_header(header), reply)
@@ -247,28 +233,11 @@ class KeyAuthority:
             signature=Rows(as_table([signature], SIGNATURE)),
         )
 
-    def _decrypt(self, header: Header, query: EncryptedTotal) -> ReleasedTotal:
-        """Return the sums of one group."""
-        group, survivors = self._members(header, query)
-        self._check_cohorts(survivors)
-        layout = Layout.parse(query.layout, self._bits(query.purpose, False))
-        largest = {}
-        parameters = self._cipher(query.scheme).parameters
-        for shape in layout.fields:
-            # The grid is that of the members asked, since clients encoded before any of them was
-            # lost.
-            largest_integer = parameters.largest_integer(shape.bits, len(group))
-            codec = self._ranges.fixed_point(shape.name, shape.bits, len(group), largest_integer)
-            largest[shape.name] = codec.largest
-        return _released(layout, self._opened(header, query, group, survivors, layout, largest))
-
     def _tell_of_pairs(self, header: Header, query: EncryptedPairTotal) -> ReleasedPairs:
         """Return what is told of R: labels, or R itself."""
-        if self._pairs is None:
-            raise FrameError("this run's pairs are not encrypted: the sum is refused")
         self._pairs.check(query.then)
         group, survivors = self._members(header, query)
-        bits = self._bits(query.purpose, True)
+        bits = self._bits(query.purpose)
         layout = self._pairs.layout(query.layout, bits, len(group))
         (name,) = bits
         largest = {name: self._pairs.largest(name)}
@@ -283,7 +252,9 @@ class KeyAuthority:
         numbers = self._pairs.numbers(name, sums[name], group, survivors, query.then)
         return ReleasedPairs(Rows(numbers[None]))
 
-    def _members(self, header: Header, query: Total) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _members(
+        self, header: Header, query: EncryptedPairTotal
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the members of a sum, and those whose rows are in it."""
         group = parse_ids(header.group, self._clients_in(header.group))
         survivors = parse_ids(query.survivors, header.members)
@@ -293,7 +264,7 @@ class KeyAuthority:
     def _opened(
         self,
         header: Header,
-        query: Total,
+        query: EncryptedPairTotal,
         group: Sequence[int],
         survivors: Sequence[int],
         layout: Layout,
@@ -329,7 +300,7 @@ class KeyAuthority:
 
     def _check_sum(
         self,
-        query: Total,
+        query: EncryptedPairTotal,
         survivors: Sequence[int],
         cipher: SecretCipher,
         context: EnvelopeContext,
@@ -376,7 +347,9 @@ class KeyAuthority:
                     f"{query.survivors} encrypted in this call: they are not decrypted"
                 )
 
-    def _boxes(self, query: Total, survivors: Sequence[int]) -> list[tuple[bytes, bytes, bytes]]:
+    def _boxes(
+        self, query: EncryptedPairTotal, survivors: Sequence[int]
+    ) -> list[tuple[bytes, bytes, bytes]]:
         """Return key, box and signature of each client of a sum."""
         tables = (query.keys.value, query.boxes.value, query.signatures.value)
         if any(len(table) != len(survivors) for table in tables):
@@ -397,7 +370,11 @@ class KeyAuthority:
         return max(0, min(clients, self._clients))
 
     def _check_members(
-        self, header: Header, query: Total, group: Sequence[int], survivors: Sequence[int]
+        self,
+        header: Header,
+        query: EncryptedPairTotal,
+        group: Sequence[int],
+        survivors: Sequence[int],
     ) -> None:
         """Raise PolicyError for a sum over too few clients, or one that shows another's difference.
 
@@ -427,19 +404,12 @@ class KeyAuthority:
                     f"call {header.step}: their difference would show single rows"
                 )
 
-    def _check_cohorts(self, survivors: Sequence[int]) -> None:
-        """Raise PolicyError for a sum over a part of a cohort.
-
-        Security rule: sums over whole cohorts alone cannot be solved for one of their clients.
-        """
-        if self._cohorts and set(survivors) != whole_cohorts(survivors, self._cohorts):
-            raise PolicyError(
-                "the key authority decrypts sums over whole cohorts of the run's clients alone: "
-                "sums over ever other clients can be solved for each of them"
-            )
-
     def _record(
-        self, header: Header, query: Total, survivors: Sequence[int], ciphertexts: Sequence[bytes]
+        self,
+        header: Header,
+        query: EncryptedPairTotal,
+        survivors: Sequence[int],
+        ciphertexts: Sequence[bytes],
     ) -> None:
         """Record a sum, unless one of its ciphertexts was in another one.
 
@@ -458,8 +428,7 @@ class KeyAuthority:
                     f"clients in call {header.step}: their difference would show single rows"
                 )
             sums.append(DecryptedSum(query.survivors, digest, boxes))
-        if query.scheme != BFV:  # which is exact, so nothing floods it
-            self._count(len(ciphertexts))
+        self._count(len(ciphertexts))
         self._forget()
 
     def _count(self, ciphertexts: int) -> None:
@@ -482,22 +451,24 @@ class KeyAuthority:
             self.state.floor = call + 1
 
     def _cipher(self, scheme: str) -> SecretCipher:
-        """Return the keys of a scheme, which are made once a run."""
-        if scheme not in self._parameters:
+        """Return the keys of the encryption, which are made once a run.
+
+        Args:
+            scheme: that a frame names.
+        """
+        if scheme != CKKS:
             raise FrameError(
                 f"this run does not encrypt by {scheme[:20]!r}: start all parties from the same "
                 "configuration"
             )
-        if scheme not in self._ciphers:
-            parameters = self._parameters[scheme]
-            secret = self.state.secret.get(scheme)
+        if self._secret_cipher is None:
+            secret = self.state.secret.get(CKKS)
             if secret is None:
-                cipher = SecretCipher.generate(parameters)
-                self.state.secret[scheme] = cipher.secret
+                self._secret_cipher = SecretCipher.generate(self._parameters)
+                self.state.secret[CKKS] = self._secret_cipher.secret
             else:
-                cipher = SecretCipher(parameters, secret)
-            self._ciphers[scheme] = cipher
-        return self._ciphers[scheme]
+                self._secret_cipher = SecretCipher(self._parameters, secret)
+        return self._secret_cipher
 
     def _exchange(self) -> KeyPair:
         """Return the keys for envelopes."""
@@ -514,18 +485,6 @@ def _digest(*chunks: bytes) -> bytes:
     return hashlib.sha256(transcript("securecluster decrypted sum v1", *chunks)).digest()
 
 
-def _name_of(header: Header, query: Total) -> str:
+def _name_of(header: Header, query: EncryptedPairTotal) -> str:
     """Return the name of a call's sums in the authority's records."""
     return f"{header.step} {query.purpose}"
-
-
-def _released(layout: Layout, sums: Mapping[str, NDArray[np.int64]]) -> ReleasedTotal:
-    """Return sums as a message."""
-    tables = {}
-    for bits, dtype in ((32, np.int32), (64, np.int64)):
-        pieces = [np.zeros(0, np.int64)]
-        for shape in layout.fields:
-            if shape.bits == bits:
-                pieces.append(sums[shape.name].reshape(-1))
-        tables[bits] = torch.from_numpy(np.concatenate(pieces).astype(dtype))[None]
-    return ReleasedTotal(narrow=Rows(tables[32]), wide=Rows(tables[64]))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.masking.keystream import gaussians
 from securecluster.privacy.masking.pads import KEY, transcript
-from securecluster.protections.encryption.parameters import BFV, Parameters
+from securecluster.protections.encryption.parameters import CKKS, Parameters
 
 ONE_THREAD = 1
 NOT_SAVED = {
@@ -50,7 +50,7 @@ def tenseal() -> Any:
     except ImportError:
         raise UsageError(
             "encryption needs the package tenseal: install it (pip install tenseal), or take "
-            "aggregation secagg, which needs nothing more"
+            "relevance pads, which needs nothing more"
         ) from None
     return module
 
@@ -59,7 +59,7 @@ class PublicCipher:
     """Encryption and addition, which need no secret key.
 
     Args:
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
         public: serialized parameters and public key.
 
     Attributes:
@@ -108,7 +108,7 @@ class PublicCipher:
         """Return a ciphertext of as many numbers as it has slots.
 
         Args:
-            numbers: integers for BFV, numbers of magnitude 1 at most for CKKS; shape (slots,).
+            numbers: of magnitude 1 at most, (slots,).
 
         Raises:
             UsageError: another number of numbers.
@@ -117,13 +117,8 @@ class PublicCipher:
             raise UsageError(
                 f"a ciphertext holds {self.parameters.slots} numbers, not {numbers.shape}"
             )
-        module = tenseal()
-        if self.parameters.scheme == BFV:
-            # TenSEAL takes lists: integers pass as they are, and floats bit for bit.
-            vector = module.bfv_vector(self._context, numbers.tolist())
-        else:
-            vector = module.ckks_vector(self._context, numbers.tolist())
-        data: bytes = vector.serialize()
+        # TenSEAL takes lists: floats pass bit for bit.
+        data: bytes = tenseal().ckks_vector(self._context, numbers.tolist()).serialize()
         return data
 
     def load(self, data: bytes) -> Any:
@@ -144,12 +139,8 @@ class PublicCipher:
                 f"a ciphertext has 1 to {self.parameters.ciphertext_bytes} bytes, not {len(data)}: "
                 "it is refused"
             )
-        module = tenseal()
-        load = module.ckks_vector_from
-        if self.parameters.scheme == BFV:
-            load = module.bfv_vector_from
         try:
-            vector = load(self._context, data)
+            vector = tenseal().ckks_vector_from(self._context, data)
             form = _form(vector)
         # What TenSEAL raises depends on where parsing fails; the sender is told one thing.
         except (ValueError, RuntimeError):
@@ -185,11 +176,8 @@ class PublicCipher:
         parameters = self.parameters
         # SEAL names levels by hashes: the first one is that of fresh ciphertexts.
         level = self._context.seal_context().data.first_parms_id()
-        scale = 1.0
-        if parameters.scheme != BFV:
-            scale = 2.0**parameters.scale_bits
-        # CKKS keeps polynomials as values at roots, and BFV as coefficients.
-        at_roots = parameters.scheme != BFV
+        scale = 2.0**parameters.scale_bits
+        at_roots = True  # polynomials are kept as values at roots, and not as coefficients
         return parameters.slots, 1, POLYNOMIALS, level, scale, at_roots
 
 
@@ -214,21 +202,7 @@ class CiphertextSum:
             FrameError: bytes that are no ciphertext of these parameters, or another number of them;
                 the sum is then as it was.
         """
-        self._add([self._cipher.load(data) for data in ciphertexts])
-
-    def join(self, other: CiphertextSum) -> None:
-        """Add another sum, whose ciphertexts are not to be used any more.
-
-        Args:
-            other: of other clients, under the same key.
-
-        Raises:
-            FrameError: ciphertexts that cancel those of this sum, which is then as it was.
-        """
-        self._add(other._totals)
-
-    def _add(self, vectors: list[Any]) -> None:
-        """Add loaded ciphertexts, which become the sum."""
+        vectors = [self._cipher.load(data) for data in ciphertexts]
         if not self._totals:
             # The first row is the sum so far: no ciphertext of zeros is needed.
             self._totals = vectors
@@ -259,7 +233,7 @@ class SecretCipher(PublicCipher):
     """Cipher with the secret key, for the key authority alone.
 
     Args:
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
         secret: serialized parameters and both keys, as `secret` returned.
     """
 
@@ -281,16 +255,16 @@ class SecretCipher(PublicCipher):
         """Return a cipher with new keys from the operating system's generator.
 
         Args:
-            parameters: parameters of the scheme.
+            parameters: of the encryption.
         """
         context = _new_context(parameters)
         saved = {**NOT_SAVED, "save_public_key": True, "save_secret_key": True}
         return cls(parameters, context.serialize(**saved))
 
     def decrypt(self, ciphertext: bytes) -> NDArray[Any]:
-        """Return the numbers of a ciphertext: int64 of BFV, float64 of CKKS, (slots,).
+        """Return the numbers of a ciphertext in float64, (slots,).
 
-        Security rule: CKKS numbers carry noise that gives the secret key away (Li and Micciancio
+        Security rule: the numbers carry noise that gives the secret key away (Li and Micciancio
         2021), so nobody else reads them, but the integers that they stand for (`packing.unpack`).
 
         Args:
@@ -302,7 +276,7 @@ class SecretCipher(PublicCipher):
         return self._decrypted(self.load(ciphertext))
 
     def flooded(self, ciphertext: bytes, members: int) -> NDArray[Any]:
-        """Return the numbers of a sum as `decrypt` does, those of CKKS with flooding noise.
+        """Return the numbers of a sum as `decrypt` does, with flooding noise.
 
         What is computed of them, also whether they are refused, tells next to nothing of the noise
         of the ciphertexts (`Parameters.flooding`). The Gaussians come from the operating system.
@@ -316,9 +290,8 @@ class SecretCipher(PublicCipher):
             FrameError: bytes that are no ciphertext of these parameters.
         """
         vector = self.load(ciphertext)
-        if self.parameters.scheme != BFV:
-            noise = gaussians(os.urandom(KEY), 0, self.parameters.slots)
-            vector += (self.parameters.flooding(members) * noise).tolist()
+        noise = gaussians(os.urandom(KEY), 0, self.parameters.slots)
+        vector += (self.parameters.flooding(members) * noise).tolist()
         return self._decrypted(vector)
 
     def _decrypted(self, vector: Any) -> NDArray[Any]:
@@ -327,8 +300,6 @@ class SecretCipher(PublicCipher):
             numbers = vector.decrypt()
         except (ValueError, RuntimeError):
             raise FrameError("a ciphertext cannot be decrypted: it is refused") from None
-        if self.parameters.scheme == BFV:
-            return np.asarray(numbers, dtype=np.int64)
         return np.asarray(numbers, dtype=np.float64)
 
 
@@ -337,7 +308,7 @@ def data_primes(parameters: Parameters) -> tuple[int, ...]:
     """Return the primes of the modulus of ciphertexts.
 
     Args:
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
     """
     from tenseal import sealapi
 
@@ -350,15 +321,15 @@ def fingerprint(parameters: Parameters, public: bytes) -> bytes:
     """Return SHA-256 of parameters and a public key, 32 bytes.
 
     Args:
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
         public: serialized parameters and public key.
     """
     text = transcript(
         "securecluster encryption key v1",
-        parameters.scheme,
+        CKKS,
         parameters.degree,
         " ".join(map(str, parameters.moduli)),
-        parameters.plain_modulus,
+        0,  # a plain modulus, which other schemes have
         parameters.scale_bits,
         public,
     )
@@ -387,10 +358,6 @@ def _new_context(parameters: Parameters) -> Any:
         "coeff_mod_bit_sizes": list(parameters.moduli),
         "n_threads": ONE_THREAD,
     }
-    if parameters.scheme == BFV:
-        return module.context(
-            module.SCHEME_TYPE.BFV, plain_modulus=parameters.plain_modulus, **options
-        )
     context = module.context(module.SCHEME_TYPE.CKKS, **options)
     context.global_scale = 2.0**parameters.scale_bits
     return context
@@ -402,5 +369,5 @@ def _loaded(parameters: Parameters, data: bytes) -> Any:
         return tenseal().context_from(data, ONE_THREAD)
     except (ValueError, RuntimeError, TypeError):
         raise FrameError(
-            f"bytes are no {parameters.scheme} key: they are refused, start a new run"
+            "bytes are no key of the encryption: they are refused, start a new run"
         ) from None

@@ -1,4 +1,4 @@
-"""The clients' half of encrypted sums: a service of the endpoint, and the encryption of replies.
+"""The clients' half of encryption: a service of the endpoint, and the encryption of rows.
 
 `encryption_key` brings a client the key authority's public keys, once a run. The replies to the
 protocol's own calls then leave as ciphertexts, in an envelope for the server, which adds them, and
@@ -19,7 +19,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.messages import Ack, Call, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_table
-from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, SIGNATURE
 from securecluster.privacy.masking.pads import KEY, KeyPair, transcript
 from securecluster.protections.encryption.ciphers import PublicCipher, fingerprint
@@ -30,28 +29,16 @@ from securecluster.protections.encryption.envelopes import (
     seal_bytes,
     unpadded,
 )
-from securecluster.protections.encryption.messages import (
-    ENCRYPTION_METHODS,
-    EncryptionKey,
-    encrypted_bits,
-    encrypted_class,
-)
-from securecluster.protections.encryption.packing import FieldShape, Layout, pack
-from securecluster.protections.encryption.parameters import Parameters, check_members
+from securecluster.protections.encryption.messages import ENCRYPTION_METHODS, EncryptionKey
+from securecluster.protections.encryption.packing import Layout, pack
+from securecluster.protections.encryption.parameters import CKKS, Parameters, check_members
 from securecluster.protections.encryption.tags import LinearTags, as_text, tag_key
-from securecluster.protections.sum_calls import (
-    FollowingSum,
-    check_cohorts,
-    check_sums_alone,
-    members_of,
-)
-from securecluster.protections.sum_ranges import SumRanges
+from securecluster.protections.sum_calls import members_of
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.services import refuse_other_verbs
 
 if TYPE_CHECKING:
     from securecluster.privacy.masking.key_agreement import KeyRing
-    from securecluster.runtime.release_policy import ReleasePolicy
 
 SERVER = "server"
 AUTHORITY = "authority"
@@ -84,24 +71,15 @@ class EncryptionService(ClientHalf):
         keys: the clients' identities, roster and secrets.
         minimum: members of the smallest sum in which a client takes part.
         parameters: parameters of the encryption.
-        others: parameters of the run's other encryption, whose keys the clients take as well.
     """
 
     methods = ENCRYPTION_METHODS
 
-    def __init__(
-        self,
-        run: str,
-        keys: KeyRing,
-        minimum: int,
-        parameters: Parameters,
-        others: Sequence[Parameters] = (),
-    ) -> None:
+    def __init__(self, run: str, keys: KeyRing, minimum: int, parameters: Parameters) -> None:
         self._run = run
         self._keys = keys
         self._minimum = minimum
         self._parameters = parameters
-        self._schemes = {chosen.scheme: chosen for chosen in (parameters, *others)}
         self._cipher: PublicCipher | None = None
         # made once: thousands of numbers a key
         self._tags: tuple[bytes, LinearTags] | None = None
@@ -118,7 +96,7 @@ class EncryptionService(ClientHalf):
         refuse_other_verbs(call)
         query: EncryptionKey = call.query
         # Checked before the key is parsed: TenSEAL would take any parameters.
-        if query.scheme not in self._schemes:
+        if query.scheme != CKKS:
             raise FrameError(
                 f"a public key is of {query.scheme[:20]!r}, by which this run does not encrypt: "
                 "start both sides from the same configuration"
@@ -128,23 +106,22 @@ class EncryptionService(ClientHalf):
         authority = as_bytes(query.exchange.value)
         encryption = self._keys.secrets.authority
         # The first keys stay: ciphertexts under another one would be for somebody else.
-        same_public = encryption.public.get(query.scheme, public) == public
-        same_server = encryption.server.get(query.scheme, server) == server
-        same_authority = encryption.authority.get(query.scheme, authority) == authority
+        same_public = encryption.public.get(CKKS, public) == public
+        same_server = encryption.server.get(CKKS, server) == server
+        same_authority = encryption.authority.get(CKKS, authority) == authority
         if not (same_public and same_server and same_authority):
             raise FrameError(
                 "a client was sent another public key of the encryption than before: the keys were "
                 "tampered with, start a new run"
             )
         # The signature comes first: TenSEAL parses what the authority wrote, and nothing else.
-        parameters = self._schemes[query.scheme]
-        self._check_authority(fingerprint(parameters, public), query)
-        PublicCipher(parameters, public)
+        self._check_authority(fingerprint(self._parameters, public), query)
+        PublicCipher(self._parameters, public)
         for key in (server, authority):
             KeyPair(bytes(KEY)).exchange(key)  # refuses keys of low order
-        encryption.public[query.scheme] = public
-        encryption.server[query.scheme] = server
-        encryption.authority[query.scheme] = authority
+        encryption.public[CKKS] = public
+        encryption.server[CKKS] = server
+        encryption.authority[CKKS] = authority
         return Ack()
 
     def _check_authority(self, offered: bytes, query: EncryptionKey) -> None:
@@ -178,12 +155,7 @@ class EncryptionService(ClientHalf):
         self._public_cipher()
 
     def _closed(
-        self,
-        call: Call,
-        layout: Layout,
-        rows: Sequence[EncodedRow],
-        encrypted: type,
-        origins: Sequence[bytes],
+        self, call: Call, layout: Layout, rows: Sequence[EncodedRow], encrypted: type
     ) -> Any:
         """Return encoded rows as a message with one envelope per recipient.
 
@@ -192,11 +164,8 @@ class EncryptionService(ClientHalf):
             layout: fields of the rows.
             rows: the integers of each recipient.
             encrypted: class of the encrypted reply.
-            origins: digest of the public numbers that each row follows from; empty binds to none.
         """
-        sealed = []
-        for k, (row, origin) in enumerate(zip(rows, origins, strict=True)):
-            sealed.append(self._sealed(call, k, layout, row, origin))
+        sealed = [self._sealed(call, k, layout, row) for k, row in enumerate(rows)]
         return encrypted(
             layout=str(layout),
             key=Rows(as_table([row.key for row in sealed], KEY)),
@@ -206,13 +175,10 @@ class EncryptionService(ClientHalf):
             box_signature=Rows(as_table([row.box_signature for row in sealed], SIGNATURE)),
         )
 
-    def _sealed(
-        self, call: Call, position: int, layout: Layout, row: EncodedRow, origin: bytes
-    ) -> SealedRow:
+    def _sealed(self, call: Call, position: int, layout: Layout, row: EncodedRow) -> SealedRow:
         """Return one client's ciphertexts for the server, and their tags for the authority."""
         cipher = self._public_cipher()
         encryption = self._keys.secrets.authority
-        scheme = self._parameters.scheme
         client = call.to[position]
         # One key pair a client and run: the server sees who sent an envelope anyway.
         pair = KeyPair(self._keys.secret(client, "envelopes x25519"))
@@ -231,10 +197,10 @@ class EncryptionService(ClientHalf):
             group=call.group[position],
             layout=str(layout),
         )
-        envelope = seal(ciphertexts, pair, encryption.server[scheme], to_server)
+        envelope = seal(ciphertexts, pair, encryption.server[CKKS], to_server)
         to_authority = replace(to_server, receiver=AUTHORITY)
-        tags = self._tagged(client, ciphertexts, origin)
-        box = seal_bytes(tags, pair, encryption.authority[scheme], to_authority)
+        tags = self._tagged(client, ciphertexts)
+        box = seal_bytes(tags, pair, encryption.authority[CKKS], to_authority)
         # A signature covers its context: an envelope or box of another call or group is refused.
         return SealedRow(
             key=pair.public,
@@ -244,7 +210,7 @@ class EncryptionService(ClientHalf):
             box_signature=self._keys.sign(client, to_authority.signed(box)),
         )
 
-    def _tagged(self, client: int, ciphertexts: Sequence[bytes], origin: bytes) -> bytes:
+    def _tagged(self, client: int, ciphertexts: Sequence[bytes]) -> bytes:
         """Return the key of the tags and those of a client's ciphertexts, for the authority."""
         cipher = self._public_cipher()
         seed = self._keys.secrets.seed.get(client)
@@ -253,7 +219,7 @@ class EncryptionService(ClientHalf):
                 f"client {client} has not agreed on a seed with the other clients, so nothing "
                 "would bind its ciphertexts to their sum: it takes part in no encrypted sum"
             )
-        key = tag_key(seed, self._run, cipher.fingerprint, origin)
+        key = tag_key(seed, self._run, cipher.fingerprint)
         if self._tags is None or self._tags[0] != key:
             self._tags = (key, LinearTags(self._parameters, key))
         _, tags = self._tags
@@ -265,7 +231,7 @@ class EncryptionService(ClientHalf):
         Raises:
             PolicyError: no key came yet.
         """
-        public = self._keys.secrets.authority.public.get(self._parameters.scheme)
+        public = self._keys.secrets.authority.public.get(CKKS)
         if public is None:
             raise PolicyError(
                 "a client has no public key of the key authority, so it takes part in no encrypted "
@@ -275,110 +241,6 @@ class EncryptionService(ClientHalf):
         if self._cipher is None or self._cipher.public != public:
             self._cipher = PublicCipher(self._parameters, public)
         return self._cipher
-
-
-class EncryptedSumService(EncryptionService):
-    """The part of one endpoint's clients in encrypted sums.
-
-    Args:
-        ranges: ranges of the fields that are summed.
-        run: as of `EncryptionService`, and so are those that follow.
-        cohorts: as of `SecureSumService`. A client knows the members that are asked; who is in the
-            sum, the key authority checks.
-    """
-
-    def __init__(
-        self,
-        ranges: SumRanges,
-        run: str,
-        keys: KeyRing,
-        minimum: int,
-        parameters: Parameters,
-        others: Sequence[Parameters] = (),
-        cohorts: Sequence[Cohort] = (),
-    ) -> None:
-        super().__init__(run, keys, minimum, parameters, others)
-        self._ranges = ranges
-        self._cohorts = cohorts
-
-    def check(self, call: Call, release: ReleasePolicy) -> None:
-        """Raise an error for a sum that a client cannot or will not take part in.
-
-        Args:
-            call: requests for rows of a sum.
-            release: declaration of the called method.
-
-        Raises:
-            FrameError: the frame does not name the members of the sum.
-            PolicyError: replies that leave in other ways, too few members, or no public key yet.
-        """
-        check_sums_alone(call, release)
-        # A second sum over the same clients could be compared with the first.
-        if isinstance(call.query, FollowingSum):
-            raise PolicyError(
-                f"{call.method} is of clients that took part in an earlier sum, which encrypted "
-                "sums keep no record of: the request is refused"
-            )
-        self._check_members(call)
-        for client, members in members_of(call):
-            check_cohorts(client, members, self._cohorts)
-
-    def hidden(self, call: Call, reply: Any, expected: type, release: ReleasePolicy) -> Any:
-        """Return a reply as ciphertexts in envelopes for the server.
-
-        Args:
-            call: the request.
-            reply: the reply after the pipeline, with one row per recipient in each field.
-            expected: class of the reply.
-            release: declaration of the called method.
-
-        Raises:
-            UpdateError: a number beyond the range of its field.
-        """
-        encrypted = encrypted_class(expected, release.through)
-        layout = layout_of(reply, encrypted_bits(encrypted))
-        rows = []
-        for k, (_, members) in enumerate(members_of(call)):
-            rows.append(self._encoded(reply, layout, k, len(members)))
-        if self.tap is not None:
-            for name in rows[0].integers:
-                integers = np.concatenate([row.integers[name] for row in rows])
-                largest = None
-                if self._ranges.saturates(name):
-                    largest = [row.largest[name] for row in rows]
-                self.tap(call, name, integers, largest)
-        return self._closed(call, layout, rows, encrypted, call.origins)
-
-    def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:
-        """Return one client's rows as integers."""
-        rows = {}
-        largest = {}
-        for field in layout.fields:
-            # As many steps as leave room for all members: their sum stays within the slot, and
-            # under CKKS is decrypted exactly.
-            largest_integer = self._parameters.largest_integer(field.bits, members)
-            codec = self._ranges.fixed_point(field.name, field.bits, members, largest_integer)
-            values = getattr(reply, field.name).values.cpu()
-            row = values[position : position + 1]
-            rows[field.name] = codec.encode(row, self._ranges.saturates(field.name)).numpy()
-            largest[field.name] = codec.largest
-        return EncodedRow(rows, largest)
-
-
-def layout_of(reply: Any, bits: Mapping[str, int]) -> Layout:
-    """Return the layout of a reply's rows, without absent fields.
-
-    Args:
-        reply: the reply.
-        bits: 32 or 64, by field.
-    """
-    fields = []
-    for name, width in bits.items():
-        value = getattr(reply, name)
-        # An absent field takes no slots, and the layout says so.
-        if value is not None:
-            fields.append(FieldShape(name, width, tuple(value.table.shape[1:])))
-    return Layout(tuple(fields))
 
 
 def key_statement(run: str, fingerprint: bytes, exchange: bytes) -> bytes:

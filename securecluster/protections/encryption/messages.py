@@ -1,4 +1,4 @@
-"""Messages of encrypted sums: of clients, of the server, and of the key authority."""
+"""Messages of encrypted pairs: of clients, of the server, and of the key authority."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from securecluster.privacy.masking.pads import KEY
 from securecluster.protections.encryption.envelopes import BLOCK
 from securecluster.protections.encryption.parameters import MOST_MEMBERS
 from securecluster.protections.pair_rows import PairRange, range_of, row_field
-from securecluster.protections.sum_ranges import summed_bits
 from securecluster.runtime.services import MessageTypes
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ BLOCKS = Upto("blocks", 1 << 24, minimum=1)
 PUBLIC_KEY = Upto("public key", 1 << 24, minimum=1)
 BOX = Upto("box", 1 << 24, minimum=1)
 MEMBERS = Upto("members", MOST_MEMBERS, minimum=1)
-NARROW = Upto("narrow numbers", 1 << 30)
-WIDE = Upto("wide numbers", 1 << 30)
+NUMBERS = Upto("wide numbers", 1 << 30)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,36 +57,12 @@ class AuthorityKey:
 
 
 @dataclass(frozen=True, eq=False)
-class EncryptedTotal:
-    """Server's request to decrypt the sum of one group, whose members are in the header.
-
-    What binds the sum to its clients is theirs: the server relays it, and can neither read nor make
-    it.
-    """
-
-    scheme: str
-    purpose: str  # the client method whose replies are summed
-    layout: str  # fields in the ciphertexts
-    survivors: str  # clients whose replies are in the sum, ascending (`format_ids`)
-    server: Annotated[Shared, Octets((KEY,))]  # (32,) uint8, X25519
-    envelope: Annotated[Picks, Octets((BLOCKS, BLOCK))]  # (k, 256) uint8
-    # of each survivor, as it sent them: its key, its box of tags for the authority, its signature
-    keys: Annotated[Shared, Octets((MEMBERS, KEY))]  # (m, 32) uint8, X25519
-    boxes: Annotated[Shared, Octets((MEMBERS, BOX))]  # (m, n) uint8, AES-256-SIV
-    signatures: Annotated[Shared, Octets((MEMBERS, SIGNATURE))]  # (m, 64) uint8, of the boxes
-
-
-@dataclass(frozen=True, eq=False)
-class ReleasedTotal:
-    """Key authority's reply: sums of integers, field after field."""
-
-    narrow: Annotated[Rows, Ring((NARROW,), 32)]  # (1, n) int32
-    wide: Annotated[Rows, Ring((WIDE,), 64)]  # (1, k) int64
-
-
-@dataclass(frozen=True, eq=False)
 class EncryptedPairTotal:
-    """Server's request for what a function tells of R, whose sum the ciphertexts hold."""
+    """Server's request for what a function tells of R, whose sum the ciphertexts hold.
+
+    The members are in the header. What binds the sum to its clients is theirs: the server relays
+    it, and can neither read nor make it.
+    """
 
     scheme: str
     purpose: str  # the client method whose rows are summed
@@ -107,7 +81,7 @@ class EncryptedPairTotal:
 class ReleasedPairs:
     """Key authority's reply: the survivors' labels, or R_ij for i < j in steps of a grid."""
 
-    numbers: Annotated[Rows, Ring((WIDE,), 64)]  # (1, n) int64
+    numbers: Annotated[Rows, Ring((NUMBERS,), 64)]  # (1, n) int64
 
 
 # methods of the service of clients
@@ -115,23 +89,8 @@ ENCRYPTION_METHODS: Mapping[str, MessageTypes] = {"encryption_key": (EncryptionK
 # methods of the key authority
 AUTHORITY_METHODS: Mapping[str, MessageTypes] = {
     "authority_key": (AuthorityRequest, AuthorityKey),
-    "authority_sum": (EncryptedTotal, ReleasedTotal),
     "authority_pairs": (EncryptedPairTotal, ReleasedPairs),
 }
-
-
-@lru_cache(maxsize=256)
-def encrypted_class(reply: Any, through: tuple[str, ...]) -> type:
-    """Return the class of a reply whose rows are encrypted, all of them in one envelope.
-
-    Args:
-        reply: class of the reply.
-        through: fields that pass through the pipeline.
-
-    Raises:
-        UsageError: a field that no secure sum can hold.
-    """
-    return _encrypted(reply, summed_bits(reply, through), pairs=False)
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +104,26 @@ def encrypted_pairs_class(reply: Any, bits: int) -> type:
     Raises:
         UsageError: a reply with other fields than one of rows.
     """
-    return _encrypted(reply, {row_field(reply): bits}, pairs=True)
+    field = row_field(reply)
+    members: list[tuple[str, Any]] = [
+        ("layout", str),
+        ("key", Annotated[Rows, Octets((KEY,))]),  # (b, 32) uint8, X25519, of the sender
+        ("envelope", Annotated[Picks, Octets((BLOCKS, BLOCK))]),  # (k, 256) uint8
+        ("signature", Annotated[Rows, Octets((SIGNATURE,))]),  # (b, 64) uint8
+        # tags of the ciphertexts, sealed to the key authority, and a signature of this box
+        ("box", Annotated[Rows, Octets((BOX,))]),  # (b, n) uint8
+        ("box_signature", Annotated[Rows, Octets((SIGNATURE,))]),  # (b, 64) uint8
+    ]
+    encrypted = dataclasses.make_dataclass(
+        f"Encrypted{reply.__name__}", members, frozen=True, eq=False
+    )
+    encrypted.__module__ = __name__
+    encrypted.__doc__ = f"{reply.__name__} as it leaves its client in encrypted pairs."
+    encrypted.__bits__ = {field: bits}  # type: ignore[attr-defined]
+    encrypted.__hidden_fields__ = (field,)  # type: ignore[attr-defined]
+    # resolved once, so that a class that cannot be sent fails here
+    get_type_hints(encrypted)
+    return encrypted
 
 
 def encrypted_pairs_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
@@ -161,31 +139,6 @@ def encrypted_pairs_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
     return encrypted_pairs_class(reply, range_of(reply, ranges).bits)
 
 
-def _encrypted(reply: Any, bits: Mapping[str, int], pairs: bool) -> type:
-    """Return the class of an encrypted reply, with the bits of its fields."""
-    members: list[tuple[str, Any]] = [
-        ("layout", str),
-        ("key", Annotated[Rows, Octets((KEY,))]),  # (b, 32) uint8, X25519, of the sender
-        ("envelope", Annotated[Picks, Octets((BLOCKS, BLOCK))]),  # (k, 256) uint8
-        ("signature", Annotated[Rows, Octets((SIGNATURE,))]),  # (b, 64) uint8
-        # tags of the ciphertexts, sealed to the key authority, and a signature of this box
-        ("box", Annotated[Rows, Octets((BOX,))]),  # (b, n) uint8
-        ("box_signature", Annotated[Rows, Octets((SIGNATURE,))]),  # (b, 64) uint8
-    ]
-    encrypted = dataclasses.make_dataclass(
-        f"Encrypted{reply.__name__}", members, frozen=True, eq=False
-    )
-    encrypted.__module__ = __name__
-    encrypted.__doc__ = f"{reply.__name__} as it leaves its client in an encrypted sum."
-    encrypted.__reply__ = reply  # type: ignore[attr-defined]
-    encrypted.__bits__ = dict(bits)  # type: ignore[attr-defined]
-    encrypted.__hidden_fields__ = tuple(bits)  # type: ignore[attr-defined]
-    encrypted.__pairs__ = pairs  # type: ignore[attr-defined]
-    # resolved once, so that a class that cannot be sent fails here
-    get_type_hints(encrypted)
-    return encrypted
-
-
 def is_encrypted(reply: type) -> bool:
     """Return whether a class of replies is of encrypted ones.
 
@@ -193,15 +146,6 @@ def is_encrypted(reply: type) -> bool:
         reply: the class.
     """
     return hasattr(reply, "__hidden_fields__")
-
-
-def is_of_pairs(encrypted: type) -> bool:
-    """Return whether a class of encrypted replies is of rows of pairs.
-
-    Args:
-        encrypted: class of an encrypted reply.
-    """
-    return bool(encrypted.__pairs__)  # type: ignore[attr-defined]
 
 
 def encrypted_bits(encrypted: type) -> dict[str, int]:
@@ -213,31 +157,6 @@ def encrypted_bits(encrypted: type) -> dict[str, int]:
     return dict(encrypted.__bits__)  # type: ignore[attr-defined]
 
 
-def decrypted_class(encrypted: type) -> type:
-    """Return the class of the reply that an encrypted class was made from.
-
-    Args:
-        encrypted: class of an encrypted reply.
-    """
-    reply: type = encrypted.__reply__  # type: ignore[attr-defined]
-    return reply
-
-
-class EncryptedReplies:
-    """Messages of encrypted sums."""
-
-    methods: Mapping[str, MessageTypes] = {**ENCRYPTION_METHODS, **AUTHORITY_METHODS}
-
-    def reply_class(self, reply: type, release: ReleasePolicy) -> type:
-        """Return the class of a reply with encrypted rows.
-
-        Args:
-            reply: class of the reply.
-            release: declaration of its method.
-        """
-        return encrypted_class(reply, release.through)
-
-
 class EncryptedPairReplies:
     """Messages of encrypted pairs.
 
@@ -245,7 +164,7 @@ class EncryptedPairReplies:
         ranges: range of each field of rows.
     """
 
-    methods = EncryptedReplies.methods
+    methods: Mapping[str, MessageTypes] = {**ENCRYPTION_METHODS, **AUTHORITY_METHODS}
 
     def __init__(self, ranges: Mapping[str, PairRange]) -> None:
         self._ranges = ranges

@@ -24,18 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.errors import FrameError
-from securecluster.protections.encryption.parameters import (
-    BFV,
-    LIMB_BITS,
-    Parameters,
-    check_members,
-)
+from securecluster.protections.encryption.parameters import LIMB_BITS, Parameters, check_members
 
 LIMBS = 4
 LIMB_MASK = (1 << LIMB_BITS) - 1
-# largest distance of a decrypted number from an integer, under CKKS
+# largest distance of a decrypted number from an integer
 INTEGER_ERROR = 0.25
-# largest decrypted number of an unused slot, and distance of the count from an integer, under CKKS
+# largest decrypted number of an unused slot, and distance of the count from an integer
 SLOT_ERROR = 1e-4
 # numbers of one reply
 MOST_NUMBERS = 1 << 32
@@ -120,7 +115,7 @@ class Layout:
         """Return how many ciphertexts a reply takes.
 
         Args:
-            parameters: parameters of the scheme.
+            parameters: of the encryption.
         """
         return max(1, math.ceil(self.slots / (parameters.slots - 1)))
 
@@ -140,19 +135,16 @@ def pack(
     Args:
         rows: integers of each field, by name, in any shape.
         layout: the fields.
-        largest: largest magnitude of an integer, by field; of CKKS within
+        largest: largest magnitude of an integer, by field, within
             `Parameters.largest_integer`.
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
     """
     pieces: list[NDArray[Any]] = []
     for field in layout.fields:
         integers = rows[field.name].reshape(-1).astype(np.int64)
         if field.bits == 64:
             integers = _limbs(integers).reshape(-1)
-        if parameters.scheme == BFV:
-            pieces.append(integers)
-        else:
-            pieces.append(integers / _unit(field, largest))
+        pieces.append(integers / _unit(field, largest))
     width = parameters.slots - 1
     count = layout.ciphertexts(parameters)
     packed = np.zeros((count, width), dtype=pieces[0].dtype)
@@ -174,7 +166,7 @@ def unpack(
         slots: numbers of each ciphertext.
         layout: the fields.
         largest: largest magnitude of one client's integer, by field.
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
         members: number of clients that the sum is said to be over.
 
     Raises:
@@ -187,34 +179,27 @@ def unpack(
             f"a sum came in {len(slots)} ciphertexts instead of {layout.ciphertexts(parameters)}"
         )
     table = np.stack(slots)
-    tolerance = 0.0
-    if parameters.scheme != BFV:
-        tolerance = SLOT_ERROR
     counts = table[:, 0]
     flat = table[:, 1:].reshape(-1)
     # A comparison with NaN is false, so these are written to fail on it.
-    if not np.all(np.abs(counts - members) <= tolerance):
+    if not np.all(np.abs(counts - members) <= SLOT_ERROR):
         raise FrameError(
             f"the decrypted number of contributors is not {members}: another key, altered "
             "ciphertexts, or a sum over other clients than it is said to be"
         )
-    if not np.all(np.abs(flat[layout.slots :]) <= tolerance):
+    if not np.all(np.abs(flat[layout.slots :]) <= SLOT_ERROR):
         raise _out_of_range("an unused slot")
     sums = {}
     first = 0
     for field in layout.fields:
         piece = flat[first : first + field.slots]
         first += field.slots
-        sums[field.name] = _sum_of(field, piece, largest, parameters, members).reshape(field.shape)
+        sums[field.name] = _sum_of(field, piece, largest, members).reshape(field.shape)
     return sums
 
 
 def _sum_of(
-    field: FieldShape,
-    slots: NDArray[Any],
-    largest: Mapping[str, int],
-    parameters: Parameters,
-    members: int,
+    field: FieldShape, slots: NDArray[Any], largest: Mapping[str, int], members: int
 ) -> NDArray[np.int64]:
     """Return the sum of one field, after checks of its range."""
     unit = _unit(field, largest)
@@ -222,10 +207,7 @@ def _sum_of(
     limit = largest[field.name]
     if field.bits == 64:
         limit = LIMB_MASK
-    if parameters.scheme == BFV:
-        integers = slots.astype(np.int64)
-    else:
-        integers = _nearest_integers(slots * unit, field.name)
+    integers = _nearest_integers(slots * unit, field.name)
     if not np.all(np.abs(integers) <= members * limit):
         raise _out_of_range(field.name)
     if field.bits == 32:

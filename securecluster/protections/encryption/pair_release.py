@@ -17,7 +17,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.protections.encryption.packing import FieldShape, Layout
-from securecluster.protections.encryption.parameters import CKKS, MOST_MEMBERS, default_parameters
+from securecluster.protections.encryption.parameters import MOST_MEMBERS, Parameters
 from securecluster.protections.pair_rows import PAIR, PairRange
 from securecluster.runtime.pair_aggregators import PairFunctions
 
@@ -149,7 +149,7 @@ def rounding(name: str, pair_range: PairRange) -> FixedPoint:
     """
     largest = math.ceil(math.ldexp(pair_range.bound, PAIR_BITS))
     # What pairs of the largest sum leave room for; integers of 64 bits are summed in limbs.
-    exact = default_parameters(CKKS).largest_integer(pair_range.bits, MOST_MEMBERS)
+    exact = Parameters().largest_integer(pair_range.bits, MOST_MEMBERS)
     if exact is not None and largest > exact:
         raise UsageError(
             f"{name} is in a range up to {pair_range.bound:g}, and encrypted pairs sum numbers of "

@@ -15,11 +15,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call, format_ids
 from securecluster.protections.encryption.client import EncodedRow, EncryptionService
-from securecluster.protections.encryption.messages import (
-    EncryptedPairTotal,
-    encrypted_bits,
-    encrypted_pairs_class,
-)
+from securecluster.protections.encryption.messages import encrypted_bits, encrypted_pairs_class
 from securecluster.protections.encryption.packing import Layout
 from securecluster.protections.encryption.pair_release import (
     from_grid,
@@ -64,9 +60,8 @@ class EncryptedPairService(EncryptionService):
         keys: KeyRing,
         minimum: int,
         parameters: Parameters,
-        others: Sequence[Parameters] = (),
     ) -> None:
-        super().__init__(run, keys, minimum, parameters, others)
+        super().__init__(run, keys, minimum, parameters)
         self._ranges = ranges
         self._saturate = saturate
 
@@ -121,8 +116,7 @@ class EncryptedPairService(EncryptionService):
             rows.append(EncodedRow({name: own_pairs(row, position)}, {name: codec.largest}))
         layout = pair_layout(name, pair_range, size)
         encrypted = encrypted_pairs_class(expected, pair_range.bits)
-        # each client is sent other rows here, all but its own
-        return self._closed(call, layout, rows, encrypted, [b""] * len(rows))
+        return self._closed(call, layout, rows, encrypted)
 
 
 class EncryptedPairs(Connected):
@@ -224,7 +218,7 @@ class EncryptedPairs(Connected):
 
     def _told(self, group_sum: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""
-        query = EncryptedPairTotal(then=then, **vars(group_sum.sealed(call, group)))
+        query = group_sum.sealed(call, group, then)
         reply = self.keys.ask_authority(
             "authority_pairs", query, call, group, len(group_sum.survivors)
         )

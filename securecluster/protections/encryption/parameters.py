@@ -1,6 +1,6 @@
-"""Parameters of the encryption schemes, and the checks that refuse unsafe or imprecise ones.
+"""Parameters of CKKS, and the checks that refuse unsafe or imprecise ones.
 
-CKKS sums integers exactly, too. Two decryptions in full precision give the secret key by linear
+CKKS sums integers exactly here. Two decryptions in full precision give the secret key by linear
 equations, since they hold the ciphertexts' noise. So clients round to a grid
 (`Parameters.grid_bits`) before they encrypt, and the authority releases the integer next to what it
 decrypts: a function of the clients' numbers alone. The cost is half a step of each client in place
@@ -12,8 +12,6 @@ Gaussian flooding noise of 1/64 of a step to the ciphertext, whose arithmetic is
 is 32 of its standard deviations, so honest sums are never wrong, and the noise of m ciphertexts is
 2^39 times smaller. For this CKKS has degree 8192 and Δ = 2^80, and the authority decrypts 2^20
 ciphertexts in a run at most.
-
-BFV sums the integers of secure sums' fixed point, so both give the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from dataclasses import dataclass
 
 from securecluster.errors import UsageError
 
-BFV = "bfv"
 CKKS = "ckks"
 # largest number of bits of all moduli together at 128 bits of security, by the polynomial degree
 # (Bossuat et al. 2024, "Security Guidelines for Implementing Homomorphic Encryption", ePrint
@@ -32,10 +29,6 @@ MOST_BITS = {2048: 53, 4096: 106, 8192: 214, 16384: 430}
 # ciphertexts in one sum
 MOST_MEMBERS = 4096
 MEMBER_BITS = 12
-# Bits between the data modulus and the plain modulus of BFV: half a unit of the plaintext is then
-# 2^17, and the noise of 4096 ciphertexts is below 2^17 but with negligible probability (standard
-# deviation about 2^14).
-NOISE_BITS = 19
 # Bits of the integers that CKKS sums exactly, of a single member: more members have fewer.
 GRID_BITS = 24
 # Bits between the flooding noise of CKKS and a step of the grid: a step is 64 standard deviations.
@@ -44,47 +37,34 @@ FLOOD_MARGIN_BITS = 6
 FLOOD_BITS = 39
 # ciphertexts that a key authority decrypts in a run: the bound of what flooding hides is for them
 MOST_DECRYPTIONS = 1 << 20
-# bits of a limb of a wide integer, and the bits of one slot's sum of limbs or of narrow integers
+# bits of a limb of a wide integer
 LIMB_BITS = 16
-SLOT_BITS = 32
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of one encryption scheme.
+    """Parameters of CKKS.
 
     Args:
-        scheme: "bfv" or "ckks".
         degree: degree of the polynomials.
         moduli: bits of the moduli; the last one is that of keys alone.
-        plain_modulus: prime that BFV's sums are taken modulo; 0 for CKKS.
-        scale_bits: bits of the scale of CKKS; 0 for BFV.
+        scale_bits: bits of the scale.
 
     Raises:
-        UsageError: a scheme that is not known, or parameters that are not secure, or not precise
-            enough for sums.
+        UsageError: parameters that are not secure, or not precise enough for sums.
     """
 
-    scheme: str
-    degree: int = 4096
-    moduli: tuple[int, ...] = (53, 53)
-    plain_modulus: int = 0
-    scale_bits: int = 0
+    degree: int = 8192
+    moduli: tuple[int, ...] = (47, 47, 48)
+    scale_bits: int = 80
 
     def __post_init__(self) -> None:
-        if self.scheme not in (BFV, CKKS):
-            raise UsageError(f"unknown encryption scheme {self.scheme!r}: take bfv or ckks")
         self._check_security()
-        if self.scheme == BFV:
-            self._check_bfv()
-        else:
-            self._check_ckks()
+        self._check_precision()
 
     @property
     def slots(self) -> int:
         """Return the numbers in one ciphertext."""
-        if self.scheme == BFV:
-            return self.degree
         return self.degree // 2
 
     @property
@@ -98,7 +78,7 @@ class Parameters:
         return 2 * self.degree * 8 * (len(self.moduli) - 1) + 1024
 
     def grid_bits(self, members: int) -> int:
-        """Return the bits of the integers that CKKS sums exactly, of one number of each member.
+        """Return the bits of the integers that are summed exactly, of one number of each member.
 
         A slot holds an integer of g bits as a fraction of 2^g, so its sum is exact as long as the
         decryption errs by less than half of 2^-g. What it errs by is flooding noise, of which half
@@ -113,7 +93,7 @@ class Parameters:
         return GRID_BITS - lost
 
     def error(self, members: int) -> float:
-        """Return the standard deviation of the noise of a sum's slots, N √m / (6 Δ), under CKKS.
+        """Return the standard deviation of the noise of a sum's slots, N √m / (6 Δ).
 
         Division by the last modulus at encryption leaves coefficients with errors r0 + r1·s:
         uniform r0 and r1 (variance 1/12), a ternary secret s (variance 2/3), and degree N.
@@ -124,7 +104,7 @@ class Parameters:
         return self.degree * math.sqrt(members) / (6 * 2.0**self.scale_bits)
 
     def flooding(self, members: int) -> float:
-        """Return the standard deviation of a slot's flooding noise under CKKS, 1/64 of a step.
+        """Return the standard deviation of a slot's flooding noise, 1/64 of a step.
 
         A decryption holds the noise of the ciphertexts, which depends on the secret key (Li and
         Micciancio 2021). Gaussian noise of σ_f on each of its N/2 slots hides that of standard
@@ -138,7 +118,7 @@ class Parameters:
         return 2.0 ** -(self.grid_bits(members) + FLOOD_MARGIN_BITS)
 
     def advantage(self, members: int, ciphertexts: int) -> float:
-        """Return a bound of what decryptions tell of the noise of ciphertexts, under CKKS.
+        """Return a bound of what decryptions tell of the noise of ciphertexts.
 
         It bounds the total variation distance between decryptions with and without this noise
         (Pinsker's inequality), so the advantage of any adversary that reads them.
@@ -158,8 +138,8 @@ class Parameters:
             bits: 32 or 64, of the integers of a field.
             members: number of members of the sum.
         """
-        # Integers of 64 bits are summed in limbs, which all schemes sum exactly.
-        if self.scheme == BFV or bits == 64:
+        # integers of 64 bits are summed in limbs
+        if bits == 64:
             return None
         return 1 << self.grid_bits(members)
 
@@ -179,29 +159,7 @@ class Parameters:
                 f"allows {limit}"
             )
 
-    def _check_bfv(self) -> None:
-        if self.scale_bits:
-            raise UsageError("BFV has no scale: leave scale_bits out")
-        if self.plain_modulus % (2 * self.degree) != 1 or not _is_prime(self.plain_modulus):
-            raise UsageError(
-                f"the plain modulus {self.plain_modulus} cannot pack numbers: take a prime that is "
-                f"1 modulo {2 * self.degree}"
-            )
-        if self.plain_modulus <= 1 << SLOT_BITS:
-            raise UsageError(
-                f"the plain modulus {self.plain_modulus} does not hold a sum of {SLOT_BITS} bits: "
-                "take a larger one"
-            )
-        if self.data_bits - self.plain_modulus.bit_length() < NOISE_BITS:
-            raise UsageError(
-                f"moduli of {self.data_bits} bits leave no room for the noise of {MOST_MEMBERS} "
-                f"ciphertexts beside a plain modulus of {self.plain_modulus.bit_length()} bits: "
-                "take larger ones"
-            )
-
-    def _check_ckks(self) -> None:
-        if self.plain_modulus:
-            raise UsageError("CKKS has no plain modulus: leave plain_modulus out")
+    def _check_precision(self) -> None:
         # Both lose half a bit for each factor of two, but the grid in whole bits: the least ratio
         # is that of powers of four.
         if self.flooding(1) < self.error(1) * 2**FLOOD_BITS:
@@ -217,21 +175,6 @@ class Parameters:
             )
 
 
-def default_parameters(scheme: str) -> Parameters:
-    """Return the parameters of sums.
-
-    BFV has degree 4096 and about 60 KB a ciphertext of as many numbers. CKKS has degree 8192, about
-    220 KB and 4096 numbers: its modulus has room for flooding noise between what it hides and what
-    it must not change.
-
-    Args:
-        scheme: "bfv" or "ckks".
-    """
-    if scheme == BFV:
-        return Parameters(BFV, plain_modulus=8590090241)  # the first fitting prime above 2^33
-    return Parameters(scheme, 8192, (47, 47, 48), scale_bits=80)
-
-
 def check_members(members: int) -> None:
     """Raise UsageError for a sum over more ciphertexts than parameters leave room for.
 
@@ -241,30 +184,5 @@ def check_members(members: int) -> None:
     if not 1 <= members <= MOST_MEMBERS:
         raise UsageError(
             f"an encrypted sum is over 1 to {MOST_MEMBERS} clients, not {members}: ask fewer of "
-            "them at once, or take aggregation secagg or relevance pads"
+            "them at once, or take relevance pads"
         )
-
-
-def _is_prime(number: int) -> bool:
-    """Return whether a number below 2^64 is a prime (Miller-Rabin with bases that decide these)."""
-    bases = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
-    if number < 2 or number % 2 == 0:
-        return number == 2
-    odd = number - 1
-    twos = 0
-    while odd % 2 == 0:
-        odd //= 2
-        twos += 1
-    return all(number == base or _passes(number, base, odd, twos) for base in bases)
-
-
-def _passes(number: int, base: int, odd: int, twos: int) -> bool:
-    """Return whether a base finds no proof that the number is composite."""
-    power = pow(base, odd, number)
-    if power in (1, number - 1):
-        return True
-    for _ in range(twos - 1):
-        power = power * power % number
-        if power == number - 1:
-            return True
-    return False

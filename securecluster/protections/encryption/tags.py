@@ -39,21 +39,19 @@ LIMB = 30
 PRODUCTS = 8
 
 
-def tag_key(seed: bytes, run: str, fingerprint: bytes, origin: bytes = b"") -> bytes:
+def tag_key(seed: bytes, run: str, fingerprint: bytes) -> bytes:
     """Return the key of the tags of one encryption of a run, 32 secret bytes.
 
     Args:
         seed: seed that the clients of the run agreed on, 32 secret bytes.
         run: hash of the run's configuration.
         fingerprint: of the parameters and the public key of the encryption.
-        origin: digest of the public numbers that the ciphertext's row follows from, so that nobody
-            decrypts a sum of rows that follow from different models; empty for none.
     """
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     # The seed is also the key of masks and seals: the label keeps them apart.
-    info = transcript("securecluster ciphertext tags v2", run, fingerprint, origin)
+    info = transcript("securecluster ciphertext tags v3", run, fingerprint)
     return HKDF(hashes.SHA256(), KEY, salt=None, info=info).derive(seed)
 
 
@@ -107,7 +105,7 @@ def text_bytes(ciphertexts: int, parameters: Parameters) -> int:
 
     Args:
         ciphertexts: number of ciphertexts of a row.
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
     """
     return KEY + ciphertexts * TAG_BYTES * TAGS * (len(parameters.moduli) - 1)
 
@@ -130,7 +128,7 @@ def from_text(
     Args:
         data: content of a box.
         ciphertexts: number of ciphertexts of a row.
-        parameters: parameters of the scheme.
+        parameters: of the encryption.
 
     Raises:
         FrameError: another number of tags.

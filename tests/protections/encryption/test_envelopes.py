@@ -18,9 +18,9 @@ from securecluster.protections.encryption.envelopes import (
     seal,
     unpadded,
 )
-from securecluster.protections.encryption.parameters import BFV, default_parameters
+from securecluster.protections.encryption.parameters import Parameters
 
-PARAMETERS = default_parameters(BFV)
+PARAMETERS = Parameters()
 CLIENT, SERVER = KeyPair(b"c" * 32), KeyPair(b"s" * 32)
 CONTEXT = EnvelopeContext(
     b"f" * 32, "run", "contribute", 3, 0, "client/1", "server", "0-5", "delta:32:9"

@@ -384,7 +384,6 @@ def test_newcomers_assign_themselves_and_release_nothing(federation: Federation)
 
 REFUSED = {
     "examples": ({"clip": 1.0, "noise": 1.0, "dp_unit": "example"}, "dp_unit client"),
-    "ciphertexts": ({"aggregation": "bfv"}, "take aggregation secagg"),
     "trust": ({**CENTRAL, "noise": 1.0, "aggregation": "secagg"}, "aggregation plain"),
     "one cluster": ({"k": 1}, "k = 1"),
     "a small point": ({"k": 4, "signature_size": 2}, "signature_size"),

@@ -34,7 +34,7 @@ SECRETIVE: dict[str, dict[str, Any]] = {
     | {"placement": "distributed"},
     "dp-sgd": {"clip": 1.0, "noise": 1.0, "dp_unit": "example"},
     "mask": {"mask": "permutation"},
-    "ciphertexts": {"aggregation": "bfv"},
+    "secure sums": {"aggregation": "secagg"},
 }
 RANGE = 3000  # seeds that are guessed
 

@@ -216,16 +216,6 @@ def test_crafted_averages_do_not_add_up(crafted: str, mask: str, federation: Fed
         run_with(made, federation, once(CRAFTED[crafted], []))
 
 
-@pytest.mark.parametrize("aggregation", ["bfv", "ckks"])
-def test_the_authority_decrypts_no_sum_of_two_models(
-    aggregation: str, federation: Federation
-) -> None:
-    made = make("fedavg", aggregation=aggregation, rounds=2)
-    rewrite = once(lambda query: with_means(query, one_bit), [])
-    with pytest.raises(SecureClusterError, match=r"different keys.*different models"):
-        run_with(made, federation, rewrite)
-
-
 def test_a_deployment_goes_on_without_the_member_that_was_lied_to(federation: Federation) -> None:
     made = make("fedavg", rounds=2, mask="none")
     done: list[str] = []

@@ -153,11 +153,10 @@ def test_no_node_unmasks_a_sum_of_which_fewer_survive_than_its_owner_allows(
     assert opened(made, federation, policy, tmp_path, gone) == survivors
 
 
-@pytest.mark.parametrize("aggregation", ["secagg", "bfv", "ckks"])
 def test_no_node_takes_part_in_a_sum_with_fewer_members_than_its_owner_allows(
-    aggregation: str, federation: Federation, tmp_path: Path
+    federation: Federation, tmp_path: Path
 ) -> None:
-    made = make("fedavg", rounds=1, cohort_size=0, aggregation=aggregation)
+    made = make("fedavg", rounds=1, cohort_size=0)
     sums = []
     for least in (6, 5):
         policy = Policy(roster=False, least_clients=least)

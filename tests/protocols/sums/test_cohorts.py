@@ -12,15 +12,13 @@ import torch
 from cases import DOUBLE, FULL, node_each, serve, two_clusters, variant
 
 from securecluster import Federation
-from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, format_ids
 from securecluster.parties.deployment import Deployment
-from securecluster.parties.derived import call_types
 from securecluster.privacy.cohorts import RowSpace
 from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
 from securecluster.runtime.endpoint import SUM
-from securecluster.runtime.transport import Framed
 from securecluster.statements import privacy_section
 
 TINY: dict[str, Any] = {"rounds": 8, "epochs": 1, "model": "linear", "mask": "none"}
@@ -128,17 +126,6 @@ def test_a_client_that_reveals_no_pads_keeps_its_cohort_out(federation: Federati
         [i for i in range(8) if i not in missing]
     ]
     assert not missing & {i for members in served.net.state.sum_lists for i in members}
-
-
-@pytest.mark.parametrize("aggregation", ["bfv", "ckks"])
-def test_encrypted_sums_are_over_whole_cohorts_too(
-    aggregation: str, federation: Federation
-) -> None:
-    made = make(aggregation=aggregation, participation=0.5, rounds=4, cohort_size=2)
-    fitted = made.fit(federation, Settings(transcript="full", dropout=0.3))
-    space = RowSpace(8, lists_of(fitted))
-    assert space.rank > 1
-    assert space.solvable == []
 
 
 def nodes_before_rows(
@@ -255,29 +242,3 @@ def test_hidden_tells_no_numbers_of_samples_by_cluster(exact: bool, federation: 
     assert (blocks.weight is not None) == exact
     told = " ".join(privacy_section.section(fitted.result_)["server_view"])
     assert ("exact_weights" in told) == exact
-
-
-def test_the_authority_refuses_survivors_with_a_part_of_a_cohort(federation: Federation) -> None:
-    made = make(aggregation="bfv", rounds=1, cohort_size=2)
-    fitted = made.fit(federation, FULL)
-    config = fitted.kept_.learned.config
-    (call,) = [
-        fitted.transcript_.content(k)[0]
-        for k, entry in enumerate(fitted.transcript_.entries)
-        if entry.method == "authority_sum"
-    ]
-    authority = Deployment(made, config).authority()
-    transport = Framed({0: authority.answer_frame}, lambda name: call_types(made, name)[1])
-
-    def ask(survivors: list[int]) -> None:
-        query = dataclasses.replace(call.query, survivors=format_ids(survivors))
-        transport.exchange(dataclasses.replace(call, query=query, members=(len(survivors),)))
-
-    first, *others = Deployment(made, config).cohorts().of(range(8))
-    with pytest.raises(PolicyError, match="whole cohorts"):
-        ask(sorted([first[0], *(i for cohort in others for i in cohort)]))
-    with pytest.raises(PolicyError, match="whole cohorts"):
-        ask(sorted([first[0], *others[0]]))
-    # the ciphertexts are those of all clients, which only the next check can tell
-    with pytest.raises(FrameError, match="altered"):
-        ask(sorted(others[0]))

@@ -1,5 +1,5 @@
 """A server that breaks the protocol, and a key authority that decrypts no ciphertexts but sums of
-what the listed clients encrypted; and what is left to such a server.
+pairs that the listed clients encrypted; and what is left to such a server.
 """
 
 from __future__ import annotations
@@ -23,22 +23,17 @@ from securecluster.privacy.masking.pads import KeyPair
 from securecluster.protections.encryption import packing
 from securecluster.protections.encryption.authority import AuthorityState
 from securecluster.protections.encryption.ciphers import PublicCipher, SecretCipher
-from securecluster.protections.encryption.client import (
-    AUTHORITY,
-    EncryptedSumService,
-    EncryptionService,
-)
+from securecluster.protections.encryption.client import AUTHORITY, EncryptionService
 from securecluster.protections.encryption.envelopes import EnvelopeContext, seal_bytes
 from securecluster.protections.encryption.pair_release import rounding
+from securecluster.protections.encryption.pairs import EncryptedPairService
 from securecluster.protections.encryption.parameters import MOST_DECRYPTIONS, Parameters
 from securecluster.protections.encryption.server import GroupSum
 from securecluster.protections.encryption.tags import LinearTags, as_text, tag_key
 from securecluster.protections.pair_rows import PairRange
-from securecluster.protocols.common.client import LINEAGE
-from securecluster.runtime.origins import chained, origins_of
 
-SCHEMES = ("bfv", "ckks")
 CLIENTS = 6
+THEN = "cluster_tasks"
 FOREIGN = "not the sum of what clients 0-5 encrypted in this call: they are not decrypted"
 
 
@@ -47,16 +42,15 @@ def federation() -> Federation:
     return two_clusters(CLIENTS, 30)
 
 
-def fedavg(aggregation: str, rounds: int = 1) -> Any:
-    # without cohorts, clients are asked in the order in which `Server` adds their replies
-    return variant(
-        "fedavg", rounds=rounds, epochs=1, model="linear", aggregation=aggregation, cohort_size=0
-    )
+def oneshot() -> Any:
+    # R itself is released, so that numbers can be compared
+    params = {"relevance": "ckks", "relevance_release": "matrix"}
+    return variant("oneshot", rounds=1, epochs=1, model="linear", **params)
 
 
 @dataclasses.dataclass
 class Server:
-    """A server after a run of two rounds, with all that it received.
+    """A server after a run, with all that it received, and after a second call for the same rows.
 
     Attributes:
         run: the run.
@@ -74,7 +68,7 @@ class Server:
 
     @property
     def cipher(self) -> PublicCipher:
-        return self.run.served.net.aggregator.keys.cipher
+        return self.run.served.net.pair_aggregator.keys.cipher
 
     @property
     def secret(self) -> SecretCipher:
@@ -85,7 +79,7 @@ class Server:
     def sum_of(self, round_index: int, clients: Sequence[int]) -> GroupSum:
         """A sum of some replies to a call, with the boxes that came with them."""
         call, reply = self.calls[round_index]
-        total = GroupSum(self.run.served.net.aggregator.keys)
+        total = GroupSum(self.run.served.net.pair_aggregator.keys)
         for client in clients:
             total.add(call, client, reply, client)
         return total
@@ -96,7 +90,7 @@ class Server:
         assert total._sum is not None
         own = total._sum.serialized()
         total._sum = Changed(change(own))  # type: ignore[assignment]
-        query = total.sealed(self.calls[round_index][0], "0-5")
+        query = total.sealed(self.calls[round_index][0], "0-5", THEN)
         return dataclasses.replace(self.requests[round_index], query=query)
 
     def ciphertexts(self, round_index: int, client: int) -> list[bytes]:
@@ -113,7 +107,7 @@ class Changed:
         return self.data
 
 
-def recorded(federation: Federation, scheme: str) -> Server:
+def recorded(federation: Federation) -> Server:
     rows: list[list[Any]] = [[]]
     packed = packing.pack
 
@@ -123,28 +117,34 @@ def recorded(federation: Federation, scheme: str) -> Server:
             rows.append([rows[-1].pop()])
         return packed(*args)
 
-    replies: list[Any] = []
-    hidden = EncryptedSumService.hidden
+    asked: list[tuple[Any, ...]] = []
+    hidden = EncryptedPairService.hidden
 
-    def repeated(*args: Any) -> Any:
-        replies.append(partial(hidden, *args))
+    def kept(*args: Any) -> Any:
+        asked.append(args)
         return hidden(*args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("securecluster.protections.encryption.client.pack", tapped)
-        patch.setattr(EncryptedSumService, "hidden", repeated)
-        run = run_with_authority(fedavg(scheme, rounds=2), federation)
-    entries = run.served.transcript.entries
+        patch.setattr(EncryptedPairService, "hidden", kept)
+        run = run_with_authority(oneshot(), federation)
     content = run.served.transcript.content
-    calls = [content(k) for k, e in enumerate(entries) if e.method == "contribute"]
-    requests = [content(k)[0] for k, e in enumerate(entries) if e.method == "authority_sum"]
-    asked = [(call, response.reply) for call, response in calls]
-    return Server(run, asked, requests, rows, replies)
+    entries = run.served.transcript.entries
+    ((call, response),) = [content(k) for k, e in enumerate(entries) if e.method == "relevance"]
+    (request,) = [content(k)[0] for k, e in enumerate(entries) if e.method == "authority_pairs"]
+    ((service, _, *others),) = asked
+    later = dataclasses.replace(call, step=call.step + 1)
+    calls = [(call, response.reply), (later, hidden(service, later, *others))]
+    again = [partial(hidden, service, one, *others) for one, _ in calls]
+    server = Server(run, calls, [request], rows, again)
+    query = server.sum_of(1, range(CLIENTS)).sealed(later, "0-5", THEN)
+    server.requests.append(dataclasses.replace(request, step=later.step, query=query))
+    return server
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
-def server(request: pytest.FixtureRequest, federation: Federation) -> Server:
-    return recorded(federation, request.param)
+@pytest.fixture(scope="module")
+def server(federation: Federation) -> Server:
+    return recorded(federation)
 
 
 def fresh(server: Server) -> None:
@@ -158,10 +158,7 @@ def test_a_single_reply_that_is_called_the_sum_of_all_is_not_decrypted(server: S
     cipher = server.cipher
     others = np.zeros(cipher.parameters.slots)
     others[0] = CLIENTS - 1
-    if cipher.parameters.scheme == "bfv":
-        others = others.astype(np.int64)
     layout = server.sum_of(0, [0]).layout
-    bits = {field.name: field.bits for field in layout.fields}
     for client in range(CLIENTS):
         forged = []
         for data in server.ciphertexts(0, client):
@@ -169,17 +166,10 @@ def test_a_single_reply_that_is_called_the_sum_of_all_is_not_decrypted(server: S
             vector += cipher.load(cipher.encrypt(others))
             forged.append(vector.serialize())
         # The attack is one: what the authority would open is that client's reply.
-        parameters = cipher.parameters
-        ranges = server.run.authority._ranges
-        largest = {
-            name: ranges.fixed_point(
-                name, width, CLIENTS, parameters.largest_integer(width, CLIENTS)
-            ).largest
-            for name, width in bits.items()
-        }
+        largest = {"row": server.run.authority._pairs.largest("row")}
         numbers = [server.secret.decrypt(data) for data in forged]
         opened = packing.unpack(numbers, layout, largest, cipher.parameters, CLIENTS)
-        assert np.array_equal(opened["delta"], server.rows[0][client]["delta"].reshape(-1))
+        assert np.array_equal(opened["row"], server.rows[0][client]["row"])
         fresh(server)
         request = server.forged(0, lambda own, forged=forged: forged)  # type: ignore[misc]
         with pytest.raises(FrameError, match=FOREIGN):
@@ -199,7 +189,7 @@ def plus(cipher: PublicCipher, data: bytes, other: bytes, sign: int = 1) -> byte
 def changed_sums(server: Server) -> dict[str, Callable[[list[bytes]], list[bytes]]]:
     """Other ciphertexts than the sum, each of which the public key alone makes."""
     cipher = server.cipher
-    zeros = np.zeros(cipher.parameters.slots, np.int64)
+    zeros = np.zeros(cipher.parameters.slots)
     own = server.ciphertexts(0, 3)
     return {
         "made by the server": lambda data: [cipher.encrypt(zeros + CLIENTS) for _ in data],
@@ -260,7 +250,7 @@ def test_boxes_hold_for_their_client_and_call_alone(server: Server) -> None:
 def test_without_signatures_boxes_still_hold_for_their_client_and_call_alone(
     federation: Federation,
 ) -> None:
-    server = recorded(federation, "bfv")
+    server = recorded(federation)
     server.run.authority._roster = None
     fresh(server)
     first, second = server.requests
@@ -277,12 +267,12 @@ def test_without_signatures_boxes_still_hold_for_their_client_and_call_alone(
 def test_doctored_lists_of_members_are_refused(server: Server) -> None:
     fresh(server)
     call = server.requests[0]
-    five = server.sum_of(0, range(5)).sealed(server.calls[0][0], "0-5")
+    five = server.sum_of(0, range(5)).sealed(server.calls[0][0], "0-5", THEN)
     of_five = dataclasses.replace(call, query=five, members=(5,))
     # all six ciphertexts, said to be of five
     six = server.sum_of(0, range(CLIENTS))
     six.survivors = (0, 1, 2, 3, 4)
-    doctored = six.sealed(server.calls[0][0], "0-5")
+    doctored = six.sealed(server.calls[0][0], "0-5", THEN)
     with pytest.raises(FrameError, match="not the sum of what clients 0-4 encrypted"):
         ask(server.run, dataclasses.replace(of_five, query=doctored))
     # one client in the place of two
@@ -302,7 +292,7 @@ def test_doctored_lists_of_members_are_refused(server: Server) -> None:
 
 def test_no_ciphertext_is_in_two_sums(federation: Federation) -> None:
     """Clients that are asked again encrypt again; one old and one new reply tell a difference."""
-    server = recorded(federation, "bfv")
+    server = recorded(federation)
     call, _ = server.calls[0]
     again = server.again[0]()
     new = server.sum_of(0, [])
@@ -313,7 +303,7 @@ def test_no_ciphertext_is_in_two_sums(federation: Federation) -> None:
         mixed.add(call, client, again, client)
 
     def request(total: GroupSum) -> Call:
-        return dataclasses.replace(server.requests[0], query=total.sealed(call, "0-5"))
+        return dataclasses.replace(server.requests[0], query=total.sealed(call, "0-5", THEN))
 
     with pytest.raises(PolicyError, match="another sum with ciphertexts of some of these clients"):
         ask(server.run, request(mixed))
@@ -331,14 +321,14 @@ def test_what_is_refused_once_it_is_decrypted_counts_as_decrypted(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise refusals of many sums with one ciphertext would tell of its noise."""
-    server = recorded(federation, "ckks")
+    server = recorded(federation)
     fresh(server)
     refuse = FrameError("lies between two integers")
 
     def refused(*args: Any) -> Any:
         raise refuse
 
-    five = server.sum_of(0, range(5)).sealed(server.calls[0][0], "0-5")
+    five = server.sum_of(0, range(5)).sealed(server.calls[0][0], "0-5", THEN)
     with monkeypatch.context() as patch:
         patch.setattr("securecluster.protections.encryption.authority.unpack", refused)
         with pytest.raises(FrameError, match="between two integers"):
@@ -352,27 +342,23 @@ def vars_of(query: Any) -> dict[str, Any]:
 
 
 def test_a_key_authority_decrypts_no_more_than_its_noise_is_for(federation: Federation) -> None:
-    for scheme, refused in (("ckks", True), ("bfv", False)):
-        server = recorded(federation, scheme)
-        state = server.run.authority.state
-        count = server.sum_of(0, [0]).layout.ciphertexts(server.cipher.parameters)
-        assert state.decryptions == (2 * count if refused else 0)
-        server.run.authority.restore(dataclasses.replace(state, decryptions=MOST_DECRYPTIONS))
-        if refused:
-            with pytest.raises(PolicyError, match="flooding noise is for 1048576: start a new run"):
-                ask(server.run, server.requests[0])
-        else:
-            assert ask(server.run, server.requests[0]).ids == (0,)
+    server = recorded(federation)
+    state = server.run.authority.state
+    count = server.sum_of(0, [0]).layout.ciphertexts(server.cipher.parameters)
+    assert state.decryptions == count
+    server.run.authority.restore(dataclasses.replace(state, decryptions=MOST_DECRYPTIONS))
+    with pytest.raises(PolicyError, match="flooding noise is for 1048576: start a new run"):
+        ask(server.run, server.requests[0])
 
 
 def test_a_sum_is_refused_or_rounded_after_the_flooding(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise of a whole step, instead of a 64th, has every sum refused."""
-    server = recorded(federation, "ckks")
-    step = 2.0**-22
+    """Noise of a whole step of pairs has every sum refused."""
+    server = recorded(federation)
+    step = 2.0**-14
     monkeypatch.setattr(Parameters, "flooding", lambda self, members: step)
-    with pytest.raises(FrameError, match="lies between two integers"):
+    with pytest.raises(FrameError, match=r"lies between two integers|beyond its range"):
         ask(server.run, server.requests[0])
 
 
@@ -388,7 +374,7 @@ def test_rows_with_other_fields_are_not_added(server: Server) -> None:
     call, reply = server.calls[0]
     total = server.sum_of(0, [0])
     before = total.layout
-    other = dataclasses.replace(reply, layout="delta:32:3")
+    other = dataclasses.replace(reply, layout="row:32:3")
     with pytest.raises(FrameError, match="encrypted rows of a sum differ in their fields"):
         total.add(call, 1, other, 1)
     assert (total.survivors, total.layout) == ((0,), before)
@@ -397,7 +383,7 @@ def test_rows_with_other_fields_are_not_added(server: Server) -> None:
 
 
 def test_clients_without_a_common_seed_encrypt_nothing(federation: Federation) -> None:
-    server = recorded(federation, "bfv")
+    server = recorded(federation)
     keys = server.run.served.endpoint.keys
     call, _ = server.calls[0]
     keys.restore(dataclasses.replace(keys.secrets, seed={}))
@@ -405,11 +391,11 @@ def test_clients_without_a_common_seed_encrypt_nothing(federation: Federation) -
         server.again[0]()
     keys.restore(dataclasses.replace(keys.secrets, seed={k: bytes([k]) * 32 for k in range(6)}))
     other = server.again[0]()
-    total = GroupSum(server.run.served.net.aggregator.keys)
+    total = GroupSum(server.run.served.net.pair_aggregator.keys)
     for client in range(CLIENTS):
         total.add(call, client, other, client)
     fresh(server)
-    request = dataclasses.replace(server.requests[0], query=total.sealed(call, "0-5"))
+    request = dataclasses.replace(server.requests[0], query=total.sealed(call, "0-5", THEN))
     with pytest.raises(FrameError, match="clients 0 and 1 tag their ciphertexts under different"):
         ask(server.run, request)
 
@@ -419,32 +405,7 @@ def test_the_server_refuses_a_box_of_another_size(
 ) -> None:
     monkeypatch.setattr(EncryptionService, "_tagged", lambda *args: bytes(7))
     with pytest.raises(FrameError, match="the box of client 0 for the key authority has 23 bytes"):
-        run_with_authority(fedavg("bfv"), federation)
-
-
-# --- pairs ---
-
-
-def test_pairs_are_bound_as_sums_are(federation: Federation) -> None:
-    made = variant("oneshot", rounds=1, epochs=1, model="linear", relevance="ckks")
-    run = run_with_authority(made, federation)
-    entries = run.served.transcript.entries
-    content = run.served.transcript.content
-    (call,) = [content(k)[0] for k, e in enumerate(entries) if e.method == "authority_pairs"]
-    (rows,) = [content(k) for k, e in enumerate(entries) if e.method == "relevance"]
-    assert ask(run, call).ids == (0,)
-    channel = run.served.net.pair_aggregator.keys
-    total = GroupSum(channel)
-    for client in range(CLIENTS):
-        total.add(rows[0], client, rows[1].reply, client)
-    assert total._sum is not None
-    (row,) = total._sum.serialized()
-    zeros = np.zeros(channel.parameters.slots)
-    total._sum = Changed([plus(channel.cipher, row, channel.cipher.encrypt(zeros))])  # type: ignore[assignment]
-    envelope = total.sealed(rows[0], "0-5").envelope
-    run.authority.restore(dataclasses.replace(run.authority.state, sums={}))
-    with pytest.raises(FrameError, match=FOREIGN):
-        ask(run, call, envelope=envelope)
+        run_with_authority(oneshot(), federation)
 
 
 # --- what is left to a server that breaks the protocol ---
@@ -461,7 +422,7 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
     """
     cipher = server.cipher
     call, _ = server.calls[0]
-    others = np.zeros(cipher.parameters.slots, np.int64)
+    others = np.zeros(cipher.parameters.slots)
     others[0] = CLIENTS - 1
     row = [cipher.encrypt(others) for _ in server.ciphertexts(0, 0)]
     for client in (1, 2, 3, 4):
@@ -471,7 +432,7 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
     pair = KeyPair(key)
     context = EnvelopeContext(
         cipher.fingerprint,
-        server.run.served.net.aggregator.keys.run,
+        server.run.served.net.pair_aggregator.keys.run,
         call.method,
         call.step,
         call.attempt,
@@ -480,43 +441,41 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
         "0-5",
         str(total.layout),
     )
-    # what it was sent: nothing yet but θ_0
-    (origin,) = origins_of(call.select([5]).query, (5,), {5: chained(b"", bytes(LINEAGE))})
-    tags_key = tag_key(seed, context.run, cipher.fingerprint, origin)
+    tags_key = tag_key(seed, context.run, cipher.fingerprint)
     tags = LinearTags(cipher.parameters, tags_key)
     text = as_text(tags_key, [tags.of(cipher.coefficients(data)) for data in row])
-    exchange = server.run.served.net.aggregator.keys.exchange
+    exchange = server.run.served.net.pair_aggregator.keys.exchange
     box = seal_bytes(text, pair, exchange, context)
     assert total._sum is not None
     own = total._sum.serialized()
     total._sum = Changed([plus(cipher, d, r) for d, r in zip(own, row, strict=True)])  # type: ignore[assignment]
     total.survivors = (*total.survivors, 5)
     total._boxes[5] = (pair.public, box, identity.sign(context.signed(box)))
-    return dataclasses.replace(server.requests[0], query=total.sealed(call, "0-5"))
+    return dataclasses.replace(server.requests[0], query=total.sealed(call, "0-5", THEN))
 
 
 def test_a_client_that_works_with_the_server_has_a_single_reply_decrypted(
     federation: Federation,
 ) -> None:
     """As the documents say: it encrypts all others' ciphertexts but one with the sign turned."""
-    server = recorded(federation, "bfv")
+    server = recorded(federation)
     keys = server.run.served.endpoint.keys
     fresh(server)
     request = canceled(server, b"5" * 32, keys.secrets.seed[5], keys._identity(5))
-    told = ask(server.run, request).reply.narrow.values.numpy()[0]
-    assert np.array_equal(told, server.rows[0][0]["delta"].reshape(-1))
+    told = ask(server.run, request).reply.numbers.values.numpy()[0]
+    assert np.array_equal(told, server.rows[0][0]["row"])
 
 
 def test_with_a_roster_a_server_plays_no_client_and_without_one_it_does(
     federation: Federation,
 ) -> None:
     """Without a roster it also leads the agreement on the seed, and so has it."""
-    server = recorded(federation, "bfv")
+    server = recorded(federation)
     keys = server.run.served.endpoint.keys
     fresh(server)
     request = canceled(server, b"s" * 32, keys.secrets.seed[0], keys._identity(4))
     with pytest.raises(FrameError, match="client 5 did not sign"):
         ask(server.run, request)
     server.run.authority._roster = None
-    told = ask(server.run, request).reply.narrow.values.numpy()[0]
-    assert np.array_equal(told, server.rows[0][0]["delta"].reshape(-1))
+    told = ask(server.run, request).reply.numbers.values.numpy()[0]
+    assert np.array_equal(told, server.rows[0][0]["row"])
