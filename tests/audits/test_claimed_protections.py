@@ -168,5 +168,5 @@ def test_claims_depend_on_fields_and_on_who_colludes(
 
 
 def test_encryption_is_not_claimed_against_server_and_authority_together() -> None:
-    assert standing_of("label-counts", "encrypted", ("authority",)) == BROKEN
-    assert standing_of("label-counts", "encrypted", ("server", "authority")) == VISIBLE
+    assert standing_of("relevance-oracle", "encrypted", ("authority",)) == BROKEN
+    assert standing_of("relevance-oracle", "encrypted", ("server", "authority")) == VISIBLE

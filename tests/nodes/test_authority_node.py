@@ -30,7 +30,7 @@ from securecluster.nodes.server_run import ServerRun
 from securecluster.parties.derived import call_types
 from securecluster.privacy.masking.identities import AUTHORITY_NUMBER, Identity, Roster
 from securecluster.protections.encryption.authority import AuthorityState
-from securecluster.protocols import FedAvg, OneShot
+from securecluster.protocols import SRFCA, FedAvg, OneShot
 from securecluster.results.fitted import FittedRun
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
@@ -38,10 +38,7 @@ CLIENTS = 4
 KEY = bytes(range(32))
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 METHODS: dict[str, Any] = {
-    "fedavg, bfv": FedAvg(**SMALL, aggregation="bfv"),
-    "fedavg, ckks": FedAvg(**SMALL, aggregation="ckks"),
-    "oneshot, ckks and bfv": OneShot(**SMALL, relevance="ckks", aggregation="bfv"),
-    "oneshot, ckks": OneShot(**SMALL, relevance="ckks", aggregation="ckks"),
+    "oneshot, ckks": OneShot(**SMALL, relevance="ckks"),
     "oneshot, ckks with R": OneShot(**SMALL, relevance="ckks", relevance_release="matrix"),
     "oneshot, ckks and secagg": OneShot(**SMALL, relevance="ckks", aggregation="secagg"),
 }
@@ -139,10 +136,7 @@ def test_a_run_with_an_authority_s_node_is_the_run_in_this_process(
     for ours, theirs in zip(told_of_pairs(served), told_of_pairs(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     asked = {request: n for (_, request, _), n in counted(tmp_path / "authority").items()}
-    pairs, sums = made.relevance == "ckks", made.aggregation in ("ckks", "bfv")
-    assert asked["authority_key"] == len({made.relevance, made.aggregation} & {"ckks", "bfv"})
-    assert asked.get("authority_pairs", 0) == pairs
-    assert asked.get("authority_sum", 0) >= 2 * sums
+    assert asked == {"authority_key": 1, "authority_pairs": 1}
 
 
 def told_of_pairs(fitted: FittedRun) -> list[Any]:
@@ -183,9 +177,9 @@ def test_an_authority_takes_part_in_runs_of_its_own_protocol_alone(
     world = World(PAIRS, federation, tmp_path)
     facts = federation.facts
     others = [
-        OneShot(**{**SMALL, "rounds": 3}, relevance="ckks", aggregation="ckks"),
-        OneShot(**SMALL, relevance="ckks", aggregation="bfv"),
-        OneShot(**SMALL, relevance="ckks", aggregation="ckks", relevance_release="matrix"),
+        OneShot(**{**SMALL, "rounds": 3}, relevance="ckks"),
+        OneShot(**SMALL, relevance="ckks", aggregation="secagg"),
+        OneShot(**SMALL, relevance="ckks", relevance_release="matrix"),
     ]
     for other in others:
         proposal = Proposal.of(other, facts, "float32", world.roster)
@@ -194,9 +188,10 @@ def test_an_authority_takes_part_in_runs_of_its_own_protocol_alone(
     plain = Proposal.of(OneShot(**SMALL), facts, "float32", world.roster)
     with pytest.raises(PolicyError, match="a run without a key authority"):
         world.authority().agree(plain.packed())
-    fedavg = Proposal.of(METHODS["fedavg, ckks"], facts, "float32", world.roster)
-    with pytest.raises(PolicyError, match="proposes fedavg, and this client runs oneshot"):
-        world.authority().agree(fedavg.packed())
+    srfca = SRFCA(**SMALL, relevance="ckks", aggregation="secagg")
+    other_method = Proposal.of(srfca, facts, "float32", world.roster)
+    with pytest.raises(PolicyError, match="proposes srfca, and this client runs oneshot"):
+        world.authority().agree(other_method.packed())
     with pytest.raises(PolicyError, match="at least 8 clients"):
         world.authority(policy=Policy(least_clients=8)).agree(world.proposal.packed())
     # other keys on the roster: the authority would verify what nobody signed
@@ -236,7 +231,7 @@ def test_an_authority_that_is_not_on_the_roster_is_a_mistake(
         AuthorityNode(PAIRS, tmp_path, identity=world.identities[1], roster=world.roster)
     with pytest.raises(UsageError, match="no key of this identity"):
         AuthorityNode(PAIRS, tmp_path, identity=Identity.generate(), roster=world.roster)
-    advice = "aggregation bfv or ckks, or relevance ckks$"
+    advice = "runs have one with relevance ckks$"
     with pytest.raises(UsageError, match=f"fedavg has no key authority with these.*{advice}"):
         AuthorityNode(FedAvg(**SMALL), tmp_path)
 
@@ -274,13 +269,13 @@ def test_the_node_tells_labels_and_no_r(then: str, federation: Federation, tmp_p
     }
 
 
-@pytest.mark.parametrize("name", ["oneshot, ckks", "fedavg, bfv"])
+@pytest.mark.parametrize("name", ["oneshot, ckks", "oneshot, ckks with R"])
 def test_a_sum_over_fewer_clients_is_refused_after_the_authority_was_started_again(
     name: str, federation: Federation, tmp_path: Path
 ) -> None:
     world = World(METHODS[name], federation, tmp_path)
     world.run()
-    method = "authority_pairs" if "oneshot" in name else "authority_sum"
+    method = "authority_pairs"
     frame = next(frame for frame in world.sent if wire.peek(frame).method == method)
     header, query = wire.decode(frame, call_types(world.made, method)[0])
     # the same sum again is told again: a reply that was lost costs nothing
@@ -298,14 +293,14 @@ def test_a_refused_sum_stays_recorded_over_a_restart(
     """What is recorded before it is decrypted counts, also where the decryption then fails."""
     from securecluster.protections.encryption import authority as module
 
-    world = World(METHODS["fedavg, ckks"], federation, tmp_path)
+    world = World(PAIRS, federation, tmp_path)
     failed: list[bytes] = []
 
     def failing(*args: Any) -> Any:
         raise FrameError("a decrypted sum lies between two integers")
 
     def door(frame: bytes) -> bytes:
-        if wire.peek(frame).method == "authority_sum" and not failed:
+        if wire.peek(frame).method == "authority_pairs" and not failed:
             failed.append(frame)
             with monkeypatch.context() as broken:
                 broken.setattr(module, "unpack", failing)
@@ -322,7 +317,7 @@ def test_a_refused_sum_stays_recorded_over_a_restart(
 def test_a_state_that_cannot_be_written_lets_no_sum_leave(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(METHODS["fedavg, bfv"], federation, tmp_path)
+    world = World(PAIRS, federation, tmp_path)
     living = world.authority()
 
     def full(*args: Any) -> Any:

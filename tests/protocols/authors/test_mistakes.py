@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -571,8 +572,9 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
     text, sentence = BROKEN[name]
     module = "broken_" + name.replace(" ", "_")
     (tmp_path / f"{module}.py").write_text(IMPORTS + text)
-    monkeypatch.setattr(protocols, "__path__", [*protocols.__path__, str(tmp_path)])
-    monkeypatch.setitem(registry.PROTOCOLS, "broken", f"{module}:Broken")
+    monkeypatch.syspath_prepend(tmp_path)
+    declared = EntryPoint("broken", f"{module}:Broken", registry.GROUP)
+    monkeypatch.setattr(registry, "_declared", lambda: {"broken": declared})
     small = [
         "--clients",
         "4",

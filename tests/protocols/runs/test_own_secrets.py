@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,14 +181,16 @@ def first_updates(run: ClusteringProtocol, taps: Any) -> tuple[Released, torch.T
     raise AssertionError("no updates were sent")
 
 
-def stopped(folder: Path, clients: Federation, **options: Any) -> None:
+def stopped(
+    folder: Path, clients: Federation, kind: Callable[..., Any] = FedAvg, **options: Any
+) -> None:
     """Leave a run that stopped after its first round."""
 
     def stop(line: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        FedAvg(**SMALL, **options).fit(clients, FULL, folder=folder, report=stop)
+        kind(**SMALL, **options).fit(clients, FULL, folder=folder, report=stop)
 
 
 @pytest.mark.parametrize("name", SECRETIVE)
@@ -276,7 +279,7 @@ def test_the_keys_of_a_stopped_authority_are_for_the_owner_who_can_replace_the_r
     clients: Federation, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    stopped(folder, clients, **SECRETIVE["ciphertexts"])
+    stopped(folder, clients, OneShot, relevance="ckks")
     (kept,) = folder.glob("checkpoint-*/authority")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     FedAvg(**SMALL).fit(clients, FULL, folder=folder, force=True)
