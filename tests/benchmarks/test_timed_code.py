@@ -106,7 +106,7 @@ def test_a_file_that_joined_later_counts_as_changed(
 def test_nothing_is_noted_of_other_tables_or_in_other_folders(tmp_path: Path) -> None:
     results = tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
-    record("dpsgd", results)
+    record("masks", results)
     (tmp_path / "pyproject.toml").touch()
     record("a table without times", results)
     assert list(results.iterdir()) == []
