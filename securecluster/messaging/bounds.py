@@ -675,9 +675,9 @@ def _check_values(
     if isinstance(bound, Ring):  # all integers of the type are elements of the ring
         return
     valid = bound.values.within(limits.sizes)
-    for value in (int(table.min()), int(table.max())):
-        if not valid.holds(value):
-            raise out_of_range(label, value, valid)
+    for number in (int(table.min()), int(table.max())):
+        if not valid.holds(number):
+            raise out_of_range(label, number, valid)
 
 
 def _check_reals(label: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
