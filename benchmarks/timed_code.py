@@ -81,7 +81,6 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/privacy/masking/masks.py",
         "securecluster/privacy/masking/rotations.py",
     ),
-    "memory": RUNS,
     "over_flower_cost": OVER_FLOWER,
     "over_flower_cost_200": OVER_FLOWER,
     "own_data": ("securecluster/data/user_tables.py", "securecluster/data/user_arrays.py"),
