@@ -62,13 +62,6 @@ ENCRYPTED_SUMS = (
 )
 # table -> files, relative to the top of the repository, that its times are mostly spent in
 TIMED: Mapping[str, tuple[str, ...]] = {
-    "bfloat16": TRAINING,
-    "dpsgd": (
-        "securecluster/training/dp_sgd.py",
-        "securecluster/models/per_example_gradients.py",
-        *DP_NOISE,
-    ),
-    "eigen": ("securecluster/clustering/eigenvectors.py",),
     "grid_noise": DP_NOISE,
     "guards_dry_runs": ("securecluster/parties/dry_run.py", *RUNS),
     "guards_seconds": (
@@ -88,21 +81,13 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/privacy/masking/masks.py",
         "securecluster/privacy/masking/rotations.py",
     ),
-    "memory": RUNS,
     "over_flower_cost": OVER_FLOWER,
     "over_flower_cost_200": OVER_FLOWER,
     "own_data": ("securecluster/data/user_tables.py", "securecluster/data/user_arrays.py"),
     "papers/nsim_time": ("protocols/nsim/lcss.py", "protocols/nsim/similarity_model.py"),
-    "peers_cnn": RUNS,
-    "peers_cnn_1000": RUNS,
-    "peers_mlp": RUNS,
-    "peers_mlp_1000": RUNS,
-    "peers_products": RUNS,
-    "peers_products_cnn": RUNS,
     "privacy_rounds": (*SECURE_SUMS, *ENCRYPTED_SUMS),
     "privacy_stages": SECURE_SUMS,
     "privacy_sums": (*SECURE_SUMS, *ENCRYPTED_SUMS),
-    "profile": TRAINING,
     "protected_rounds": (
         "securecluster/training/dp_sgd.py",
         "securecluster/privacy/keyed_digest.py",
@@ -136,13 +121,11 @@ TIMED: Mapping[str, tuple[str, ...]] = {
         "securecluster/clustering/landmarks.py",
         "securecluster/clustering/similarity.py",
     ),
-    "speed": TRAINING,
     "terminal": (
         "securecluster/cli/main.py",
         "securecluster/commands/command_line.py",
         "protocols/registry.py",
     ),
-    "whole_run": (*RUNS, "securecluster/data/pools.py"),
     "split_test_cost": (
         "securecluster/clustering/bipartition.py",
         "securecluster/clustering/noise_robust.py",

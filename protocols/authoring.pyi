@@ -11,6 +11,7 @@ from securecluster.core.lazy_torch import torch as torch
 from securecluster.core.option_groups import group as group
 from securecluster.core.randomness import Randomness as Randomness
 from securecluster.core.validation import AtLeast as AtLeast
+from securecluster.core.validation import Between as Between
 from securecluster.core.validation import Number as Number
 from securecluster.core.validation import OneOf as OneOf
 from securecluster.core.validation import check_choice as check_choice
@@ -23,7 +24,6 @@ from securecluster.errors import PolicyError as PolicyError
 from securecluster.errors import UpdateError as UpdateError
 from securecluster.errors import UsageError as UsageError
 from securecluster.errors import unknown as unknown
-from securecluster.messaging.bounds import Between as Between
 from securecluster.messaging.bounds import Real as Real
 from securecluster.messaging.bounds import Upto as Upto
 from securecluster.messaging.bounds import Whole as Whole

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.costs.memory import line_of, peak
+from benchmarks.costs.own_process import line_of, peak
 from benchmarks.grid import script_parser
 from benchmarks.table import tabulate
 from securecluster import Federation

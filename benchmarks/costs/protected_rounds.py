@@ -5,8 +5,8 @@ python -m benchmarks.costs.protected_rounds [--repeats 5]
 Times are processor milliseconds, the least of the repeats; the variants of a case take turns, so
 that other work of the machine meets them alike.
 
-- DP-SGD: ten mini-batches of ten images of every client, as in `benchmarks.costs.dpsgd`; `times` is
-  opacus' time over that of the variant.
+- DP-SGD: ten mini-batches of ten images of every client, one client after the other with opacus;
+  `times` is opacus' time over that of the variant.
 - secure sum: a round of FedAvg, of which every client trains two mini-batches; `times` is the
   variant's time over that of plain sums.
 - norms: the server checks that updates are not too long; `times` is that of their training.
@@ -14,6 +14,8 @@ that other work of the machine meets them alike.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.costs.dpsgd import PLAN, cohort, opacus
+from benchmarks.costs import speed
 from benchmarks.costs.recurrent import batched_round, no_tests
 from benchmarks.grid import counts
 from benchmarks.table import UNRECORDED, write
@@ -32,13 +34,75 @@ from securecluster import Federation
 from securecluster.core.devices import cpu_threads
 from securecluster.messaging.bounds import too_long
 from securecluster.protocols import FedAvg
+from securecluster.training.dp_sgd import DPSGDState
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
+PLAN = replace(speed.PLAN, dropout=False, clip=1.0, noise=1.0)
 CLIENTS_OF_DPSGD = (4, 16)
 CLIENTS_OF_SUMS = 30
 MODELS_OF_SUMS = {"mlp-32": 25_450, "mlp-200": 159_010}  # with their numbers of weights
 CLIENTS_OF_NORMS = 100
 OPACUS = "opacus"
 TRAINING = "training"
+
+
+class Keys:
+    """A client's key follows from its number."""
+
+    def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
+        """Return 32 bytes."""
+        text = repr((client, purpose, step, about))
+        return hashlib.sha256(text.encode()).digest()
+
+
+def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
+    """Train one client after the other, with one wrapped module and one optimizer each.
+
+    Args:
+        batched: the clients, their samples and first weights.
+        plan: learning rate, clip norm, noise multiplier and mini-batches.
+
+    Returns:
+        The clients' updates (clients, d), in the order of `batched.model`'s parameters.
+    """
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    out = torch.empty(len(batched.ids), batched.model.dimension, dtype=batched.dtype)
+    names = [name for name, _ in batched.model.module.named_parameters()]
+    objective = batched.model.objective
+    secret = Keys()
+    for client, size in enumerate(batched.sizes):
+        # every client starts from the same first weights
+        module = GradSampleModule(copy.deepcopy(batched.model.module), loss_reduction="sum")
+        sgd = torch.optim.SGD(module.parameters(), lr=plan.lr)
+        optimizer = DPOptimizer(
+            sgd,
+            noise_multiplier=plan.noise,
+            max_grad_norm=plan.clip,
+            # DP-SGD divides sums by the expected number of examples of a batch, whatever is drawn
+            expected_batch_size=min(plan.batch_size, size),
+            loss_reduction="mean",
+        )
+        ids = [batched.ids[client]]
+        start = batched.start[None]
+        digests = [batched._train_on.digest(client)]
+        # the same mini-batches as of the other variants of DP-SGD
+        draws = DPSGDState(secret, ids, [size], start, plan, 1, 1, digests)
+        for batch in draws.batches(0):
+            rows = torch.as_tensor(batch + batched._offsets[client])
+            optimizer.zero_grad()
+            outputs = module(batched._x[rows])
+            losses = objective.losses(outputs, batched._y[rows])
+            # a sum, as the wrapper's `loss_reduction` says: no gradient is divided by a batch size
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        trained = {}
+        for name, parameter in module.named_parameters():
+            trained[name.removeprefix("_module.")] = parameter.detach()
+        vector = torch.cat([trained[name].flatten() for name in names])
+        out[client] = vector - batched.start
+    return out
 
 
 def least(tasks: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -66,7 +130,7 @@ def dp_sgd(clients: int, repeats: int) -> dict[str, float]:
         clients: how many train.
         repeats: timed rounds of each variant.
     """
-    batched = cohort("mlp-200", clients, False, torch.float32)
+    batched = speed.cohort("mlp-200", clients, secret=Keys())
     without_noise = replace(PLAN, noise=0.0)
     tasks = {
         "plain training": partial(batched_round, batched, replace(without_noise, clip=0.0)),
@@ -113,7 +177,7 @@ def norms(repeats: int) -> dict[str, float]:
     Args:
         repeats: timed executions of each.
     """
-    batched = cohort("mlp-200", CLIENTS_OF_NORMS, False, torch.float32)
+    batched = speed.cohort("mlp-200", CLIENTS_OF_NORMS, secret=Keys())
     train = partial(batched_round, batched, replace(PLAN, clip=0.0, noise=0.0))
     return least({TRAINING: train, "norms": partial(too_long, train())}, repeats)
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.costs.memory import GIB, line_of, peak
+from benchmarks.costs.own_process import GIB, line_of, peak
 from benchmarks.table import write
 from securecluster import Federation
 from securecluster.clustering.landmarks import sketch_clusters

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import Between
 from securecluster.messaging.bounds import MOST_SAMPLES as MOST_SAMPLES
-from securecluster.messaging.bounds import Between, Real, Upto, Whole
+from securecluster.messaging.bounds import Real, Upto, Whole
 from securecluster.messaging.messages import Picks, Rows
 
 NO_END = 1 << 62  # larger than the number of any post

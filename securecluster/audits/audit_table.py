@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from securecluster.core import json_types
+from securecluster.core import serialization
 from securecluster.errors import RunFolderError
 from securecluster.folders import run_folder
 
@@ -131,7 +131,7 @@ def read(path: Path, data: bytes) -> AuditTable:
         RunFolderError: it is damaged, or of another version.
     """
     try:
-        table = json_types.typed(path, json_types.parsed(path, data), AuditTable)
+        table = serialization.checked(path, serialization.parsed(path, data), AuditTable)
     except RunFolderError:
         raise unreadable(path) from None
     # it becomes the name of a file

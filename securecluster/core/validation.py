@@ -1,7 +1,9 @@
-"""Checks of hyper-parameters, with one sentence for each kind of mistake.
+"""Ranges of values, with one sentence for each kind of mistake.
 
-A range stands on the field, once, as `Annotated[float, Number(0, 1)]`; `check_ranges` checks all
-fields of an object. None is in every range of a field that may be None.
+A range stands on the field, once: on a hyper-parameter as `Annotated[float, Number(0, 1)]`, which
+`check_ranges` checks with all fields of an object, and on a message's field as
+`Annotated[int, Between(maximum="clients")]`, whose ends may be names of sizes that a run's
+configuration fixes (`messaging.bounds`). None is in every range of a field that may be None.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Protocol, TypeGuard, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, get_args, get_origin
 
 from securecluster.errors import UsageError, quoted, unknown
 
@@ -22,10 +24,32 @@ SMALLEST = 1e-9
 GREATEST = 1e6
 # rounds, clients and whatever else is counted: more of them come to no end
 MOST = 10**9
+Size = int | str  # a number, or the name of one that a run's configuration fixes
 
 
-class Range(Protocol):
+class Range:
     """Values that a field can have."""
+
+    def holds(self, value: object) -> bool:
+        """Return whether a value is in this range."""
+        raise NotImplementedError
+
+    def described(self, value: object) -> str:
+        """Return what is in this range, in words.
+
+        Args:
+            value: one that is not.
+        """
+        raise NotImplementedError
+
+    def violation(self, name: str, value: object) -> str:
+        """Return the sentence for a value that is not in this range.
+
+        Args:
+            name: of the option or field.
+            value: of it.
+        """
+        return f"{name} = {quoted(value)} is not possible: it is {self.described(value)}"
 
     def check(self, options: Any, name: str) -> None:
         """Raise UsageError if an attribute of `options` is not in this range.
@@ -34,24 +58,12 @@ class Range(Protocol):
             options: the object whose attribute is checked.
             name: of the attribute.
         """
+        value = getattr(options, name)
+        if not self.holds(value):
+            raise UsageError(self.violation(name, value))
 
 
-class OneOf:
-    """Names of choices.
-
-    Args:
-        names: the valid ones.
-    """
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def check(self, options: Any, name: str) -> None:
-        """Raise UsageError if an attribute is none of the names."""
-        check_choice(options, **{name: self.names})
-
-
-class KeyOf:
+class KeyOf(Range):
     """Names of a registry, as it is when they are checked.
 
     Args:
@@ -60,34 +72,91 @@ class KeyOf:
     """
 
     def __init__(self, registry: Collection[str], left: Mapping[str, str] | None = None) -> None:
-        self.registry = registry
+        self.names = registry
         self.left = left or {}
 
+    def holds(self, value: object) -> bool:
+        """Return whether a value is one of the names."""
+        return value in self.names
+
     def check(self, options: Any, name: str) -> None:
-        """Raise UsageError if an attribute is no name of the registry."""
+        """Raise UsageError, with the closest name, if an attribute is none of the names."""
         value = getattr(options, name)
         if isinstance(value, str) and value in self.left:
             raise UsageError(f"{name} {value} has left securecluster: {self.left[value]}")
-        check_choice(options, **{name: self.registry})
+        if not self.holds(value):
+            raise unknown(name, value, self.names)
+
+
+class OneOf(KeyOf):
+    """Names of choices.
+
+    Args:
+        names: the valid ones.
+    """
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(names)
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """Whole numbers from a minimum on.
+class Between(Range):
+    """Whole numbers in an interval.
+
+    Args:
+        low: the smallest one.
+        maximum: the largest one, or None.
+        below: number that all are below, or None; takes precedence over `maximum`.
+    """
+
+    low: int = 0
+    maximum: Size | None = None
+    below: Size | None = None
+
+    def within(self, sizes: Mapping[str, int]) -> Between:
+        """Return this range with numbers in place of names; an unknown name is no end.
+
+        Args:
+            sizes: sizes by name.
+        """
+        below = sizes.get(self.below) if isinstance(self.below, str) else self.below
+        if below is not None:
+            return Between(self.low, below - 1)
+        if isinstance(self.maximum, str):
+            return Between(self.low, sizes.get(self.maximum))
+        return Between(self.low, self.maximum)
+
+    def holds(self, value: object) -> bool:
+        """Return whether a value is a whole number between the ends; names are no ends."""
+        if not _is_whole(value) or value < self.low:
+            return False
+        last = self.within({}).maximum
+        return not isinstance(last, int) or value <= last
+
+    def described(self, value: object) -> str:
+        """Return both ends; that of what is merely counted only where it is exceeded."""
+        last = self.within({}).maximum
+        exceeded = _is_whole(value) and value >= self.low
+        if not isinstance(last, int) or (last == MOST and not exceeded):
+            return f"a whole number from {self.low}"
+        if last == self.low:
+            return f"{self.low}"
+        return f"a whole number from {self.low} to {last:,}"
+
+
+class AtLeast(Between):
+    """Whole numbers from a minimum on, up to the most that anything is counted.
 
     Args:
         minimum: the smallest one.
     """
 
-    minimum: int
-
-    def check(self, options: Any, name: str) -> None:
-        """Raise UsageError if an attribute is no such number."""
-        check_whole(options, **{name: self.minimum})
+    def __init__(self, minimum: int) -> None:
+        super().__init__(minimum, MOST)
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Range):
     """Finite numbers in an interval.
 
     Args:
@@ -102,18 +171,44 @@ class Number:
     low_in: bool = True
     high_in: bool = False
 
-    def check(self, options: Any, name: str) -> None:
-        """Raise UsageError if an attribute is no such number."""
-        check_number(options, name, self.low, self.high, self.low_in, self.high_in)
+    def beyond(self, numbers: Any) -> Any:
+        """Return whether a number is beyond an end; of a tensor, whether each one is.
+
+        Args:
+            numbers: a float or a tensor.
+        """
+        below = numbers < self.low if self.low_in else numbers <= self.low
+        above = numbers > self.high if self.high_in else numbers >= self.high
+        return below | above
+
+    def holds(self, value: object) -> bool:
+        """Return whether a value is a finite number between the ends."""
+        number = _float(value)
+        return math.isfinite(number) and not self.beyond(number)
+
+    def described(self, value: object) -> str:
+        """Return both ends."""
+        lower_end = f"from {self.low:g}" if self.low_in else f"above {self.low:g}"
+        if math.isinf(self.high):
+            upper_end = "finite"
+        elif self.high_in:
+            upper_end = f"at most {self.high:g}"
+        else:
+            upper_end = f"below {self.high:g}"
+        return f"a number {lower_end}, {upper_end}"
 
 
-@dataclass(frozen=True)
-class NoiseMultiplier:
-    """Noise multipliers: 0, or numbers from `SMALLEST` to `GREATEST`."""
+class NoiseMultiplier(Range):
+    """Noise multipliers: 0, or numbers for which the privacy cost is a finite number."""
 
-    def check(self, options: Any, name: str) -> None:
-        """Raise UsageError if an attribute is no noise multiplier."""
-        check_noise(options, name)
+    def holds(self, value: object) -> bool:
+        """Return whether a value is 0, or a number from `SMALLEST` to `GREATEST`."""
+        multiplier = _float(value)
+        return multiplier == 0 or SMALLEST <= multiplier <= GREATEST
+
+    def described(self, value: object) -> str:
+        """Return the values."""
+        return f"0, for none, or a number from {SMALLEST:g} to {GREATEST:g}"
 
 
 def check_ranges(options: Any) -> None:
@@ -157,10 +252,8 @@ def check_choice(options: Any, /, **choices: Iterable[str]) -> None:
         options: the object whose attributes are checked.
         choices: the valid names of each attribute.
     """
-    for attribute, names in choices.items():
-        value = getattr(options, attribute)
-        if value not in names:
-            raise unknown(attribute, value, names)
+    for name, names in choices.items():
+        OneOf(*names).check(options, name)
 
 
 def check_whole(options: Any, /, **minimums: int) -> None:
@@ -171,43 +264,7 @@ def check_whole(options: Any, /, **minimums: int) -> None:
         minimums: the smallest valid value of each attribute.
     """
     for name, minimum in minimums.items():
-        value = getattr(options, name)
-        if not (_is_whole(value) and minimum <= value <= MOST):
-            upper_end = f" to {MOST:,}" if _is_whole(value) and value > MOST else ""
-            raise UsageError(
-                f"{name} = {quoted(value)} is not possible: it is a whole number from "
-                f"{minimum}{upper_end}"
-            )
-
-
-def check_seed(seed: object) -> None:
-    """Raise UsageError for a seed that is no whole number from 0.
-
-    Args:
-        seed: of a run's public draws.
-    """
-    if not (_is_whole(seed) and seed >= 0):
-        raise UsageError(f"seed = {quoted(seed)} is not possible: it is a whole number from 0")
-
-
-def check_noise(options: Any, name: str) -> None:
-    """Raise UsageError if an attribute of `options` is not a noise multiplier.
-
-    A noise multiplier is 0, or a number from `SMALLEST` to `GREATEST`, for which the privacy cost
-    is a finite number.
-
-    Args:
-        options: the object whose attribute is checked.
-        name: of the attribute.
-    """
-    value = getattr(options, name)
-    multiplier = _float(value)
-    if multiplier == 0 or SMALLEST <= multiplier <= GREATEST:
-        return
-    raise UsageError(
-        f"{name} = {quoted(value)} is not possible: it is 0, for none, or a number from "
-        f"{SMALLEST:g} to {GREATEST:g}"
-    )
+        AtLeast(minimum).check(options, name)
 
 
 def check_number(
@@ -228,24 +285,18 @@ def check_number(
         low_in: whether `low` belongs to the interval.
         high_in: whether `high` belongs to the interval.
     """
-    value = getattr(options, name)
-    number = _float(value)
-    above_low = low < number or (low_in and low == number)
-    below_high = number < high or (high_in and number == high)
-    if math.isfinite(number) and above_low and below_high:
-        return
-    lower_end = f"above {low:g}"
-    if low_in:
-        lower_end = f"from {low:g}"
-    if math.isinf(high):
-        upper_end = "finite"
-    elif high_in:
-        upper_end = f"at most {high:g}"
-    else:
-        upper_end = f"below {high:g}"
-    raise UsageError(
-        f"{name} = {quoted(value)} is not possible: it is a number {lower_end}, {upper_end}"
-    )
+    Number(low, high, low_in, high_in).check(options, name)
+
+
+def check_seed(seed: object) -> None:
+    """Raise UsageError for a seed that is no whole number from 0.
+
+    Args:
+        seed: of a run's public draws.
+    """
+    valid = Between()
+    if not valid.holds(seed):
+        raise UsageError(valid.violation("seed", seed))
 
 
 def _float(value: object) -> float:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import securecluster
-from securecluster.core import atomic_files, folder_lock, json_types, manifest
+from securecluster.core import atomic_files, folder_lock, manifest, serialization
 from securecluster.core.atomic_files import MARKER
 from securecluster.core.number_format import enumerated, printable
 from securecluster.data.simulation import Simulation
@@ -591,7 +591,7 @@ def config_of(folder: Path) -> dict[str, Any]:
                 )
     marks = manifest.read(folder, MARKER)
     text = manifest.checked(folder, CONFIG, marks)
-    config = json_types.parsed(folder / CONFIG, text)
+    config = serialization.parsed(folder / CONFIG, text)
     schema = version = None
     if isinstance(config, dict):
         schema, version = config.get("schema"), config.get("version")
@@ -620,11 +620,11 @@ def run_config(folder: Path) -> RunConfig:
     content = config_of(folder)
     check_run(folder, content)
     path = folder / CONFIG
-    config = json_types.typed(path, content, RunConfig)
+    config = serialization.checked(path, content, RunConfig)
     delta: Any = config["network"].get("delta")
-    json_types.refuse(path, next(json_types.faults(delta, float, "network.delta"), None))
+    serialization.refuse(path, serialization.fault_of(delta, float, "network.delta"))
     if not 0 <= delta < 1:
-        json_types.refuse(path, "network.delta is no probability")
+        serialization.refuse(path, "network.delta is no probability")
     if config["simulation"] is not None:
         if config["version"] != securecluster.__version__:
             config["simulation"] = {**defaults_of(Simulation), **config["simulation"]}
@@ -653,7 +653,11 @@ def check_options(path: Path, entry: str, values: dict[str, Any], options: type)
         values: options by name.
         options: the class, a dataclass.
     """
-    json_types.refuse(path, next(json_types.faults(values, options, entry), None))
+    # the library writes all fields: a default would silently stand for what was removed
+    for field in dataclasses.fields(options):
+        if field.name not in values:
+            serialization.refuse(path, f"{entry}.{field.name} is missing")
+    serialization.refuse(path, serialization.fault_of(values, options, entry))
 
 
 def check_run(folder: Path, config: Mapping[str, Any]) -> None:
@@ -775,7 +779,7 @@ def result_of(folder: Path) -> Result:
     manifest.check(folder, marks)
     text = manifest.checked(folder, RESULT, marks)
     path = folder / RESULT
-    return checked_result(path, json_types.parsed(path, text))
+    return checked_result(path, serialization.parsed(path, text))
 
 
 def tidy(folder: Path) -> None:
@@ -837,8 +841,8 @@ def compared(folder: Path) -> list[str] | None:
     if "compare" not in content:
         return None
     path = folder / CONFIG
-    names = json_types.typed(path, content, ComparisonConfig)["compare"]
-    json_types.refuse(path, _fault_of_names(names))
+    names = serialization.checked(path, content, ComparisonConfig)["compare"]
+    serialization.refuse(path, _fault_of_names(names))
     return names
 
 
@@ -883,7 +887,7 @@ def swept(folder: Path) -> dict[str, Any] | None:
     content = config_of(folder)
     if "sweep" not in content:
         return None
-    return json_types.typed(folder / CONFIG, content, SweepConfig)["sweep"]
+    return serialization.checked(folder / CONFIG, content, SweepConfig)["sweep"]
 
 
 def is_being_written(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from securecluster.core.json_types import Fault, faults, refuse, typed
+from securecluster.core.serialization import Fault, checked, fault_of, refuse
 from securecluster.models.objectives import METRICS
 
 
@@ -558,7 +558,7 @@ def checked_result(path: Path, content: Any) -> Result:
     Raises:
         RunFolderError: an entry that no run writes; the message names file and entry.
     """
-    result = typed(path, content, Result)
+    result = checked(path, content, Result)
     refuse(path, _fault_of_result(result))
     return result
 
@@ -598,7 +598,7 @@ def _fault_of_metric(metric: str, metrics: Mapping[str, Any]) -> Fault | None:
         return f"metric is none of {', '.join(METRICS)}"
     if metric not in metrics:
         return f"metrics.{metric} is missing"
-    return next(faults(metrics[metric], Scores, f"metrics.{metric}"), None)
+    return fault_of(metrics[metric], Scores, f"metrics.{metric}")
 
 
 def _fault_of_epsilon(privacy: Privacy) -> Fault | None:
@@ -628,10 +628,10 @@ def checked_lines(path: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any
     """
     for position, line in enumerate(lines):
         entry = f"line {position + 1}"
-        refuse(path, next(faults(line, RoundLine, entry), None))
+        refuse(path, fault_of(line, RoundLine, entry))
         for metric in METRICS:
             number = float | None
-            refuse(path, next(faults(line.get(metric), number, f"{entry}.{metric}"), None))
+            refuse(path, fault_of(line.get(metric), number, f"{entry}.{metric}"))
     return lines
 
 
@@ -645,7 +645,7 @@ def checked_comparison(path: Path, content: Any) -> Comparison:
     Raises:
         RunFolderError: an entry that no run writes; the message names file and entry.
     """
-    comparison = typed(path, content, Comparison)
+    comparison = checked(path, content, Comparison)
     metric = comparison["metric"]
     if metric not in METRICS:
         refuse(path, f"metric is none of {', '.join(METRICS)}")
@@ -667,7 +667,7 @@ def _fault_of_row(row: Mapping[str, Any], metric: str, entry: str) -> Fault | No
     for name in (metric, f"{metric}_before"):
         if name not in row:
             return f"{entry}.{name} is missing"
-        fault = next(faults(row[name], float | None, f"{entry}.{name}"), None)
+        fault = fault_of(row[name], float | None, f"{entry}.{name}")
         if fault is not None:
             return fault
     if row["error"] is None and None in (row["clusters"], row["up"], row["down"]):

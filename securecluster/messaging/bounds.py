@@ -5,6 +5,8 @@ A message class declares beside each field what it may contain, in terms of name
     models: Annotated[Picks, Real((Upto("owners", "clients"), "dimension"), sent="delta")]
     k: Annotated[int, Exactly("models")]
 
+Ranges of numbers are those of hyper-parameters (`core.validation`), whose ends may be names here.
+
 `check` tests a message against its declaration before anything is computed with it, so a number
 that another party has chosen never sizes an allocation or a loop unless the configuration allows
 it.
@@ -24,6 +26,7 @@ from functools import cache
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import Between, Number, Size
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.messaging.messages import kinds as message_kinds
@@ -40,7 +43,6 @@ LONGEST = (1e17, 1e150)
 # whole numbers up to it
 MOST_SAMPLES = 2.0**53
 SAMPLES = "size"  # name of a field that is a number of samples, whatever its bound
-Size = int | str  # a number, or the name of one in `Limits.sizes`
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class Upto:
     name: str
     maximum: Size
     minimum: int = 0
+
+    @property
+    def lengths(self) -> Between:
+        """Return the lengths that the axis may have."""
+        return Between(self.minimum, self.maximum)
 
 
 Axis = Size | Upto
@@ -90,6 +97,13 @@ class Real:
     average: bool = False
     made_of: tuple[str, ...] = ()
 
+    @property
+    def values(self) -> Number | None:
+        """Return the interval of the numbers; None where an end is missing."""
+        if self.low is None or self.maximum is None:
+            return None
+        return Number(self.low, self.maximum, high_in=True)
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -105,6 +119,11 @@ class Whole:
     below: Size | None = None
     maximum: Size | None = None
 
+    @property
+    def values(self) -> Between:
+        """Return the range of the numbers."""
+        return Between(0, self.maximum, self.below)
+
 
 @dataclass(frozen=True)
 class Octets:
@@ -117,6 +136,11 @@ class Octets:
 
     axes: tuple[Axis, ...] = ()
     maximum: int = 255
+
+    @property
+    def values(self) -> Between:
+        """Return the range of the numbers."""
+        return Between(0, self.maximum)
 
 
 @dataclass(frozen=True)
@@ -133,21 +157,6 @@ class Ring:
     axes: tuple[Axis, ...] = ()
     bits: int = 32
     through: bool = False
-
-
-@dataclass(frozen=True)
-class Between:
-    """Bound of an integer.
-
-    Args:
-        low: the smallest value.
-        maximum: the largest value, or None.
-        below: number that the value is below, or None; takes precedence over `maximum`.
-    """
-
-    low: int = 0
-    maximum: Size | None = None
-    below: Size | None = None
 
 
 @dataclass(frozen=True)
@@ -431,36 +440,20 @@ def _check_number(label: str, bound: Between | Exactly, value: int, limits: Limi
                 f"{label} is {value}, and this run's configuration has {size}: the frame is refused"
             )
         return
-    maximum = _maximum(bound, limits)
-    too_large = maximum is not None and value > maximum
-    if value < bound.low or too_large:
-        raise out_of_range(label, value, bound.low, maximum)
+    valid = bound.within(limits.sizes)
+    if not valid.holds(value):
+        raise out_of_range(label, value, valid)
 
 
-def out_of_range(label: str, value: int, low: int, maximum: int | None) -> FrameError:
+def out_of_range(label: str, value: float, valid: Number | Between) -> FrameError:
     """Return the error for a number that the configuration does not allow.
 
     Args:
         label: name of the number.
         value: the number.
-        low: the smallest allowed number.
-        maximum: the largest allowed number, or None.
+        valid: the range of the allowed numbers.
     """
-    allowed = f"from {low}"
-    if maximum is not None:
-        allowed += f" to {maximum}"
-    return FrameError(
-        f"{label} is {value}, and this run's configuration allows {allowed}: the frame is refused"
-    )
-
-
-def _maximum(bound: Between | Whole | Octets, limits: Limits) -> int | None:
-    """Return the largest number that a bound allows; None without one."""
-    if not isinstance(bound, Octets):
-        below = limits.size(bound.below)
-        if below is not None:
-            return below - 1
-    return limits.size(bound.maximum)
+    return FrameError(f"{valid.violation(label, value)}, and the frame is refused")
 
 
 def _row_form(
@@ -648,12 +641,10 @@ def _check_free_axis(
         limits: sizes of the run's configuration.
         bindings: lengths of the free axes so far, extended in place.
     """
-    maximum = limits.size(axis.maximum)
+    valid = axis.lengths.within(limits.sizes)
     for length in lengths:
-        too_large = maximum is not None and length > maximum
-        if length < axis.minimum or too_large:
-            name = f"the number of {axis.name} in {label}"
-            raise out_of_range(name, length, axis.minimum, maximum)
+        if not valid.holds(length):
+            raise out_of_range(f"the number of {axis.name} in {label}", length, valid)
     # the first field of an axis sets its length, and the others must agree
     if bindings.setdefault(axis.name, lengths) != lengths:
         raise FrameError(
@@ -683,13 +674,10 @@ def _check_values(
         return
     if isinstance(bound, Ring):  # all integers of the type are elements of the ring
         return
-    maximum = _maximum(bound, limits)
-    smallest = int(table.min())
-    largest = int(table.max())
-    if smallest < 0:
-        raise out_of_range(label, smallest, 0, maximum)
-    if maximum is not None and largest > maximum:
-        raise out_of_range(label, largest, 0, maximum)
+    valid = bound.values.within(limits.sizes)
+    for number in (int(table.min()), int(table.max())):
+        if not valid.holds(number):
+            raise out_of_range(label, number, valid)
 
 
 def _check_reals(label: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
@@ -697,14 +685,12 @@ def _check_reals(label: str, bound: Real, table: torch.Tensor, finite: bool) -> 
     must_be_finite = finite and bound.finite
     if must_be_finite and not _all_finite(table):
         raise FrameError(f"{label} holds a number that is not finite: the frame is refused")
-    if bound.low is None or bound.maximum is None:
+    valid = bound.values
+    if valid is None:
         return
-    too_small = table < bound.low
-    too_large = table > bound.maximum
-    outside = too_small | too_large
+    outside = valid.beyond(table)
     if bool(outside.any()):
-        interval = f"[{bound.low:g}, {bound.maximum:g}]"
-        raise FrameError(f"{label} holds a number outside of {interval}: the frame is refused")
+        raise out_of_range(f"a number in {label}", float(table[outside][0]), valid)
 
 
 def too_long(table: torch.Tensor) -> list[int]:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from securecluster.core.validation import Between
 from securecluster.errors import FrameError, PolicyError
-from securecluster.messaging.bounds import Between
 from securecluster.messaging.messages import Call, parse_ids
 from securecluster.privacy.cohorts import Cohort, whole_cohorts
 from securecluster.runtime.services import SUM

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from securecluster.core import atomic_files, folder_lock, json_types, manifest
+from securecluster.core import atomic_files, folder_lock, manifest, serialization
 from securecluster.core.lazy_torch import torch
 from securecluster.core.manifest import EMPTY, Mark
 from securecluster.core.sealed_log import SealedLog
@@ -412,7 +412,7 @@ class Recording:
         """Read the nodes, of which the head tells the mark."""
         contents, _ = self._nodes.read(mark)
         for content in contents:
-            line = json_types.typed(self._nodes.path, content, NodeLine)
+            line = serialization.checked(self._nodes.path, content, NodeLine)
             self.nodes.append(line["node"])
             if "partition" in line:
                 self.partitions[line["node"]] = line["partition"]
@@ -424,9 +424,9 @@ class Recording:
         path = self._lines.path
         for content in contents:
             if "gap" in content:
-                self.gaps.append(json_types.typed(path, content, Gap))
+                self.gaps.append(serialization.checked(path, content, Gap))
                 continue
-            json_types.typed(path, content, ExchangeLine)
+            serialization.checked(path, content, ExchangeLine)
             if not self._is_sound(content):
                 raise manifest.damaged(path)
             self._take(content)
@@ -548,7 +548,7 @@ def _head(path: Path, data: bytes) -> Head:
     Raises:
         RunFolderError: it differs from what was written, or is of another version.
     """
-    content = json_types.parsed(path, data)
+    content = serialization.parsed(path, data)
     if isinstance(content, dict) and content.get("schema") == 1 and "facts" in content:
         raise RunFolderError(
             f"{path.parent} is a recording of an earlier version, which nothing guards against "
@@ -560,7 +560,7 @@ def _head(path: Path, data: bytes) -> Head:
         raise _damaged_head(path) from None
     if checked.get("schema") != SCHEMA:
         raise RunFolderError(f"{path.parent} is a recording of another version")
-    return json_types.typed(path, checked, Head)
+    return serialization.checked(path, checked, Head)
 
 
 def _damaged_head(path: Path) -> RunFolderError:

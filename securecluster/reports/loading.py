@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster import __version__
-from securecluster.core import json_types
+from securecluster.core import serialization
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError, unknown
 from securecluster.folders import run_folder
@@ -109,7 +109,7 @@ def compared(folder: Path) -> list[str] | None:
     known_names = protocol_names()
     for position, name in enumerate(names or ()):
         if name not in known_names:
-            json_types.refuse(folder / CONFIG, f"compare[{position}] is no protocol")
+            serialization.refuse(folder / CONFIG, f"compare[{position}] is no protocol")
     return names
 
 
@@ -165,7 +165,7 @@ def protocol_type(folder: Path, config: RunConfig) -> Any:
     """
     path = folder / CONFIG
     name = config["protocol"].get("name")
-    json_types.refuse(path, next(json_types.faults(name, str, "protocol.name"), None))
+    serialization.refuse(path, serialization.fault_of(name, str, "protocol.name"))
     try:
         return protocol_class(str(name))
     except UsageError as error:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, NotRequired, TypedDict
 
-from securecluster.core import atomic_files, json_types
+from securecluster.core import atomic_files, serialization
 from securecluster.core.number_format import printable
 from securecluster.errors import RunFolderError, UsageError
 
@@ -184,7 +184,7 @@ def _named(path: Path) -> set[str]:
     """
     data = atomic_files.read(path)
     try:
-        content = json_types.typed(path, json_types.parsed(path, data), Content)
+        content = serialization.checked(path, serialization.parsed(path, data), Content)
     except RunFolderError:
         raise UsageError(f"{path} is not what an export writes: give a new folder") from None
     named = [*content["clusters"].values(), *content["own"].values(), *content.get("earlier", [])]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from securecluster.results.joining import Joined
 
 
-# also the old name of `join`
+# also the old name of `join`, which is refused
 FOR_AUDITORS = (
     "client_models_", "kept_", "mask_info", "method", "of_folder", "predict", "server_state_",
     "state_", "verb_outcomes",
@@ -431,15 +431,16 @@ class FittedRun:
         warn_of_cost(self.method, self.ledger_, newcomers.names)
         return np.asarray(self.joined_.labels, dtype=np.int64)
 
-    def predict(self, newcomers: Federation) -> NDArray[np.int64]:
-        """Return what `join` returns, whose name this was; it will be removed in 0.2."""
-        warnings.warn(
-            "predict is called join (0.1), and this name goes in 0.2: call join(newcomers) for the "
-            "clusters of newcomers, predict_samples(client, X) for predictions on samples",
-            FutureWarning,
-            stacklevel=2,
+    def predict(self, *_: object, **__: object) -> NoReturn:
+        """Refuse the old name of `join`, which other libraries have for predictions on samples.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a fitted protocol has no predict: call join(newcomers) for the clusters of newcomers, "
+            "predict_samples(client, X) for predictions on samples"
         )
-        return self.join(newcomers)
 
     def __dir__(self) -> list[str]:
         """Return the names of attributes, without those that auditors and reports alone read."""

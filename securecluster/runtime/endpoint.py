@@ -25,6 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import Between
 from securecluster.errors import (
     FrameError,
     LateError,
@@ -673,11 +674,10 @@ class Endpoint(Generic[C]):
             ("members", call.members, "clients"),
         )
         for name, values, size_name in counts:
-            maximum = self.limits.size(size_name)  # None if the configuration has no such size
+            valid = Between(maximum=size_name).within(self.limits.sizes)
             for value in values:
-                too_large = maximum is not None and value > maximum
-                if value < 0 or too_large:
-                    raise out_of_range(f"the {name} of a frame", value, 0, maximum)
+                if not valid.holds(value):
+                    raise out_of_range(f"the {name} of a frame", value, valid)
 
     def _reply(self, call: Call) -> tuple[Any, Sequence[Receipts]]:
         """Return the reply of the called method, after the release policy and the pipeline.

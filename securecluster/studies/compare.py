@@ -148,7 +148,7 @@ def _ended(folder: Path) -> Content | None:
     Raises:
         RunFolderError: a file is missing or damaged.
     """
-    from securecluster.core import json_types, manifest
+    from securecluster.core import manifest, serialization
     from securecluster.folders import run_folder
     from securecluster.folders.schemas import checked_comparison
     from securecluster.reports import loading
@@ -160,7 +160,7 @@ def _ended(folder: Path) -> Content | None:
     marks = manifest.read(folder)
     text = manifest.checked(folder, run_folder.COMPARISON, marks)
     path = folder / run_folder.COMPARISON
-    content: Content = dict(checked_comparison(path, json_types.parsed(path, text)))
+    content: Content = dict(checked_comparison(path, serialization.parsed(path, text)))
     if any(row["error"] for row in content["protocols"]):
         return None
     if not all(run_folder.finished(run) for run in runs):

@@ -9,6 +9,7 @@ import pytest
 
 from securecluster.core.validation import (
     AtLeast,
+    Between,
     KeyOf,
     NoiseMultiplier,
     Number,
@@ -37,6 +38,10 @@ class Narrower(Options):
 
 REFUSED = [
     ({"rounds": 0}, "rounds = 0 is not possible: it is a whole number from 1"),
+    (
+        {"rounds": 2 * 10**9},
+        "rounds = 2000000000 is not possible: it is a whole number from 1 to 1",
+    ),
     ({"rounds": True}, "rounds = True is not possible: it is a whole number from 1"),
     ({"rounds": 2.5}, "rounds = 2.5 is not possible: it is a whole number from 1"),
     ({"share": 0}, "share = 0 is not possible: it is a number above 0, at most 1"),
@@ -81,6 +86,25 @@ def test_names_of_a_registry_are_those_that_it_has_when_they_are_checked() -> No
         valid.check(Options(), "kind")
     registry["b"] = 2
     valid.check(Options(), "kind")
+
+
+@pytest.mark.parametrize(
+    ("valid", "value", "words"),
+    [
+        (Between(1, maximum="clients"), 6, "a whole number from 1 to 5"),
+        (Between(below="clients"), 5, "a whole number from 0 to 4"),
+        (Between(2, maximum=9, below="clients"), 1, "a whole number from 2 to 4"),
+        (Between(maximum="alone"), 1, "0"),
+        (Between(maximum="unknown"), -1, "a whole number from 0"),
+    ],
+)
+def test_ends_may_be_names_of_agreed_sizes(valid: Between, value: int, words: str) -> None:
+    agreed = valid.within({"clients": 5, "alone": 0})
+    assert not agreed.holds(value)
+    assert agreed.violation("k", value) == f"k = {value} is not possible: it is {words}"
+    assert agreed.holds(agreed.low)
+    assert agreed.maximum is None or agreed.holds(agreed.maximum)
+    assert Between(maximum="unknown").within({}).holds(10**12)
 
 
 @pytest.mark.parametrize("value", [True, 2.0, "2", None])

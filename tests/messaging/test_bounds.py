@@ -193,7 +193,10 @@ def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federat
     for query, sentence in (
         (AverageDeltas(EMPTY, NONE, False, Rows(none.repeat(1, 2))), "count"),
         (AverageDeltas(row, two, False, Rows(one)), "steps has another number of posts"),
-        (AverageDeltas(EMPTY, NONE, False, Rows(none), 1), "restart is 1"),
+        (
+            AverageDeltas(EMPTY, NONE, False, Rows(none), 1),
+            "restart = 1 is not possible: it is 0, and",
+        ),
     ):
         with pytest.raises(FrameError, match=rf"AverageDeltas\.{sentence}"):
             ask(own, "contribute", query, "sum")

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import pytest
 
+from securecluster.core.validation import Between
 from securecluster.errors import UsageError
-from securecluster.messaging.bounds import Between, Octets, Real
+from securecluster.messaging.bounds import Octets, Real
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.protections.encryption.messages import encrypted_pairs_reply
 from securecluster.protections.pads.client import padded_class

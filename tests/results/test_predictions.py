@@ -203,12 +203,12 @@ def test_a_cluster_whose_clients_trained_alone_shares_no_module(hospitals: Feder
     assert run.module_of("north") is not None
 
 
-def test_the_old_name_of_join_warns_and_completion_does_not_offer_it() -> None:
+def test_the_old_name_of_join_is_refused_and_completion_does_not_offer_it() -> None:
     run = FedAvg(model="linear", rounds=1).fit(cases.two_clusters(clients=2, samples=20, seed=0))
     newcomers = cases.two_clusters(clients=2, samples=20, seed=5)
-    with pytest.warns(FutureWarning, match="predict is called join"):
-        old = run.predict(newcomers)
-    assert (old == run.join(newcomers)).all()
+    for given in (newcomers, np.ones((3, 2))):
+        with pytest.raises(UsageError, match=r"call join\(newcomers\) .* predict_samples"):
+            run.predict(given)
     assert "predict" not in dir(run.result_) and "join" in dir(run.result_)
 
 

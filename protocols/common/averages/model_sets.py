@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import Between
 from securecluster.errors import PolicyError
-from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
+from securecluster.messaging.bounds import Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows
 from securecluster.parties.client_state import ClientState
 from securecluster.privacy.pipeline import Pipeline

@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import Between
 from securecluster.errors import PolicyError
-from securecluster.messaging.bounds import Between, Real
+from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.privacy import gradient_signatures
 from securecluster.privacy.dp.noise_streams import digest

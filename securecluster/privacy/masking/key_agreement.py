@@ -28,8 +28,9 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import restored
+from securecluster.core.validation import Between
 from securecluster.errors import FrameError
-from securecluster.messaging.bounds import Between, Octets, Upto, Whole
+from securecluster.messaging.bounds import Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.masking.identities import MOST_CLIENTS, SIGNATURE, UNSIGNED
 

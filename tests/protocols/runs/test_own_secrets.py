@@ -21,7 +21,7 @@ from securecluster.cli.main import main
 from securecluster.core.randomness import Randomness
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Settings
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
 from securecluster.runtime.endpoint import config_hash
 
 pytestmark = pytest.mark.usefixtures("own_secrets")

@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from securecluster.core.json_types import faults, typed
+from securecluster.core.serialization import checked, fault_of
 from securecluster.errors import RunFolderError
 
 
@@ -56,20 +56,20 @@ RIGHT: dict[str, Any] = {
     ],
 )
 def test_an_entry_of_another_type_is_named(entry: str, value: Any, fault: str) -> None:
-    found = list(faults({**RIGHT, entry: value}, Content))
-    assert found and found[0].startswith(fault)
+    found = fault_of({**RIGHT, entry: value}, Content)
+    assert found is not None and found.startswith(fault)
     with pytest.raises(RunFolderError, match=r"result\.json"):
-        typed(Path("result.json"), {**RIGHT, entry: value}, Content)
+        checked(Path("result.json"), {**RIGHT, entry: value}, Content)
 
 
 @pytest.mark.parametrize("missing", RIGHT)
 def test_a_missing_entry_is_named(missing: str) -> None:
     rest = {name: value for name, value in RIGHT.items() if name != missing}
-    assert list(faults(rest, Content)) == [f"{missing} is missing"]
+    assert fault_of(rest, Content) == f"{missing} is missing"
 
 
 def test_what_has_its_types_comes_back() -> None:
     other = {**RIGHT, "note": "x", "limit": 1, "names": [], "points": {}, "newer": 1}
     for content in (RIGHT, other):
-        assert list(faults(content, Content)) == []
-        assert typed(Path("result.json"), content, Content) == content
+        assert fault_of(content, Content) is None
+        assert checked(Path("result.json"), content, Content) == content

@@ -1,8 +1,0 @@
-"""`python -m benchmarks.peers`."""
-
-import sys
-
-from benchmarks.peers.run import main
-
-if __name__ == "__main__":
-    sys.exit(main())
