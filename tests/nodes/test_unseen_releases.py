@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import exhaustive
 
 from securecluster import Federation, LabelSwap, load
 from securecluster.cli.main import main
@@ -191,11 +192,16 @@ FAULTS = (
     "late, seen in the next round",
     "refused late, seen in the next round",
 )
+# by default each fault meets two methods, and each method three faults
+PAIRS = [
+    (fault, name) if (k - n) % 3 == 0 else exhaustive(fault, name)
+    for k, fault in enumerate(FAULTS)
+    for n, name in enumerate(METHODS)
+]
 
 
 @pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "name"), PAIRS)
 def test_the_server_s_ledger_is_no_less_than_any_node_s(
     fault: str,
     name: str,
