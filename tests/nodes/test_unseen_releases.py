@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import exhaustive
 
-from securecluster import Federation, LabelSwap, load
+from securecluster import Federation, load
 from securecluster.cli.main import main
 from securecluster.errors import RefusedError
 from securecluster.folders import run_folder
@@ -43,13 +43,6 @@ METHODS: dict[str, Any] = {
     "cfl": CFL(**SMALL, **NOISE),
     "signature": Signature(**SMALL, **NOISE, signature_noise=2.0),
 }
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 class KilledError(BaseException):
