@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import SMALL_FEDERATION
+from forging import MISSING, entries, forged
 
 from securecluster.audits import audit_files, audit_overview
 from securecluster.audits import run_audit as audit
@@ -30,7 +31,6 @@ DEEP = "[" * 100_000
 NESTED: list[Any] = []
 for _ in range(200):
     NESTED = [NESTED]
-MISSING = object()
 VALUES = {
     "missing": MISSING, "null": None, "list": [], "object": {}, "text": "x", "negative": -1,
     "huge": 10**400, "nested": NESTED, "NaN": float("nan"), "true": True, "row": [None],
@@ -66,30 +66,6 @@ def folder(audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return Path(shutil.copytree(audited, tmp_path / "run", symlinks=True))
 
 
-def entries(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every entry; of a list that of the first item."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for name in value:
-            yield from entries(value[name], (*path, name))
-    elif isinstance(value, list) and value:
-        yield from entries(value[0], (*path, 0))
-
-
-def changed(content: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """Return a copy of the content with another value at a path."""
-    copy = json.loads(json.dumps(content))
-    inner = copy
-    for name in path[:-1]:
-        inner = inner[name]
-    if value is MISSING:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = value
-    return copy
-
-
 def fitting(folder: Path) -> None:
     """Make the digests of the server's audit fit, as whoever changes both files can."""
     marks = {name: manifest.Mark.of_file(folder / name) for name in (TABLE, PAGE)}
@@ -122,10 +98,10 @@ def test_a_table_with_any_change_is_in_no_bundle_also_with_digests_that_do_not_b
         (("attacks",), []),
         (("summary",), "Nothing could be learned."),
     ):
-        text = json.dumps(changed(table, path, value), indent=2)
+        text = json.dumps(forged(table, path, value), indent=2)
         # a digest within the file that fits guards nothing
-        for forged in (text, json.dumps({**json.loads(text), "sha256": manifest.digest(b"")})):
-            (folder / TABLE).write_text(forged)
+        for damaged in (text, json.dumps({**json.loads(text), "sha256": manifest.digest(b"")})):
+            (folder / TABLE).write_text(damaged)
             texts, (sentence,) = handed_over(folder, run)
             assert not [name for name in texts if "server" in name]
             assert TABLE in sentence and "make this audit again" in sentence
@@ -164,7 +140,7 @@ def test_a_table_whose_digests_fit_is_read_with_its_types_or_left(
     paths = list(entries(table))
     assert len(paths) > 40
     for path in paths:
-        (folder / TABLE).write_text(json.dumps(changed(table, path, VALUES[kind])))
+        (folder / TABLE).write_text(json.dumps(forged(table, path, VALUES[kind])))
         fitting(folder)
         texts, refused = handed_over(folder, run)
         assert len(refused) <= 1 and "audit-wire.json" in texts
@@ -180,7 +156,7 @@ def test_an_entry_that_nobody_listed_stays_wherever_it_is(audited: Path, tmp_pat
     assert ("attacks", 0, "run", "score", "interval") in objects
     for path in [(), *objects]:
         for value in (WORD, [WORD], {"value": WORD}, {WORD: 1}):
-            (folder / TABLE).write_text(json.dumps(changed(table, (*path, "unlisted"), value)))
+            (folder / TABLE).write_text(json.dumps(forged(table, (*path, "unlisted"), value)))
             fitting(folder)
             texts, refused = handed_over(folder, run)
             assert refused == [] and "audit-server.json" in texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,24 @@ def test_every_protocol_is_recorded_under_every_value_of_every_option() -> None:
 def test_the_reference_has_every_case_and_no_other() -> None:
     lines = golden.read_reference(REFERENCE)
     assert list(lines) == [case.name for case in golden.cases()]
+    refused = {name: line["refused"] for name, line in lines.items() if line["refused"]}
+    assert refused == {case.name: case.refusal for case in golden.cases() if case.refusal}
+    assert set(refused) == set(golden.REFUSED)
+    # few cases are no runs
+    assert 10 * len(refused) <= len(lines)
+
+
+def test_of_the_ways_that_protocols_refuse_one_of_each_reason_is_a_case() -> None:
+    reasons = {case.name: _reason(case) for case in golden.combinations() if case.refusal}
+    assert {reasons[name] for name in golden.REFUSED} == set(reasons.values())
+
+
+def _reason(case: golden.Case) -> str:
+    """Return a refusal without the names of its protocol, method and field."""
+    protocol, _ = golden.VARIANTS[case.variant]
+    names = rf"\b({protocol.__name__}|{case.build().name})\b"
+    reason = re.sub(names, "PROTOCOL", case.refusal or "")
+    return re.sub(r"send \w+ by itself \(\w+\)", "send FIELD by itself (METHOD)", reason)
 
 
 def test_runs_are_equal_to_the_last_bit_in_processes_that_order_sets_differently(

@@ -134,7 +134,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.parametrize("share", [0.0, exhaustive(0.2), 0.5, exhaustive(0.7), 0.95, 1.0])
+@pytest.mark.parametrize(
+    "share", [0.0, exhaustive(0.2), exhaustive(0.5), exhaustive(0.7), 0.95, 1.0]
+)
 @pytest.mark.parametrize("kind", STARTS)
 def test_a_kill_while_a_folder_is_replaced_leaves_one_that_can_be_replaced(
     kind: str, share: float, ended: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +169,26 @@ def test_force_does_not_follow_links_out_of_a_run_folder(run: Path, tmp_path: Pa
     (run / "checkpoint-000001").symlink_to(elsewhere)
     assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
     assert (elsewhere / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_force_takes_nothing_else_for_a_file_of_a_run(
+    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = run / "checkpoint-000007"
+    inner.mkdir()
+    (inner / "clock").write_bytes(b"left by a kill")
+    assert not run_folder._contents(run).foreign
+    (tmp_path / "thesis.txt").write_text("years of work")
+    named = inner / "network"
+    if kind == "link":
+        named.symlink_to(tmp_path / "thesis.txt")
+    else:
+        named.mkdir()
+    assert run_folder._contents(run).foreign == [named]
+    assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
+    assert named.name in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_force_replaces_a_run_in_place(run: Path) -> None:

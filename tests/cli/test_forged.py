@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forging import MISSING, entries, forged
 
 import securecluster
 from securecluster.cli.main import main
@@ -23,7 +24,6 @@ SMALL = [
     "--threads", "1", "--quiet", "--samples", "12", "--model", "linear", "--clients", "4",
     "--epochs", "1", "--rounds", "2",
 ]  # fmt: skip
-MISSING = object()
 DEEP: list[Any] = []
 for _ in range(200):
     DEEP = [DEEP]
@@ -49,30 +49,6 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compared") / "comparison"
     assert main(["compare", "fedavg", "local", *SMALL, "--out", str(out)]) == 0
     return out
-
-
-def entries(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every entry; of a list that of the first item."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for name in value:
-            yield from entries(value[name], (*path, name))
-    elif isinstance(value, list) and value:
-        yield from entries(value[0], (*path, 0))
-
-
-def forged(content: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """Return a copy of the content with another value at a path."""
-    copy = json.loads(json.dumps(content))
-    inner = copy
-    for name in path[:-1]:
-        inner = inner[name]
-    if value is MISSING:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = value
-    return copy
 
 
 def write(folder: Path, name: str, data: bytes) -> None:

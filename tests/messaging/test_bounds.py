@@ -8,6 +8,7 @@ import math
 import resource
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -246,3 +247,25 @@ def test_rows_are_too_long_by_their_norm_in_double_precision(kind: torch.dtype) 
     norms = [math.hypot(*row) for row in table.double().tolist()]
     assert too_long(table) == [row for row, norm in enumerate(norms) if norm > longest]
     assert kind == torch.float16 or too_long(table) == [6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("axes", "through", "shape"),
+    [
+        (("width", 3), False, ("width", 3)),
+        # what the pipeline makes of a row of this shape, which is no sealed one
+        (("width", 3), True, ("delta", [4, 3], False)),
+        ((bounds.Upto("own", 3), 3), True, None),
+        (("unknown",), True, None),
+    ],
+)
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_masked_row_has_the_form_that_its_pipeline_gives_it(
+    axes: tuple[Any, ...], through: bool, shape: Any, bits: int
+) -> None:
+    limits: Any = SimpleNamespace(
+        size=LIMITS.size,
+        layout=lambda name, shape, sealed: SimpleNamespace(shape=(name, shape, sealed)),
+    )
+    form = bounds._ring_form("delta", bounds.Ring(axes, bits, through), limits)
+    assert form == (None if shape is None else (bounds.RING[bits], shape))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster import Federation, LabelSwap, Settings
+from securecluster import Federation, Settings
 from securecluster.core.serialization import unpack
 from securecluster.errors import FrameError, PolicyError, RefusedError, UsageError
 from securecluster.messaging import wire
@@ -43,13 +43,6 @@ METHODS: dict[str, Any] = {
     "oneshot, ckks and secagg": OneShot(**SMALL, relevance="ckks", aggregation="secagg"),
 }
 PAIRS = METHODS["oneshot, ckks"]
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 class World:

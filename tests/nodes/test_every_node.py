@@ -17,7 +17,7 @@ from cases import stub_pair_network
 from seeded_node import SeededNode
 
 from benchmarks import golden
-from securecluster import Federation, LabelSwap, Settings
+from securecluster import Federation, Settings
 from securecluster.core.serialization import pack
 from securecluster.errors import UsageError
 from securecluster.messaging import run_number, wire
@@ -41,13 +41,6 @@ WAYS = (
 )
 CASES = {case.name: case for case in golden.cases() if case.way in WAYS}
 KEYS = Settings(keys_from_seed=True, threads=1)
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 def run(

@@ -25,7 +25,7 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from securecluster import Federation, ForeignModel, LabelSwap, Settings
+from securecluster import Federation, ForeignModel, Settings
 from securecluster.core.serialization import pack
 from securecluster.errors import (
     FrameError,
@@ -80,13 +80,6 @@ METHODS = {
     "oneshot, pads": OneShot(**SMALL, relevance="pads", aggregation="secagg"),
 }
 Reply = Callable[[Message], Message | None]
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 @pytest.fixture(autouse=True)

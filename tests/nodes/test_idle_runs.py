@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.errors import FrameError
 from securecluster.messaging.transcript import Transcript
 from securecluster.nodes import idle_runs
@@ -33,13 +33,6 @@ OWNER = Policy(roster=False)
 
 class Stop(Exception):  # noqa: N818 (stops a server, and is no error of it)
     """Raised by a node's door."""
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 @pytest.fixture

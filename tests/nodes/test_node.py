@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster import Federation, LabelSwap, Settings
+from securecluster import Federation, Settings
 from securecluster.core import atomic_files
 from securecluster.errors import (
     FrameError,
@@ -59,13 +59,6 @@ EQUAL = {
     "signature": Signature(**SMALL),
 }
 NOISY = FedAvg(**SMALL, clip=1.0, noise=1.0)
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 @pytest.fixture(scope="module")

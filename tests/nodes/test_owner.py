@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from securecluster import Federation, LabelSwap, Settings
+from securecluster import Federation, Settings
 from securecluster.data.facts import ClientFacts, agree
 from securecluster.errors import (
     BudgetError,
@@ -49,13 +49,6 @@ PLAIN = FedAvg(**SMALL)
 SECURE = FedAvg(**SMALL, aggregation="secagg", cohort_size=0, mask="none")
 NOISY = FedAvg(**SMALL, clip=1.0, noise=1.0)
 OPEN = Policy(roster=False)
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 class World:

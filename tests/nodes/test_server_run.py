@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster import Federation, LabelSwap, Settings, load
+from securecluster import Federation, Settings, load
 from securecluster.cli.main import main
 from securecluster.core.serialization import pack
 from securecluster.data.facts import agree
@@ -35,13 +35,6 @@ METHODS = {
     "ifca, secagg": IFCA(**SMALL, k=2, starts=1, aggregation="secagg"),
 }
 KEY = bytes(range(32))
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 def nodes_of(made: Any, federation: Federation, folder: Path) -> list[Node]:

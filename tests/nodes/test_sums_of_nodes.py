@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call
 from securecluster.nodes.node import Node
@@ -56,13 +56,6 @@ class Telling(Node):
 
         endpoint.before_pipeline = told
         return endpoint
-
-
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
 
 
 def door(node: Telling, leaving: Leaving) -> Callable[[bytes], bytes]:

@@ -390,7 +390,12 @@ def refusing(step: int, code: int, lasts: bool) -> Iterator[Callable[[], bool]]:
 
 @pytest.mark.parametrize(
     ("code", "lasts"),
-    [(errno.ENOSPC, True), (errno.ENOSPC, False), (errno.EIO, False), (errno.EACCES, True)],
+    [
+        (errno.ENOSPC, True),
+        (errno.EIO, False),
+        pytest.param(errno.ENOSPC, False, marks=pytest.mark.exhaustive),
+        pytest.param(errno.EACCES, True, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_disk_that_refuses_leaves_gaps_and_ends_nothing(
     tmp_path: Path, code: int, lasts: bool

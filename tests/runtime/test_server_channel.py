@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -531,3 +531,32 @@ def test_posted_calls_have_numbers_and_masks_of_their_own() -> None:
     assert second.step == first.step + 1
     assert not torch.equal(first.rows.rows.values, second.rows.rows.values)
     assert net.gather(Toy.masked, Empty(), to=ALL).step == 1
+
+
+@pytest.mark.parametrize(
+    ("ready", "rosters", "clients", "asked"),
+    [
+        ([0, 1, 2, 3], None, [0, 1, 2, 3], [[0, 1, 2, 3]]),
+        # a cohort of which one cannot answer is left out whole
+        ([0, 1, 2, 4, 5], [[0, 1, 2], [3, 4, 5]], [0, 1, 2], [[0, 1, 2], [3, 4, 5]]),
+        # of a group that nobody answers for there is nothing to divide
+        ([0, 1, 2], [[0, 1, 2], [3, 4, 5]], [0, 1, 2], [[0, 1, 2]]),
+        ([], [[0, 1, 2], [3, 4, 5]], [], []),
+    ],
+)
+def test_cohorts_answer_as_a_whole(
+    ready: list[int], rosters: list[list[int]] | None, clients: list[int], asked: list[list[int]]
+) -> None:
+    divided: list[list[int]] = []
+
+    def of(roster: list[int]) -> list[list[int]]:
+        divided.append(list(roster))
+        return [list(roster)]
+
+    channel: Any = SimpleNamespace(cohorts=SimpleNamespace(of=of))
+    found, cohorts = ServerChannel._in_cohorts(channel, ready, dict.fromkeys(range(4), 0), rosters)
+    assert found == clients
+    assert sorted(client for cohort in cohorts for client in cohort) == clients
+    assert divided == asked
+    channel.cohorts = None
+    assert ServerChannel._in_cohorts(channel, ready, {}, rosters) == (ready, [])

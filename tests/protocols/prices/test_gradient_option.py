@@ -229,6 +229,23 @@ def test_clients_send_no_signature_in_runs_without_any(clients: Federation) -> N
                 net.gather(getattr(method.client, name), Empty(), to=[0])  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("method", [CFL, FLHC])
+@pytest.mark.parametrize(
+    ("options", "signatures", "shares"),
+    [
+        ({}, False, False),
+        ({"signature": "gradient"}, True, True),
+        ({"signature": "gradient", "signature_blocks": "plain"}, True, False),
+    ],
+)
+def test_what_the_server_sees_of_signatures_is_said_of_runs_that_have_some(
+    method: type, options: dict[str, Any], signatures: bool, shares: bool
+) -> None:
+    told = " ".join(method(**options).disclosures().server)
+    assert ("all clients' gradient signature, sent one by one" in told) is signatures
+    assert ("each client's share of each class" in told) is shares
+
+
 def test_a_run_without_signatures_has_none_of_their_options(clients: Federation) -> None:
     """The configuration decides noise, which must not change with options that are not used."""
     for made in (CFL(), FLHC(), PACFL()):
