@@ -338,9 +338,7 @@ def test_a_version_is_the_same_wherever_it_stands() -> None:
     assert cited == (released is not None)
 
 
-def test_the_changelog_says_what_was_added_changed_fixed_removed_and_what_touches_security() -> (
-    None
-):
+def test_the_changelog_says_what_changed_left_and_touches_security() -> None:
     newest = DOCUMENTS["CHANGELOG.md"].split("\n## ")[1]
     headings = re.findall(r"^### (.*)$", newest, re.MULTILINE)
     assert headings == ["Changed", "Fixed", "Security", "Added", "Removed"]
