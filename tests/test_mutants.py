@@ -1,4 +1,4 @@
-"""The table of seeded mistakes fits the code, so `.ci/mutants.py` tests what it says."""
+"""The table of mistakes against rules of security fits the code, and its runner tells them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _script() -> ModuleType:
 mutants = _script()
 
 
-def test_every_mutant_changes_one_line_of_code_that_occurs_once() -> None:
+def test_every_mutant_changes_code_that_occurs_once() -> None:
     for mutant in mutants.load():
         source = (ROOT / mutant.file).read_text(encoding="utf-8")
         assert mutant.apply(source) != source  # raises an error where it does not fit
@@ -52,33 +52,29 @@ def test_every_mutant_names_tests_that_exist_and_no_mutant_occurs_twice() -> Non
     [
         ("z = 3", "z = 4", "occurs 0 times"),
         ("= 1", "= 2", "occurs 2 times"),
-        ("x = 1\ny = 1", "x = 2\ny = 2", "exactly one line"),
         ("x = 1", "x = ", "does not compile"),
         ("x = 1", "x  =  1", "nothing but the layout"),
     ],
 )
 def test_a_mutant_that_does_not_fit_is_refused(old: str, new: str, problem: str) -> None:
-    mutant = mutants.Mutant(1, "", "a.py", old, new, ())
+    mutant = mutants.Mutant("", "a.py", old, new, [])
     with pytest.raises(mutants.DoesNotApplyError, match=problem):
         mutant.apply("x = 1\ny = 1\n")
 
 
 @pytest.mark.parametrize(
-    ("status", "report", "verdict"),
+    ("test", "verdict"),
     [
-        (0, "", "SURVIVED"),
-        (1, "tests/a.py::test_b - AssertionError", "caught"),
-        (1, "tests/a.py::test_b - NameError: name 'x' is not defined", "BROKEN"),
-        (1, "Traceback (most recent call last):", "BROKEN"),
-        (2, "tests/a.py - TypeError", "BROKEN"),
-        (None, "", "TIME LIMIT"),
+        ("import a\ndef test_b():\n    assert a.x == 1\n", "caught by tests/t.py::test_b"),
+        ("import a\ndef test_b():\n    assert a.y == 1\n", "SURVIVED"),
+        ("import a\ndef test_b():\n    nothing\n", "BROKEN"),
+        ("import nothing\n", "BROKEN"),
     ],
 )
-def test_only_a_failed_test_catches_a_mutant(status: int | None, report: str, verdict: str) -> None:
-    outcome = mutants.Outcome(status, report, 0.0)
-    assert mutants._verdict(outcome) == verdict
-
-
-def test_the_failed_test_is_read_from_the_output_of_pytest() -> None:
-    output = "F\n=== short test summary info ===\nFAILED tests/a.py::test_b - assert 1 == 2\n"
-    assert mutants._failure(output) == "tests/a.py::test_b - assert 1 == 2"
+def test_only_a_failed_test_catches_a_mutant(test: str, verdict: str, tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "t.py").write_text(test)
+    (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
+    mutant = mutants.Mutant("", "a.py", "x = 1", "x = 2", ["tests/t.py"])
+    assert mutants.verdict(tmp_path, mutant).startswith(verdict)
+    assert (tmp_path / "a.py").read_text() == "x = 1\ny = 1\n"
