@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -32,10 +33,11 @@ class Grouped(FedAvg):
 
 @pytest.fixture(autouse=True)
 def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("securecluster.protocols.grouped")
+    module = ModuleType("grouped_protocol")
     module.Grouped = Grouped  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(registry.PROTOCOLS, "grouped", "grouped:Grouped")
+    declared = EntryPoint("grouped", f"{module.__name__}:Grouped", registry.GROUP)
+    monkeypatch.setattr(registry, "_declared", lambda: {"grouped": declared})
 
 
 @pytest.mark.parametrize(
