@@ -3,10 +3,13 @@
 from securecluster.clustering.agglomerative import linkage_clusters as linkage_clusters
 from securecluster.clustering.agglomerative import nearest as nearest
 from securecluster.clustering.k_means import kmeans as kmeans
+from securecluster.clustering.k_means import kmeans_of_points as kmeans_of_points
 from securecluster.clustering.labels import check_clusters as check_clusters
 from securecluster.clustering.labels import largest as largest
 from securecluster.clustering.labels import members as members
 from securecluster.clustering.labels import relabel as relabel
+from securecluster.clustering.pairs import check_pairs as check_pairs
+from securecluster.clustering.similarity import gram as gram
 from securecluster.core.lazy_torch import torch as torch
 from securecluster.core.option_groups import group as group
 from securecluster.core.randomness import Randomness as Randomness
@@ -35,8 +38,13 @@ from securecluster.messaging.messages import Shared as Shared
 from securecluster.messaging.replies import Pairs as Pairs
 from securecluster.messaging.replies import Replies as Replies
 from securecluster.messaging.replies import Sums as Sums
+from securecluster.models.flat_model import FlatModel as FlatModel
+from securecluster.models.objectives import Classification as Classification
 from securecluster.parties.derived import check_start_models as check_start_models
 from securecluster.parties.derived import initial_model as initial_model
+from securecluster.parties.derived import resolved_defaults as resolved_defaults
+from securecluster.privacy.dp.loss_mechanism import LARGEST_SENT_LOSS as LARGEST_SENT_LOSS
+from securecluster.privacy.dp.loss_mechanism import WORST_LOSS as WORST_LOSS
 from securecluster.privacy.pipeline import Pipeline as Pipeline
 from securecluster.protocols.common.averages.assign_each_round import (
     AssignEachRound as AssignEachRound,
@@ -46,6 +54,7 @@ from securecluster.protocols.common.averages.assign_each_round import (
 )
 from securecluster.protocols.common.averages.averaging import AveragingState as AveragingState
 from securecluster.protocols.common.averages.averaging import LocalFirstClient as LocalFirstClient
+from securecluster.protocols.common.averages.averaging import SharedModelClient as SharedModelClient
 from securecluster.protocols.common.averages.averaging import SumClient as SumClient
 from securecluster.protocols.common.averages.averaging import average_clusters as average_clusters
 from securecluster.protocols.common.averages.averaging import (
@@ -84,9 +93,13 @@ from securecluster.protocols.common.averages.sampling import sample_clients as s
 from securecluster.protocols.common.base import ClusteringProtocol as ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient as TrainingClient
 from securecluster.protocols.common.client import UpdateClient as UpdateClient
+from securecluster.protocols.common.client import late_request_error as late_request_error
 from securecluster.protocols.common.client_tensors import ClientTensor as ClientTensor
 from securecluster.protocols.common.comparison.eigenvectors import (
     EigenvectorClient as EigenvectorClient,
+)
+from securecluster.protocols.common.comparison.eigenvectors import (
+    EigenvectorOptions as EigenvectorOptions,
 )
 from securecluster.protocols.common.comparison.eigenvectors import (
     EigenvectorProtocol as EigenvectorProtocol,
@@ -105,7 +118,10 @@ from securecluster.protocols.common.messages import ModelDelta as ModelDelta
 from securecluster.protocols.common.messages import Update as Update
 from securecluster.protocols.common.messages import empty_tensor as empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers as check_newcomers
+from securecluster.protocols.common.newcomers import joint_model_message as joint_model_message
 from securecluster.protocols.common.observer import Observer as Observer
+from securecluster.protocols.common.options.privacy_options import CLIP_BOUNDS as CLIP_BOUNDS
+from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO as SMALLEST_RATIO
 from securecluster.protocols.common.options.privacy_options import PrivacyOptions as PrivacyOptions
 from securecluster.protocols.common.options.signature_options import (
     GradientSignatureOptions as GradientSignatureOptions,
@@ -125,5 +141,8 @@ from securecluster.runtime.endpoint import answers as answers
 from securecluster.runtime.run import Line as Line
 from securecluster.runtime.run import Run as Run
 from securecluster.runtime.server_channel import ServerChannel as ServerChannel
+from securecluster.training.config import FULL_GRADIENT as FULL_GRADIENT
+from securecluster.training.evaluation import EVALUATED as EVALUATED
 from securecluster.training.local_trainer import LocalTrainer as LocalTrainer
 from securecluster.training.local_trainer import LocalTraining as LocalTraining
+from securecluster.training.local_trainer import MeanRegularizer as MeanRegularizer

@@ -54,6 +54,7 @@ FOLDERS = ("securecluster", "protocols", "attacks", "benchmarks")
 INSTALLED_IN_PACKAGE = ("protocols", "attacks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FOR_ALL_METHODS = ("authoring", "registry")
+GUESTS = "securecluster.protocols.contrib"
 FRONT_DOORS = ("securecluster", "securecluster.__main__", "securecluster.plot")
 
 
@@ -112,7 +113,7 @@ def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:
 
 def method_of(module: str) -> str | None:
     """Return the method that a module of the room protocols belongs to; None of its front doors."""
-    parts = module.split(".")
+    parts = [part for part in module.split(".") if part != "contrib"]
     return parts[2] if len(parts) > 2 and parts[2] not in FOR_ALL_METHODS else None
 
 
@@ -254,6 +255,35 @@ def test_the_checks_can_fail() -> None:
 def test_only_the_command_line_knows_protocols_by_name() -> None:
     below = {m: s for m, s in SOURCES.items() if room_of(m) in BELOW_RUNS | {"runs", "nodes"}}
     assert not [module for module, source in below.items() if "securecluster.protocols" in source]
+
+
+def guest_offences(sources: Mapping[str, str]) -> list[str]:
+    """Return imports of guests beyond the author's interface, and imports of guests by others."""
+    found = []
+    for module, source in sources.items():
+        guest = module.startswith(f"{GUESTS}.")
+        own = ".".join(module.split(".")[:4])
+        for other in imports(parsed(source), sources):
+            is_own = guest and (other == own or other.startswith(f"{own}."))
+            foreign = guest and other != "securecluster.protocols.authoring" and not is_own
+            of_others = other.startswith(GUESTS) and not guest and room_of(module) != "benchmarks"
+            if foreign or of_others:
+                found.append(f"{module} imports {other}")
+    return found
+
+
+def test_guests_are_written_against_the_author_s_interface_and_nobody_needs_one() -> None:
+    assert len([module for module in SOURCES if module.startswith(f"{GUESTS}.")]) >= 6
+    assert guest_offences(SOURCES) == []
+    base = "securecluster.protocols.common.base"
+    forged = {
+        f"{GUESTS}.a": f"import {base}\nfrom securecluster.protocols import authoring as fl",
+        f"{GUESTS}.b": f"from {GUESTS} import a",
+        base: f"def f():\n    from {GUESTS} import b",
+        "securecluster.protocols.authoring": "",
+        GUESTS: "",
+    }
+    assert len(guest_offences(forged)) == 3
 
 
 def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:

@@ -68,9 +68,9 @@ from securecluster.protocols.common.comparison.gram_mechanism import REPLACE as 
 from securecluster.protocols.common.comparison.gram_mechanism import GramNoise
 from securecluster.protocols.common.comparison.packed_signatures import SECOND_CLIP
 from securecluster.protocols.common.comparison.signature_plan import CLIP
-from securecluster.protocols.flux.client import release_sums
-from securecluster.protocols.flux.descriptors import REPLACE as REPLACE_DESCRIPTOR
-from securecluster.protocols.flux.descriptors import DescriptorMap
+from securecluster.protocols.contrib.flux.client import release_sums
+from securecluster.protocols.contrib.flux.descriptors import REPLACE as REPLACE_DESCRIPTOR
+from securecluster.protocols.contrib.flux.descriptors import DescriptorMap
 from securecluster.runtime.call_context import outside_run
 
 Array = NDArray[np.float64]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.privacy.dp.loss_mechanism import WORST
+from securecluster.privacy.dp.loss_mechanism import WORST_LOSS
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.comparison.compressed_updates import CompressedUpdateClient
 from securecluster.protocols.common.comparison.gradient_signatures import SignatureSender
@@ -170,8 +170,8 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
 
 
 def _finite(losses: torch.Tensor) -> torch.Tensor:
-    """Return losses with `WORST` in place of those that are not finite.
+    """Return losses with `WORST_LOSS` in place of those that are not finite.
 
     No cluster may receive a model whose loss is not finite, as after an overflow of weights.
     """
-    return losses.nan_to_num(nan=WORST, posinf=WORST)
+    return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)

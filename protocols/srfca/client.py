@@ -23,7 +23,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import StaleError
 from securecluster.messaging.bounds import Exactly
 from securecluster.messaging.octets import as_rows
-from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
+from securecluster.privacy.dp.loss_mechanism import LARGEST_SENT_LOSS, WORST_LOSS
 from securecluster.protocols import authoring as fl
 from securecluster.protocols.common.client import LINEAGE
 from securecluster.protocols.common.disclosures import OfHiddenSums, OfPaddedPairs, OfPlainPairs
@@ -58,7 +58,9 @@ class LossSums:
     """Client to server: mean training losses of several models."""
 
     # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
-    loss: Annotated[fl.Rows, fl.Real((EVALUATED,), low=-LARGEST, maximum=LARGEST)]
+    loss: Annotated[
+        fl.Rows, fl.Real((EVALUATED,), low=-LARGEST_SENT_LOSS, maximum=LARGEST_SENT_LOSS)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -479,12 +481,12 @@ class SRFCAClient(fl.SumClient):
 
         Args:
             context: the clients.
-            losses: (b, k) mean losses in nats; numbers that are not finite become WORST.
+            losses: (b, k) mean losses in nats; numbers that are not finite become WORST_LOSS.
         """
         sizes = [self.cohort.sizes[k] for k in context.positions]
         released = context.release_losses(losses, sizes)
         return context.postprocess(
-            lambda noisy: noisy.nan_to_num(nan=WORST, posinf=WORST), released
+            lambda noisy: noisy.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS), released
         )
 
     # losses of as many models as a call brings, which differ between clients: no fixed rows

@@ -71,7 +71,7 @@ def test_a_failure_is_exit_code_1(here: Path, capsys: pytest.CaptureFixture[str]
     command = ["check", "rdpcfl", "--only", "masks", "--masks", "none", "permutation"]
     assert main(command) == 0
     (here / "author_wrong.py").write_text(
-        "from securecluster.protocols.clove import CLoVE, CLoVEState\n"
+        "from securecluster.protocols.contrib.clove import CLoVE, CLoVEState\n"
         "class Wrong(CLoVE):\n"
         '    """Foresees the releases of one round."""\n'
         "    def run_server(self, net, run) -> CLoVEState:\n"

@@ -340,6 +340,7 @@ class EigenvectorProtocol(ClusteringProtocol):
     gram: GramOptions = group(GramOptions)
 
     client: ClassVar[type[TrainingClient]] = EigenvectorClient
+    signature_method: ClassVar[Any] = EigenvectorClient.eigen
     # the pipeline adds no noise to eigenvectors: the Gram matrices have noise of their own
     noises_signatures: ClassVar[bool] = False
 

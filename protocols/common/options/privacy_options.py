@@ -35,7 +35,7 @@ LOCAL = "local"
 DISTRIBUTED = "distributed"
 AUTO = "auto"
 # Range of clip norms. Single precision represents their products with noise multipliers.
-BOUNDS = (1e-12, 1e9)
+CLIP_BOUNDS = (1e-12, 1e9)
 # Smallest ratio of two noise multipliers: the price of less is too large a number.
 SMALLEST_RATIO = 1e-6
 
@@ -57,7 +57,7 @@ class RowNoise:
 class PrivacyOptions(OptionGroup):
     """Options of differential privacy."""
 
-    clip: Annotated[float | None, Number(*BOUNDS, high_in=True)] = None
+    clip: Annotated[float | None, Number(*CLIP_BOUNDS, high_in=True)] = None
     """clip norm S of each update that leaves its client, or, with dp_unit example, of each
     example's gradient
     """
@@ -73,7 +73,7 @@ class PrivacyOptions(OptionGroup):
     in local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
     while numbers of samples and who takes part are public
     """
-    loss_clip: Annotated[float | None, Number(*BOUNDS, high_in=True)] = None
+    loss_clip: Annotated[float | None, Number(*CLIP_BOUNDS, high_in=True)] = None
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
     nats, of positions 0.25
     """

@@ -37,9 +37,9 @@ Array = NDArray[np.float64]
 
 # Stands for a loss that is not finite, as that of weights that overflow: no cluster chooses such a
 # model.
-WORST = 1e30
+WORST_LOSS = 1e30
 # Bound of the magnitude of a loss that leaves a client, noise included: its square is finite.
-LARGEST = 10 * WORST
+LARGEST_SENT_LOSS = 10 * WORST_LOSS
 # Sensitivity to replacing a unit of privacy over that to blanking it.
 REPLACE = 1.0
 

@@ -35,16 +35,12 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from securecluster.clustering.k_means import kmeans_of_points
-from securecluster.clustering.labels import check_clusters
-from securecluster.core.lazy_torch import torch
-from securecluster.models.objectives import Classification
 from securecluster.protocols import authoring as fl
-from securecluster.protocols.common.newcomers import joint_model_message
-from securecluster.protocols.common.options.privacy_options import BOUNDS, SMALLEST_RATIO
-from securecluster.protocols.flux.client import DescriptorClient, LatentVectors
-from securecluster.protocols.flux.density import Scaling, centroids, density_clusters
-from securecluster.protocols.flux.descriptors import POINTS, DescriptorMap, latent_layer
+from securecluster.protocols.contrib.flux.client import DescriptorClient, LatentVectors
+from securecluster.protocols.contrib.flux.density import Scaling, centroids, density_clusters
+from securecluster.protocols.contrib.flux.descriptors import POINTS, DescriptorMap, latent_layer
+
+torch = fl.torch
 
 FEATURES = "features"
 LABELS = "labels"
@@ -95,11 +91,11 @@ class FLUX(fl.ClusteringProtocol):
     """what newcomers are assigned by: features (descriptors for which no label is read) or labels
     (descriptors with moments by class; not in the paper)
     """
-    descriptor_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    descriptor_noise: Annotated[float, fl.Number(fl.SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
     """noise multiplier of a descriptor over that of training; below 1, clustering gets a larger
     share of ε (not in the paper)
     """
-    descriptor_clip: Annotated[float, fl.Number(*BOUNDS, high_in=True)] = 1.0
+    descriptor_clip: Annotated[float, fl.Number(*fl.CLIP_BOUNDS, high_in=True)] = 1.0
     """norm to which a sample's reduced latent vector, which is scaled to about 1, is clipped in
     runs with noise (not in the paper)
     """
@@ -147,7 +143,7 @@ class FLUX(fl.ClusteringProtocol):
             labels, state.radius = density_clusters(rows, self.radius_scale)
         else:
             seed = net.randomness.integer("server", "clusterer")
-            labels = kmeans_of_points(rows, self.k, seed)
+            labels = fl.kmeans_of_points(rows, self.k, seed)
         width = int(net.agreed["dimension"])
         joint = fl.request_model(net, state.outbox, ids, width)
         if len(joint.displacement):
@@ -178,7 +174,7 @@ class FLUX(fl.ClusteringProtocol):
                 "nobody replied in the clustering round, so there is nothing to compare newcomers "
                 "with: run it anew"
             )
-        query = joint_model_message(reference.joint, len(to))
+        query = fl.joint_model_message(reference.joint, len(to))
         method: Any = DescriptorClient.describe_features
         if self.newcomers_by == LABELS:
             method = DescriptorClient.describe
@@ -201,7 +197,7 @@ class FLUX(fl.ClusteringProtocol):
         Raises:
             UsageError: samples have no classes, or the network no dense layer.
         """
-        if not isinstance(facts.objective, Classification):
+        if not isinstance(facts.objective, fl.Classification):
             raise fl.UsageError(
                 "FLUX describes samples by class, and these have none: choose another protocol, "
                 "cfl say"
@@ -294,7 +290,7 @@ class FLUX(fl.ClusteringProtocol):
         """
         super().check(clients)
         if self.k is not None:
-            check_clusters(self.k, clients)
+            fl.check_clusters(self.k, clients)
             if self.radius_scale != 1:
                 raise fl.UsageError(
                     "radius_scale is of DBSCAN, and with k clusters are those of k-means: leave "

@@ -1,5 +1,5 @@
 """FLUX: clusters by descriptors of clients' distributions (Fenoglio et al. 2025)."""
 
-from securecluster.protocols.flux.protocol import FLUX
+from securecluster.protocols.contrib.flux.protocol import FLUX
 
 __all__ = ["FLUX"]

@@ -7,7 +7,13 @@ import pytest
 from sklearn.cluster import DBSCAN
 from sklearn.preprocessing import MinMaxScaler
 
-from securecluster.protocols.flux.density import Scaling, centroids, density_clusters, elbow, radius
+from securecluster.protocols.contrib.flux.density import (
+    Scaling,
+    centroids,
+    density_clusters,
+    elbow,
+    radius,
+)
 
 # KneeLocator(range(n), values, curve="convex", direction="increasing").elbow of kneed 0.9
 KNEED = [

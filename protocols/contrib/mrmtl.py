@@ -23,11 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from securecluster.core.lazy_torch import torch
-from securecluster.parties.derived import resolved_defaults
 from securecluster.protocols import authoring as fl
-from securecluster.protocols.common.client import late_request_error
-from securecluster.training.local_trainer import MeanRegularizer
+
+torch = fl.torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +86,7 @@ class PersonalClient(fl.TrainingClient):
             if self._calls[k] > context.step:
                 late.append(i)
         if late:
-            raise late_request_error(late)
+            raise fl.late_request_error(late)
         self.catch_up(context, query)
         self._begin(context, query.received.values.tolist())
 
@@ -97,7 +95,7 @@ class PersonalClient(fl.TrainingClient):
         # Without the term clients draw the batches and the noise of local training.
         if self._regularization:
             means = self.models.select(positions)
-            regularizer = MeanRegularizer(means, self._regularization)
+            regularizer = fl.MeanRegularizer(means, self._regularization)
         delta = self.cohort.train(
             fl.Rows(self._before[positions]),
             positions,
@@ -266,7 +264,7 @@ class MRMTL(fl.ClusteringProtocol):
             UsageError: steps along the regularizer's gradient would go beyond the mean.
         """
         # A step on λ/2 ‖w − w̄‖² maps w − w̄ to (1 − lr·λ)(w − w̄), which changes sign if lr·λ > 1.
-        lr = float(resolved_defaults(self, facts)["lr"])
+        lr = float(fl.resolved_defaults(self, facts)["lr"])
         if self.training.optimizer == "sgd" and self.regularization * lr > 1:
             raise fl.UsageError(
                 f"regularization {self.regularization:g} at learning rate {lr:g} steps beyond the "

@@ -20,7 +20,7 @@ from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import MRMTL, FedAvg, Local, Settings
 from securecluster.protocols.common.averages.pending_updates import PendingUpdates
-from securecluster.protocols.mrmtl import MRMTLState
+from securecluster.protocols.contrib.mrmtl import MRMTLState
 from securecluster.runtime.call_context import CallContext
 
 EXACT = Settings(dtype="float64")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl
+
+torch = fl.torch
 
 Array = NDArray[np.float64]
 SENSITIVITY = 1.0

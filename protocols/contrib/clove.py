@@ -30,8 +30,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.k_means import kmeans_of_points
-from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
 from securecluster.protocols import authoring as fl
 
 Array = NDArray[np.float64]
@@ -42,7 +40,9 @@ class LossVector:
     """Client to server: the mean loss of each model."""
 
     # (b, k) float64, in nats for labels; with noise where the run adds some
-    losses: Annotated[fl.Rows, fl.Real(("models",), low=-LARGEST, maximum=LARGEST)]
+    losses: Annotated[
+        fl.Rows, fl.Real(("models",), low=-fl.LARGEST_SENT_LOSS, maximum=fl.LARGEST_SENT_LOSS)
+    ]
 
 
 class LossVectorClient(fl.AssignedModelClient):
@@ -58,7 +58,7 @@ class LossVectorClient(fl.AssignedModelClient):
         exact = self.mean_losses(context, query)
         released = self.release_losses(context, exact)
         # k-means on the server computes with these numbers, and infinity has no distance
-        finite = context.postprocess(lambda losses: losses.clamp(max=WORST), released)
+        finite = context.postprocess(lambda losses: losses.clamp(max=fl.WORST_LOSS), released)
         return LossVector(fl.Rows(finite))
 
     @fl.answers(
@@ -262,7 +262,7 @@ def matched_models(losses: Array, k: int, seed: int) -> list[int]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    labels = np.asarray(kmeans_of_points(losses, k, seed))
+    labels = np.asarray(fl.kmeans_of_points(losses, k, seed))
     # cost[c, j] is the loss of all clients of cluster c under model j
     costs = []
     for cluster in range(labels.max() + 1):

@@ -22,7 +22,7 @@ from securecluster.models.objectives import Trajectory
 from securecluster.parties.derived import initial_model
 from securecluster.privacy.dp.accounting import epsilon
 from securecluster.privacy.dp.exponential_mechanism import noise_multiplier
-from securecluster.protocols.rdpcfl import projected, soft_clusters
+from securecluster.protocols.contrib.rdpcfl import projected, soft_clusters
 
 FOUR = np.repeat(np.arange(4), 5)
 

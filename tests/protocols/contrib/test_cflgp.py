@@ -19,8 +19,8 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.parties.endpoints import build_client
 from securecluster.privacy.dp.accounting import epsilon
-from securecluster.protocols.cflgp import CFLGPState, criterion_of, kept_numbers, partition
 from securecluster.protocols.common.averages.restarts import Restart
+from securecluster.protocols.contrib.cflgp import CFLGPState, criterion_of, kept_numbers, partition
 
 SIZES = (17, 12, 20, 9, 15, 10, 18, 14)
 WIDTH = 8

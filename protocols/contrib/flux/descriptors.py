@@ -29,8 +29,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl
+
+torch = fl.torch
 
 Array = NDArray[np.float64]
 LACKING = -1.0  # moments of a class of fewer than `FEWEST` samples

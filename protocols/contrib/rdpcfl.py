@@ -33,11 +33,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core.lazy_torch import torch
-from securecluster.models.objectives import Classification
 from securecluster.protocols import authoring as fl
-from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO
-from securecluster.training.config import FULL_GRADIENT
+
+torch = fl.torch
 
 Array = NDArray[np.float64]
 LARGEST_K = 6  # number of clusters that is tried where it is not given
@@ -61,7 +59,7 @@ class PrivateChoiceClient(fl.AssignedModelClient):
         # One gradient over all n_i samples: its noise is divided by n_i and not by a batch's size.
         usual = self.training
         noise = self.first_ratio * usual.noise
-        plan = replace(FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=noise)
+        plan = replace(fl.FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=noise)
         start = fl.Rows(self.cohort.start[None], (0,) * len(context.positions))
         room = self._pipeline.buffer_width(self.cohort.model.dimension)
         delta = self.cohort.train(start, context.positions, plan, context.step, room)
@@ -155,7 +153,7 @@ class PrivateChoiceClient(fl.AssignedModelClient):
         objective = cohort.model.objective
         samples = cohort.training_samples
         sizes = np.array([cohort.sizes[k] for k in positions])
-        if isinstance(objective, Classification):
+        if isinstance(objective, fl.Classification):
             means = samples.mean(objective.scores, cohort.model, models, positions, bound=1.0)
             numbers = np.rint(means * sizes)
         else:
@@ -222,9 +220,9 @@ class RDPCFL(fl.AssignEachRound):
     selection_share: Annotated[float, fl.Number(0, 1, low_in=False)] = 0.1
     """share of the rounds, in (0, 1), in which clients choose a model; afterwards clusters are kept
     """
-    selection_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 10.0
+    selection_noise: Annotated[float, fl.Number(fl.SMALLEST_RATIO, 1e6, high_in=True)] = 10.0
     """noise multiplier of a choice over that of training, where there is noise"""
-    first_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    first_noise: Annotated[float, fl.Number(fl.SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
     """noise multiplier of the first gradient, which clusters follow from, over that of training;
     below 1, clustering gets a larger share of ε (not in the paper)
     """

@@ -16,7 +16,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import PACFL
 from securecluster.protocols.authoring import UsageError
 from securecluster.protocols.common.comparison.gram_mechanism import REPLACE, gram
-from securecluster.protocols.pacfl import angles
+from securecluster.protocols.contrib.pacfl import angles
 
 TWELVE = Federation.simulate("digits", scenario=Rotation(2), clients=12, samples=40, seed=1)
 RUN = TWELVE.select(range(8))

@@ -14,8 +14,8 @@ from sklearn.decomposition import PCA
 from securecluster.core.randomness import Randomness
 from securecluster.models.architectures import cnn_ali, linear, mlp
 from securecluster.models.flat_model import FlatModel
-from securecluster.protocols.flux.client import LatentVectors
-from securecluster.protocols.flux.descriptors import (
+from securecluster.protocols.contrib.flux.client import LatentVectors
+from securecluster.protocols.contrib.flux.descriptors import (
     LACKING,
     POINTS,
     REACH,

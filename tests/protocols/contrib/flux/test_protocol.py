@@ -18,9 +18,9 @@ from securecluster.parties.derived import initial_model
 from securecluster.privacy.dp.accounting import epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols.flux.client import release_sums
-from securecluster.protocols.flux.density import Scaling, density_clusters
-from securecluster.protocols.flux.descriptors import DescriptorMap
+from securecluster.protocols.contrib.flux.client import release_sums
+from securecluster.protocols.contrib.flux.density import Scaling, density_clusters
+from securecluster.protocols.contrib.flux.descriptors import DescriptorMap
 from securecluster.runtime.call_context import outside_run
 
 FULL = Settings(transcript="full")

@@ -26,12 +26,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from securecluster.clustering.labels import check_clusters
-from securecluster.clustering.pairs import check_pairs
-from securecluster.core.lazy_torch import torch
-from securecluster.models.objectives import Classification
 from securecluster.protocols import authoring as fl
-from securecluster.protocols.common.comparison.eigenvectors import EigenvectorOptions
+
+torch = fl.torch
 
 SUBSPACES = ("classes", "samples")
 ANGLES = ("sum", "smallest", "vectors")
@@ -40,7 +37,7 @@ RANK = 1e-4
 
 
 @dataclass(frozen=True)
-class SubspaceOptions(EigenvectorOptions):
+class SubspaceOptions(fl.EigenvectorOptions):
     """Options of the subspaces that clients share.
 
     Args:
@@ -117,7 +114,6 @@ class PACFL(fl.EigenvectorProtocol, fl.ClusterOnce):
 
     name: ClassVar[str] = "pacfl"
     client: ClassVar[type[fl.TrainingClient]] = SubspaceClient
-    signature_method: ClassVar[Any] = SubspaceClient.eigen
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
         """Return the cluster of each client (Algorithm 1, the server's part before training).
@@ -158,7 +154,7 @@ class PACFL(fl.EigenvectorProtocol, fl.ClusterOnce):
             UsageError: the data are text, or have no labels while each label has a subspace.
         """
         agreed = super().shared_facts(facts)
-        labelled = isinstance(facts.objective, Classification)
+        labelled = isinstance(facts.objective, fl.Classification)
         if self.subspaces == "classes" and not labelled:
             raise fl.UsageError(
                 "subspaces classes needs samples with labels, and these have none: take subspaces "
@@ -217,7 +213,7 @@ class PACFL(fl.EigenvectorProtocol, fl.ClusterOnce):
         if self.threshold is not None and self.k is not None:
             raise fl.UsageError("--threshold and --k are two ways to cut: give one of them")
         if self.k is not None:
-            check_clusters(self.k, clients)
+            fl.check_clusters(self.k, clients)
 
 
 def angles(ours: torch.Tensor, theirs: torch.Tensor, measure: str) -> torch.Tensor:
@@ -239,7 +235,7 @@ def angles(ours: torch.Tensor, theirs: torch.Tensor, measure: str) -> torch.Tens
     Raises:
         UsageError: too many clients on both sides (`check_pairs`).
     """
-    check_pairs(min(len(ours), len(theirs)))
+    fl.check_pairs(min(len(ours), len(theirs)))
     # arccos is steep near 1, where float32 turns rounding errors into hundredths of a degree
     rows = ours.double()
     others = theirs.double()

@@ -42,11 +42,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.similarity import gram
-from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl
-from securecluster.protocols.common.options.privacy_options import SMALLEST_RATIO
-from securecluster.training.config import FULL_GRADIENT
+
+torch = fl.torch
 
 Array = NDArray[np.float64]
 
@@ -87,7 +85,7 @@ class GradientClient(fl.AssignedModelClient):
         # One step of learning rate 1 over all samples moves the model by the negative gradient.
         usual = self.training
         noise = self.gradient_ratio * usual.noise
-        plan = replace(FULL_GRADIENT, clip=usual.clip, noise=noise)
+        plan = replace(fl.FULL_GRADIENT, clip=usual.clip, noise=noise)
         room = self._pipeline.buffer_width(self.cohort.model.dimension)
         gradients = self.cohort.train(models, context.positions, plan, context.step, room)
         return fl.Update(fl.Rows(gradients), None)
@@ -153,7 +151,7 @@ class CFLGP(fl.AssignEachRound):
     """first rounds, in which clients are clustered; later clusters are kept. Each gradient costs ε,
     so noise is spread over 1 + (cluster_rounds − 1) // period of them
     """
-    gradient_noise: Annotated[float, fl.Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    gradient_noise: Annotated[float, fl.Number(fl.SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
     """noise multiplier of a gradient, which clusters follow from, over that of training, where
     dp_unit is example; below 1, clustering gets a larger share of ε (not in the paper)
     """
@@ -213,7 +211,7 @@ class CFLGP(fl.AssignEachRound):
             t: number of the round.
         """
         noise = net.noise("delta", "criterion")
-        state.accumulate(replies.ids, gram(replies.rows.delta.values, noise=noise))
+        state.accumulate(replies.ids, fl.gram(replies.rows.delta.values, noise=noise))
         clients = state.seen
         seed = net.randomness.integer("server", "clusterer", t)
         labels = partition(state.profile(), self.k, seed)

@@ -22,11 +22,11 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import Call, Rows
 from securecluster.parties.endpoints import build_client
-from securecluster.privacy.dp.loss_mechanism import LARGEST
+from securecluster.privacy.dp.loss_mechanism import LARGEST_SENT_LOSS
 from securecluster.protocols import CLoVE, Settings
-from securecluster.protocols.clove import LossVector, matched_models
 from securecluster.protocols.common.averages.model_sets import AssignedModel
 from securecluster.protocols.common.averages.restarts import Restart
+from securecluster.protocols.contrib.clove import LossVector, matched_models
 from securecluster.runtime.call_context import CallContext
 from securecluster.training.local_trainer import LocalTraining
 
@@ -166,7 +166,9 @@ def test_fewer_clients_than_models_take_some_of_the_models() -> None:
 
 def test_losses_of_any_size_that_a_frame_may_hold_are_clustered() -> None:
     limits = Limits({"models": 2})
-    lying = torch.tensor([[LARGEST, 0.2], [0.3, -LARGEST], [0.1, 0.4]], dtype=torch.float64)
+    lying = torch.tensor(
+        [[LARGEST_SENT_LOSS, 0.2], [0.3, -LARGEST_SENT_LOSS], [0.1, 0.4]], dtype=torch.float64
+    )
     check(LossVector(Rows(lying)), limits)
     assert len(matched_models(lying.numpy(), 2, seed=0)) == 3
     # the squares of these are infinite, and have no eigenvalues

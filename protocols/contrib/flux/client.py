@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.core.lazy_torch import torch
 from securecluster.protocols import authoring as fl
-from securecluster.protocols.common.averages.averaging import SharedModelClient
-from securecluster.protocols.flux.descriptors import REACH, REPLACE, DescriptorMap, latent_layer
-from securecluster.training.evaluation import EVALUATED
+from securecluster.protocols.contrib.flux.descriptors import (
+    REACH,
+    REPLACE,
+    DescriptorMap,
+    latent_layer,
+)
 
-if TYPE_CHECKING:
-    from securecluster.models.flat_model import FlatModel
+torch = fl.torch
+
 
 Array = NDArray[np.float64]
 
@@ -38,7 +40,7 @@ class FeatureDescriptor:
     moments: Annotated[fl.Rows, fl.Real(("moment_kinds", "components"), squared=True)]
 
 
-class DescriptorClient(SharedModelClient):
+class DescriptorClient(fl.SharedModelClient):
     """Clients that send a descriptor of their samples once, and then contribute to averages."""
 
     # set by the protocol
@@ -151,7 +153,7 @@ class LatentVectors:
         model: the network, of which a copy is made.
     """
 
-    def __init__(self, model: FlatModel) -> None:
+    def __init__(self, model: fl.FlatModel) -> None:
         self._model = model.copy()
         layer = latent_layer(self._model.module)
         assert layer is not None
@@ -172,7 +174,7 @@ class LatentVectors:
         views = self._model.views(flat)
         blocks = []
         with torch.no_grad():
-            for block in torch.split(inputs, EVALUATED):
+            for block in torch.split(inputs, fl.EVALUATED):
                 self._seen.clear()
                 self._model.call(views, block)
                 vectors = self._seen[-1].reshape(len(block), -1)
