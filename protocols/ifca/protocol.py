@@ -89,8 +89,8 @@ class SumsOfChoices(CountedSums):
             able = [name for name, other in AGGREGATIONS.items() if other.remembers_sums]
             return (
                 "IFCA's clients compare the members of a sum with those of an earlier one, which "
-                f"encrypted sums keep no record of: take aggregation {' or '.join(able)}, or FL+HC "
-                "(flhc)"
+                f"{self.aggregation} keeps no record of: take aggregation {' or '.join(able)}, or "
+                "FL+HC (flhc)"
             )
         if not method.privacy.noisy:
             return None

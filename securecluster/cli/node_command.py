@@ -48,7 +48,7 @@ class Init:
     """Make the folder of a node with a new key, and print its line for the roster."""
 
     role: str = "client"
-    """client, or authority: the key authority of runs with encrypted sums or pairs, without data"""
+    """client, or authority: the key authority of runs with encrypted pairs, without data"""
 
 
 @dataclass(frozen=True)
