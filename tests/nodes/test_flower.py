@@ -705,7 +705,7 @@ def test_a_client_that_keeps_a_run_from_beginning_is_named(
 # --- a key authority ---
 
 ENCRYPTED = {
-    "oneshot, ckks": OneShot(**SMALL, relevance="ckks", mask="none"),
+    "oneshot, ckks": OneShot(**SMALL, relevance="ckks", mask="none", sealed=False),
     "oneshot, ckks and secagg": OneShot(**SMALL, relevance="ckks", aggregation="secagg"),
 }
 
