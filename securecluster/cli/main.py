@@ -387,8 +387,8 @@ def _replay(argv: list[str]) -> int:
         )
         if replayed.restated:
             print(
-                "another version wrote its result, and this one states its privacy otherwise: "
-                + ", ".join(replayed.restated)
+                "another version wrote its result, and this one states its privacy otherwise, so "
+                f"these entries are not verified: {', '.join(replayed.restated)}"
             )
         if replayed.unused:
             print(

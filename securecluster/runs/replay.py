@@ -53,7 +53,7 @@ class Replayed:
         unused: releases of single clients that the ledger has beside those of these calls. They
             were sent to a server that was killed before it used them, and ε counts them.
         restated: entries of the privacy of result.json that another version of this toolkit wrote,
-            and that this one words, or computes, in another way.
+            and that this one words, or computes, in another way: of these nothing is verified.
     """
 
     calls: int
@@ -147,7 +147,7 @@ def _compare(
         secrets=secrets,
         key=recorded.key,
     )
-    of_other_version = result["version"] != securecluster.__version__
+    of_other_version = _is_of_other_version(result, recorded.learned.program, plan)
     server = recorded.server
     if of_other_version and server is not None:
         # with the defaults of what states of that version lack
@@ -168,7 +168,9 @@ def _compare(
     network.ledger.unit = recorded.learned.network.ledger.unit
     fitted: FittedRun = plan.protocol.fitted_class.of_folder(plan.protocol, folder)
     fitted.ledger_ = network.ledger
-    restated = _check_result(folder / RESULT, result, fitted, state, transcript)
+    restated = _check_result(
+        folder / RESULT, result, fitted, state, transcript, restates=of_other_version
+    )
     return unused, restated
 
 
@@ -260,7 +262,13 @@ def _check_ledger(path: Path, recorded: list[Event], repeated: list[Event]) -> i
 
 
 def _check_result(
-    path: Path, result: Result, fitted: FittedRun, state: Any, transcript: Transcript
+    path: Path,
+    result: Result,
+    fitted: FittedRun,
+    state: Any,
+    transcript: Transcript,
+    *,
+    restates: bool,
 ) -> tuple[str, ...]:
     """Check that the labels, bytes and privacy of result.json follow from the replay.
 
@@ -270,6 +278,7 @@ def _check_result(
         fitted: the recorded result, with the replayed ledger.
         state: the server's final state.
         transcript: of the run.
+        restates: whether another version wrote it, whose words may be others.
 
     Returns:
         The entries of its privacy that another version stated otherwise.
@@ -303,13 +312,38 @@ def _check_result(
         if recorded.get(name) != value:
             raise ReplayError(f"{path} differs from the replay in its {name}")
     differing = _differing(result["privacy"], privacy)
-    if result["version"] == securecluster.__version__:
-        restated = []
-    else:
+    restated = []
+    if restates:
         restated = [name for name in differing if _is_statement(name, privacy.get(name, ABSENT))]
     if differing != restated:
         raise ReplayError(f"{path} differs from the replay in its privacy")
-    return tuple(restated)
+    return tuple(_with_numbers(name, result["privacy"], privacy) for name in restated)
+
+
+def _is_of_other_version(result: Result, program: str, plan: RunPlan) -> bool:
+    """Return whether another version wrote a result, by its own word and by its program's digest.
+
+    Args:
+        result: content of result.json.
+        program: digest of the program of the run, which is also one of the version.
+        plan: of the run.
+    """
+    if result["version"] == securecluster.__version__:
+        return False
+    return program == UNKNOWN or program != program_of(plan.protocol)
+
+
+def _with_numbers(name: str, recorded: Mapping[str, Any], repeated: Mapping[str, Any]) -> str:
+    """Return the name of an entry, of an ε with what it is there and here."""
+    if name not in EPSILONS:
+        return name
+    there, here = (_as_epsilon(privacy.get(name)) for privacy in (recorded, repeated))
+    return f"{name} ({there} there, {here} here)"
+
+
+def _as_epsilon(value: float | None) -> str:
+    """Return an ε in digits; null is ∞."""
+    return "∞" if value is None else f"{value:.4g}"
 
 
 def _differing(recorded: Mapping[str, Any], repeated: Mapping[str, Any]) -> list[str]:

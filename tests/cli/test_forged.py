@@ -5,6 +5,7 @@ that names the file and the entry.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -312,11 +313,13 @@ def test_a_manifest_leads_to_no_file_elsewhere(ended: Path, tmp_path: Path) -> N
 def of_other_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose result another version wrote, which had no list of what queries brought."""
     folder = tmp_path_factory.mktemp("other") / "run"
-    options = [*SMALL, "--rounds", "1", "--transcript", "full", "--out", str(folder)]
-    assert main(["run", "fedavg", *options]) == 0
+    noise = ["--noise", "1", "--clip", "1"]
+    options = [*SMALL, *noise, "--rounds", "1", "--transcript", "full", "--out", str(folder)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(securecluster, "__version__", "0.2.0", raising=False)
+        assert main(["run", "fedavg", *options]) == 0
     result = json.loads((folder / "result.json").read_text())
-    assert result["privacy"].pop("query_view")
-    result["version"] = "0.2.0"
+    assert result["version"] == "0.2.0" and result["privacy"].pop("query_view")
     result["privacy"]["not_covered"] = ["other words"]
     write_json(folder, "result.json", result)
     return folder
@@ -330,7 +333,33 @@ def test_a_run_of_another_version_is_reported_and_replayed(
     assert "clients saw" not in capsys.readouterr().out
     assert main(["replay", str(of_other_version)]) == 0
     said = capsys.readouterr().out
-    assert "the same 2 calls" in said and "otherwise: not_covered, query_view" in said
+    assert "the same 2 calls" in said and "are not verified: not_covered, query_view" in said
+
+
+def test_an_epsilon_of_another_version_is_told_beside_this_one_s(
+    of_other_version: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(of_other_version, tmp_path / "run")
+    result = json.loads((folder / "result.json").read_text())
+    result["privacy"]["epsilon"] = 0.5
+    write_json(folder, "result.json", result)
+    capsys.readouterr()
+    assert main(["replay", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"not verified: epsilon \(0\.5 there, \d[.\d]+ here\), not_covered", said)
+
+
+def test_who_merely_says_that_another_version_wrote_a_result_changes_nothing(
+    ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    result = json.loads((folder / "result.json").read_text())
+    result["version"] = "0.2.0"
+    result["privacy"]["not_covered"] = ["nothing"]
+    write_json(folder, "result.json", result)
+    capsys.readouterr()
+    assert main(["replay", str(folder)]) == 2
+    assert "in its privacy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from securecluster.parties.method import Method
     from securecluster.protections.protection import SumProtection
 
-WAYS = KeyOf(AGGREGATIONS, LEFT_SUMS)
+AGGREGATION_NAMES = KeyOf(AGGREGATIONS, LEFT_SUMS)
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
 # largest mean loss in nats that a secure sum tells from larger ones
@@ -44,7 +44,7 @@ LARGEST_LEAST = 9
 class SumOptions(option_group.OptionGroup):
     """Options of sums over clients."""
 
-    aggregation: Annotated[str, WAYS] = PLAIN
+    aggregation: Annotated[str, AGGREGATION_NAMES] = PLAIN
     """how sums of updates are formed: {aggregations}"""
     sum_bound: Annotated[float | None, Number(SMALLEST_BOUND, LARGEST_BOUND, high_in=True)] = None
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
@@ -76,7 +76,7 @@ class SumOptions(option_group.OptionGroup):
         Raises:
             UsageError: there is no protection of this name.
         """
-        WAYS.check(self, "aggregation")
+        AGGREGATION_NAMES.check(self, "aggregation")
         return AGGREGATIONS[self.aggregation]
 
     @property
