@@ -6,26 +6,32 @@ federation = Federation.simulate("digits", scenario=LabelSwap(), clients=20)
 labels = CFL(rounds=20).fit(federation).labels_
 """
 
-from securecluster.core.lazy_names import attach
-
 TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
     from typing import Any
-
-_load, HOMES = attach(__name__, __file__)
-__all__ = sorted([*HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> "Any":
     """Import a public name on first access.
 
-    Importing the package loads no numpy, so the command line starts without waiting for it.
+    Importing the package loads nothing, so that the command line starts without waiting for it, and
+    listens to signals as soon as it can.
     """
-    return _version() if name == "__version__" else _load(name)
+    if name == "__version__":
+        return _version()
+    from securecluster.core.lazy_names import attach
+
+    load, homes = attach(__name__, __file__)
+    if name == "HOMES":
+        return homes
+    if name == "__all__":
+        return sorted([*homes, "__version__"])
+    return load(name)
 
 
-def __dir__() -> list[str]:
-    return __all__
+def __dir__() -> "list[str]":
+    names: list[str] = __getattr__("__all__")
+    return names
 
 
 def _version() -> str:

@@ -5,6 +5,7 @@ checkers read, and `attach` as well: so there is one list.
 """
 
 import importlib
+from functools import cache
 
 TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def attach(package: str, file: str) -> "tuple[Callable[[str], Any], dict[str, st
     return load, {name: module for name, (module, _) in homes.items()}
 
 
+@cache
 def _homes(stub: str) -> "dict[str, tuple[str, str]]":
     """Return the module of each name that a stub imports, and its name there."""
     with open(stub, encoding="utf-8") as stream:
