@@ -13,6 +13,7 @@ from securecluster.clustering.similarity import gram as gram
 from securecluster.core.lazy_torch import torch as torch
 from securecluster.core.option_groups import group as group
 from securecluster.core.randomness import Randomness as Randomness
+from securecluster.core.validation import IN_PYTHON as IN_PYTHON
 from securecluster.core.validation import AtLeast as AtLeast
 from securecluster.core.validation import Between as Between
 from securecluster.core.validation import Number as Number
@@ -132,6 +133,8 @@ from securecluster.protocols.common.options.sum_options import SumsOverAll as Su
 from securecluster.protocols.common.options.training_options import (
     TrainingOptions as TrainingOptions,
 )
+from securecluster.protocols.common.published import Additions as Additions
+from securecluster.protocols.common.published import Published as Published
 from securecluster.runtime.call_context import CallContext as CallContext
 from securecluster.runtime.endpoint import GATHER as GATHER
 from securecluster.runtime.endpoint import MINIMUM as MINIMUM

@@ -99,12 +99,31 @@ class FLHCClient(SignatureSender, SharedModelClient, CompressedUpdateClient):
         return replace(self.training, label_power=self.clustering_power)
 
 
+@dataclass(kw_only=True)
+class FLHCAdditions(fl.Additions):
+    """What makes the clustering of FL+HC cheaper, and less drawn to clients' shares of labels."""
+
+    landmarks: int | None = None
+    """clients whose updates are compared pair by pair; each other one joins the cluster that it
+    would be merged with first, so time and memory are linear in the clients;
+    None compares all pairs
+    """
+    clustering_batches: Annotated[str, fl.OneOf("auto", *training_options.BATCHES)] = "auto"
+    """batches of the clustering round, whose updates are compared: square-root and balanced make
+    clients' shares of labels count less; auto is square-root where samples have
+    labels, and that of the other rounds under DP-SGD or without labels
+    """
+
+    absent: ClassVar[Mapping[str, Any]] = {"metric": "l2", "clustering_batches": "shuffled"}
+
+
 @fl.protocol
-class FLHC(fl.ClusteringProtocol):
+class FLHC(fl.Published, fl.ClusteringProtocol):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
     compression: CompressionOptions = fl.group(CompressionOptions)
     signatures: fl.GradientSignatureOptions = fl.group(fl.GradientSignatureOptions)
+    additions: FLHCAdditions = fl.group(FLHCAdditions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
@@ -121,26 +140,21 @@ class FLHC(fl.ClusteringProtocol):
     """merges up to this distance are made; None cuts at the largest relative gap of the merges'
     distances, if it is large or significant, or, of signatures with noise, by the noise
     """
-    landmarks: int | None = None
-    """clients whose updates are compared pair by pair; each other one joins the cluster that it
-    would be merged with first (not in the paper), so time and memory are linear in the clients;
-    None compares all pairs
-    """
     pre_rounds: int = 10
     """rounds of FedAvg before the clustering"""
-    clustering_batches: Annotated[str, fl.OneOf("auto", *training_options.BATCHES)] = "auto"
-    """batches of the clustering round, whose updates are compared: square-root and balanced make
-    clients' shares of labels count less (not in the paper); auto is square-root where samples have
-    labels, and that of the other rounds under DP-SGD or without labels
-    """
 
     name: ClassVar[str] = "flhc"
+    # Tables IV to VI
+    _in_paper: ClassVar[Mapping[str, Any]] = {
+        "rounds": 50, "participation": 0.2, "epochs": 3, "batch_size": 10, "lr": 0.1,
+        "threshold": 3.0,
+    }  # fmt: skip
     client: ClassVar[type[fl.TrainingClient]] = FLHCClient
 
     def run_server(self, net: fl.ServerChannel, run: fl.Run) -> FLHCState:
         """Run Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
         if not self.signatures.by_gradients:
-            fl.check_compared(net, self.landmarks)
+            fl.check_compared(net, self.additions.landmarks)
         m = len(net.clients)
         outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = FLHCState([0] * m, outbox)
@@ -169,7 +183,7 @@ class FLHC(fl.ClusteringProtocol):
         state.absent = [i for i in net.clients if i not in ids]
         if len(ids) < 2:
             return
-        compared = evidence.landmarks(net, self.landmarks)
+        compared = evidence.landmarks(net, self.additions.landmarks)
         labels = self._linkage_clusters(net, state, compared)
         self._remember(net, state, compared, labels)
         labels = evidence.labels(compared, labels, self.metric, self._newcomer_linkage)
@@ -320,7 +334,7 @@ class FLHC(fl.ClusteringProtocol):
         Raises:
             UsageError: batches are to be sampled by labels, and samples have none.
         """
-        batches = self.clustering_batches
+        batches = self.additions.clustering_batches
         if batches == "auto":
             batches = self.training.batches
             if (
@@ -356,8 +370,8 @@ class FLHC(fl.ClusteringProtocol):
                 f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a "
                 "permutation, or metric chord"
             )
-        fl.check_landmarks(self.landmarks)
-        by_labels = self.clustering_batches in ("square-root", "balanced")
+        fl.check_landmarks(self.additions.landmarks)
+        by_labels = self.additions.clustering_batches in ("square-root", "balanced")
         if by_labels and self.privacy.per_example:
             raise fl.UsageError(
                 "batches that are sampled by labels depend on a client's label counts, which the "

@@ -206,7 +206,7 @@ def cost(clients: int, landmarks: int | None, clusterer: str) -> dict[str, Any]:
         clusterer: "paper" or another one.
     """
     rows = torch.from_numpy(updates(clients, clients // 2, APART, seed=0))
-    level = CFL().level
+    level = CFL().additions.level
     # imports are no part of the time
     split_seconds(rows[:: clients // 60], None, clusterer, evidence_for_split, 0.5)
     after = split_seconds(rows, landmarks, clusterer, evidence_for_split, level)
@@ -235,7 +235,7 @@ def cells() -> list[Cell]:
             for few in _sizes(clients):
                 grid.append(_cell(clusterer, clients, few, 0.05, repetitions, compared))
     for few in _sizes(250):
-        grid.append(_cell("paper", 250, few, CFL().level, 20, 2))
+        grid.append(_cell("paper", 250, few, CFL().additions.level, 20, 2))
     for clients, compared in ((250, 40), (500, 10), (1000, 2)):
         for clusterer in CLUSTERERS:
             grid.append(_cell(clusterer, clients, 0, 0.05, REPETITIONS, compared))
@@ -284,7 +284,7 @@ def decisions(cell: Cell) -> dict[str, Any]:
         Splits by a sample, and the interval of their rate with probability 0.95; splits by draws of
         all clients, and on how many of the same updates both decide alike.
     """
-    minimum = CFL().evidence
+    minimum = CFL().additions.evidence
     # without clusters no separation would be tested
     if not cell["smaller_cluster"]:
         minimum = 0.0

@@ -253,12 +253,14 @@ def _cfl(
     while pending:
         cluster = pending.pop()
         positions = members(labels)[cluster]
-        if len(positions) < plan.min_size:
+        if len(positions) < plan.additions.min_size:
             continue
         block = alpha[np.ix_(positions, positions)]
         sides = split_into_two(block, clusterer)
-        evidence = evidence_for_split(block, clusterer, plan.evidence, plan.level, seed=0)
-        significant = evidence.p_value <= plan.level
+        evidence = evidence_for_split(
+            block, clusterer, plan.additions.evidence, plan.additions.level, seed=0
+        )
+        significant = evidence.p_value <= plan.additions.level
         # eq. 39 of the paper
         separable = plan.gamma_max < largest_noise(sides.cross_max)
         if incongruent and significant and separable:

@@ -161,21 +161,48 @@ class CFLTraining(fl.TrainingOptions):
         return float(method.fallback)
 
 
+@dataclass(kw_only=True)
+class CFLAdditions(fl.Additions):
+    """What the split test has besides the paper's: a test of significance, and no tiny clusters.
+
+    The paper's examples of two clients need clusters of two.
+    """
+
+    criterion: Annotated[str, fl.OneOf("relative", "absolute"), fl.IN_PYTHON] = "relative"
+    """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute
+    (norms; the authors' need keep_momentum)
+    """
+    evidence: Annotated[float, fl.Number(0, low_in=False), fl.IN_PYTHON] = 0.25
+    """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest))
+    above this
+    """
+    level: Annotated[float, fl.Number(0, 1, low_in=False), fl.IN_PYTHON] = 0.001
+    """relative criterion: and clients without clusters would be as separated with at most this
+    probability, in (0, 1)
+    """
+    min_size: Annotated[int, fl.AtLeast(2)] = 3
+    """clusters with fewer members are not split"""
+    landmarks: int | None = None
+    """clients of a cluster whose updates α compares pair by pair, drawn anew each round; the others
+    join the half with the most similar one, so time and memory are linear in the clients; None
+    compares all pairs
+    """
+
+    absent: ClassVar[Mapping[str, Any]] = {"criterion": "absolute", "min_size": 2}
+
+
 @fl.protocol
-class CFL(fl.ClusteringProtocol):
+class CFL(fl.Published, fl.ClusteringProtocol):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
     training: fl.TrainingOptions = fl.group(CFLTraining)
     sums: fl.SumOptions = fl.group(SumsOfSplits)
     compression: CompressionOptions = fl.group(CompressionOptions)
     signatures: fl.GradientSignatureOptions = fl.group(fl.GradientSignatureOptions)
+    additions: CFLAdditions = fl.group(CFLAdditions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
-    """
-    criterion: Annotated[str, fl.OneOf("relative", "absolute")] = "relative"
-    """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute
-    (norms; the authors' need keep_momentum)
     """
     eps1: Annotated[float, fl.Number(0, low_in=False)] = 0.5
     """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
@@ -183,32 +210,15 @@ class CFL(fl.ClusteringProtocol):
     """and its clients still have large updates when max ‖Δ‖ is above this; relative: above this
     share of the largest max ‖Δ‖ of any round
     """
-    evidence: Annotated[float, fl.Number(0, low_in=False)] = 0.25
-    """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest))
-    above this
-    """
-    level: Annotated[float, fl.Number(0, 1, low_in=False)] = 0.001
-    """relative criterion: and clients without clusters would be as separated with at most this
-    probability, in (0, 1)
-    """
-    gamma_max: Annotated[float, fl.Number(0, 1)] = 0.5
+    gamma_max: Annotated[float, fl.Number(0, 1), fl.IN_PYTHON] = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
-    min_size: Annotated[int, fl.AtLeast(2)] = 3
-    """clusters with fewer members are not split (not in the paper, whose examples of two clients
-    need 2)
-    """
-    landmarks: int | None = None
-    """clients of a cluster whose updates α compares pair by pair, drawn anew each round; the others
-    join the half with the most similar one (not in the paper), so time and memory are linear in the
-    clients; None compares all pairs
-    """
-    similarity: Annotated[str, fl.OneOf("update", "gradient")] = "update"
+    similarity: Annotated[str, fl.OneOf("update", "gradient"), fl.IN_PYTHON] = "update"
     """what α compares: update, or gradient (the full one, which members of a stationary cluster
     compute in addition)
     """
     average: Annotated[str, fl.OneOf("uniform", "weighted")] = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
-    tree: bool = True
+    tree: Annotated[bool, fl.IN_PYTHON] = True
     """store models and updates of splits at the server (at each level as much as a round's
     updates): newcomers and the fallback need them
     """
@@ -218,13 +228,19 @@ class CFL(fl.ClusteringProtocol):
     """
 
     name: ClassVar[str] = "cfl"
+    # VI; learning rate, momentum and thresholds are those of the authors' program
+    _in_paper: ClassVar[Mapping[str, Any]] = {
+        "mask": "permutation",  # V-B
+        "epochs": 3, "batch_size": 100, "lr": 0.1, "momentum": 0.9, "keep_momentum": True,
+        "eps1": 0.4, "eps2": 1.6,
+    }  # fmt: skip
     fitted_class: ClassVar[type[FittedRun]] = FittedCFL
     client: ClassVar[type[fl.TrainingClient]] = CFLClient
 
     def run_server(self, net: fl.ServerChannel, run: fl.Run) -> CFLState:
         """Run Algorithm 5, "Server does", then the parameter tree's leaves and the fallback."""
         if not self.signatures.by_gradients:
-            fl.check_compared(net, self.landmarks)
+            fl.check_compared(net, self.additions.landmarks)
         m = len(net.clients)
         outbox = fl.PendingUpdates.start(m, fresh=self.mask != "none")
         state = CFLState([0] * m, outbox, parameter_tree.ParameterTree.start(m))  # line 3
@@ -268,7 +284,9 @@ class CFL(fl.ClusteringProtocol):
         )
         round_statistics = []
         for c, members in enumerate(fl.members(state.labels)):
-            statistics = split_test.split_statistics(net, updates, c, members, sums, self.landmarks)
+            statistics = split_test.split_statistics(
+                net, updates, c, members, sums, self.additions.landmarks
+            )
             round_statistics.append(statistics)
         return round_statistics, updates.step if sums is None else sums.step
 
@@ -376,12 +394,12 @@ class CFL(fl.ClusteringProtocol):
         state.longest = max(state.longest, statistics.max_norm)
         state.wanted = [c for c in state.wanted if c != statistics.cluster]
         stationary = self._stationary(statistics)  # line 16, first condition
-        large_enough = len(statistics.candidates) >= self.min_size
+        large_enough = len(statistics.candidates) >= self.additions.min_size
         if self.similarity == "gradient":
             # Gradients take another call, so only a cluster that may be split computes them.
             if not (stationary and large_enough):
                 return
-            split_test.compare_gradients(net, state.outbox, statistics, self.landmarks)
+            split_test.compare_gradients(net, state.outbox, statistics, self.additions.landmarks)
         if len(statistics.evidence.ids) < 2:
             return
         alpha = self._similarities(state, statistics)  # line 17
@@ -407,7 +425,7 @@ class CFL(fl.ClusteringProtocol):
         """
         if not statistics.evidence.of_round:
             return True
-        if self.criterion == "relative":
+        if self.additions.criterion == "relative":
             return statistics.mean_norm < self.eps1 * statistics.max_norm
         return statistics.mean_norm < self.eps1
 
@@ -419,7 +437,7 @@ class CFL(fl.ClusteringProtocol):
         """
         if not statistics.evidence.of_round:
             return True
-        if self.criterion == "relative":
+        if self.additions.criterion == "relative":
             return statistics.max_norm > self.eps2 * state.longest
         return statistics.max_norm > self.eps2
 
@@ -444,7 +462,7 @@ class CFL(fl.ClusteringProtocol):
             seed: of the clusterers that need one.
         """
         sides = noise_robust.split_into_two(alpha, self.compression.clusterer, seed)
-        if self.criterion == "relative" and self.compression.clusterer == "paper":
+        if self.additions.criterion == "relative" and self.compression.clusterer == "paper":
             return noise_robust.without_isolated_client(alpha, sides)
         return sides
 
@@ -460,7 +478,7 @@ class CFL(fl.ClusteringProtocol):
             alpha: (n, n) similarities.
             seed: of the draws of clients without clusters.
         """
-        if self.criterion == "absolute":
+        if self.additions.criterion == "absolute":
             return True
         count = statistics.compared.count()
         if count is not None:
@@ -471,7 +489,12 @@ class CFL(fl.ClusteringProtocol):
             f"split test of cluster {statistics.cluster}, {len(alpha)} clients: draw"
         )
         test = noise_robust.evidence_for_split(
-            alpha, self.compression.clusterer, self.evidence, self.level, seed, watch
+            alpha,
+            self.compression.clusterer,
+            self.additions.evidence,
+            self.additions.level,
+            seed,
+            watch,
         )
         # The separation of two clients is infinite: they contain no cluster.
         statistics.separation = test.separation if math.isfinite(test.separation) else None
@@ -479,8 +502,8 @@ class CFL(fl.ClusteringProtocol):
         # A few of a cluster's clients seldom reach the level, so a weaker hint is enough to wait
         # for a complete round.
         if not statistics.complete:
-            return statistics.p_value <= max(self.level, HINT)
-        return statistics.p_value <= self.level
+            return statistics.p_value <= max(self.additions.level, HINT)
+        return statistics.p_value <= self.additions.level
 
     def _accept(
         self, state: CFLState, statistics: split_test.SplitStatistics, sides: Bipartition
@@ -533,7 +556,7 @@ class CFL(fl.ClusteringProtocol):
     def check(self, clients: int) -> None:
         """Check the options of the split test, too."""
         super().check(clients)
-        fl.check_landmarks(self.landmarks)
+        fl.check_landmarks(self.additions.landmarks)
         if self.signatures.by_gradients:
             self._check_signatures()
         if self.fallback and not self.tree:
@@ -541,7 +564,7 @@ class CFL(fl.ClusteringProtocol):
 
     def _check_signatures(self) -> None:
         """Raise UsageError for options of a split test by updates."""
-        if self.criterion == "absolute":
+        if self.additions.criterion == "absolute":
             raise fl.UsageError(
                 "the absolute criterion is of norms of updates, and gradient signatures are "
                 "compared: take criterion relative, or signature update"

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,18 +88,32 @@ class NSIMObserver(fl.Observer):
         }
 
 
+@dataclass(kw_only=True)
+class NSIMAdditions(fl.Additions):
+    """What makes the similarity model better, and its training cheaper."""
+
+    stride: Annotated[int, fl.IN_PYTHON] = 2
+    """LCSS of synthetic users compares every n-th of their positions; 2 takes a quarter of the time
+    """
+    networks: int = 3
+    """pair networks whose predictions are averaged"""
+
+    absent: ClassVar[Mapping[str, Any]] = {"stride": 1, "networks": 1}
+
+
 @fl.protocol
-class NSIM(fl.ClusteringProtocol):
+class NSIM(fl.Published, fl.ClusteringProtocol):
     """Clusters of users by similarities that a network predicts from a layer of their models.
 
     The network is trained on synthetic users.
     """
 
+    additions: NSIMAdditions = fl.group(NSIMAdditions)
     mask: str = "rotation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    layer_mask: str = "none"
+    layer_mask: Annotated[str, fl.IN_PYTHON] = "none"
     """of the layers that clients send: none, since the network that reads them is trained on
     weights as they are
     """
@@ -111,7 +125,7 @@ class NSIM(fl.ClusteringProtocol):
     """synthetic users; with more of them the network predicts similarities better (the paper has
     100)
     """
-    walks: Any = "random"
+    walks: Annotated[Any, fl.IN_PYTHON] = "random"
     """source of synthetic users: random; in Python also a callable, see
     securecluster.protocols.nsim.random_walks.Generator
     """
@@ -121,9 +135,6 @@ class NSIM(fl.ClusteringProtocol):
     """declared format: the longest step between two positions, in units of the area"""
     radius: float = 0.2
     """LCSS: two positions match up to this distance, in units of the area"""
-    stride: int = 2
-    """LCSS of synthetic users compares every n-th of their positions; 2 takes a quarter of the time
-    """
     layer: str = "hidden"
     """layer that clients send: hidden, the last hidden layer; or last, the last one; of the dense
     ones, in the order they are declared
@@ -136,8 +147,6 @@ class NSIM(fl.ClusteringProtocol):
     """number of architectures that the grid search compares, the first of similarity_model.GRID; 1
     means no search
     """
-    networks: int = 3
-    """pair networks whose predictions are averaged (the paper has one)"""
     eps: float | None = None
     """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the
     predicted similarities
@@ -148,6 +157,8 @@ class NSIM(fl.ClusteringProtocol):
     """
 
     name: ClassVar[str] = "nsim"
+    # Section 3.2 averages once, and has no common start
+    _in_paper: ClassVar[Mapping[str, Any]] = {"rounds": 8, "synthetic": 100, "init": "independent"}
     client: ClassVar[type[fl.TrainingClient]] = NSIMClient
 
     def run_server(self, net: fl.ServerChannel, run: fl.Run) -> NSIMState:
@@ -237,9 +248,9 @@ class NSIM(fl.ClusteringProtocol):
             layer=self.layer,
             start=self.init,
             rounds=self._local,
-            stride=self.stride,
+            stride=self.additions.stride,
             grid=self.grid,
-            networks=self.networks,
+            networks=self.additions.networks,
             shape=tuple(shape),
             clip=float(self.privacy.clip or 0),
             noise=float(noise) if self.privacy.per_client else 0.0,

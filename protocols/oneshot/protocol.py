@@ -74,8 +74,34 @@ class FittedOneShot(FittedRun):
         super().__init__(method, fitted, *others)
 
 
+@dataclass(kw_only=True)
+class OneShotAdditions(fl.Additions):
+    """What hides eigenvectors, and makes their comparison robust to noise and many clients."""
+
+    floor: Annotated[float, fl.Number(0, 1), fl.IN_PYTHON] = 0.0
+    """a client leaves out its own eigenvalues below this share of its largest, in [0, 1)"""
+    sealed: bool = True
+    """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the
+    mask
+    """
+    clusterer: Annotated[str, fl.OneOf(*CLUSTERERS)] = "paper"
+    """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
+    without T into as many clusters as the paper's has
+    """
+    landmarks: int | None = None
+    """clients whose data are compared pair by pair; the others compare theirs with these and choose
+    a cluster, so bytes are linear in the clients; None compares all pairs
+    """
+    gram_mechanism: Annotated[str, fl.OneOf("gram", "naive"), fl.IN_PYTHON] = "gram"
+    """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;
+    relevance is exact, and ε infinite
+    """
+
+    absent: ClassVar[Mapping[str, Any]] = {"sealed": False}
+
+
 @fl.protocol
-class OneShot(fl.EigenvectorProtocol):
+class OneShot(fl.Published, fl.EigenvectorProtocol):
     """Clusters from eigenvectors of clients' data, trained hierarchically with common layers."""
 
     mask: str = "permutation"
@@ -94,38 +120,23 @@ class OneShot(fl.EigenvectorProtocol):
     """
     public: str | None = None
     """data set whose samples are public, for pca"""
-    components: int | None = None
+    components: Annotated[int | None, fl.IN_PYTHON] = None
     """numbers a sample has after pca (64), dct (16) or conv (512)"""
-    floor: Annotated[float, fl.Number(0, 1)] = 0.0
-    """a client leaves out its own eigenvalues below this share of its largest, in [0, 1)"""
     common: str = "auto"
     """first layers that all clusters share: their names, joined by commas; none; or auto, all up to
     the last convolution, else the first
     """
     gps_every: Annotated[int, fl.AtLeast(1)] = 1
     """rounds of the LPSs between two averages of the common layers at the GPS"""
-    sealed: bool = True
-    """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the
-    mask
-    """
-    clusterer: Annotated[str, fl.OneOf(*CLUSTERERS)] = "paper"
-    """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
-    without T into as many clusters as the paper's has
-    """
-    landmarks: int | None = None
-    """clients whose data are compared pair by pair; the others compare theirs with these and choose
-    a cluster (not in the paper), so bytes are linear in the clients; None compares all pairs
-    """
+
     gram_noise: float = 0.0
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
     dp_unit; relevance then compares spans
     """
-    gram_mechanism: Annotated[str, fl.OneOf("gram", "naive")] = "gram"
-    """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;
-    relevance is exact, and ε infinite
-    """
 
+    additions: OneShotAdditions = fl.group(OneShotAdditions)
     name: ClassVar[str] = "oneshot"
+    _inputs_of_paper: ClassVar[tuple[str, ...]] = ("tasks",)
     client: ClassVar[type[fl.TrainingClient]] = OneShotClient
     pairs: PairOptions = fl.group(RelevanceOfPairs)
     fitted_class: ClassVar[type[FittedRun]] = FittedOneShot
@@ -139,7 +150,7 @@ class OneShot(fl.EigenvectorProtocol):
             net: the servers' channel.
             run: rounds, checkpoints and history.
         """
-        fl.check_compared(net, self.landmarks)
+        fl.check_compared(net, self.additions.landmarks)
         # line 2: Algorithm 2
         result = run.once("cluster", lambda: self._cluster(net), server.ClusteringResult)
         net.divide(result.labels)  # from here on, the LPS of its cluster asks each client
@@ -170,7 +181,7 @@ class OneShot(fl.EigenvectorProtocol):
         Raises:
             UpdateError: fewer than two clients sent eigenvectors.
         """
-        landmarks = sample_landmarks(net, net.clients, self.landmarks)
+        landmarks = sample_landmarks(net, net.clients, self.additions.landmarks)
         # lines 2–5: clients share eigenvectors
         # only pairs need keys of all: a client may turn out to be alone in its cluster
         keys = net.pair_aggregator.keys is not None
@@ -298,10 +309,10 @@ class OneShot(fl.EigenvectorProtocol):
         if self.mask != "none" and 0 < shared < d:
             masks = (Blocks(self.mask, shared, d - shared),)
         # eigenvectors are sealed, or masked as features would be
-        vector_stages = () if self.sealed else build(self.mask, config["width"])
+        vector_stages = () if self.additions.sealed else build(self.mask, config["width"])
         return fl.Pipeline(
             [*self.privacy.stages(config), *masks],
-            Seal(config_hash(config)) if self.sealed else None,
+            Seal(config_hash(config)) if self.additions.sealed else None,
             {"vectors": fl.Pipeline(vector_stages)},
             width(self.mask, shared) if shared else 0,
         )
@@ -309,7 +320,7 @@ class OneShot(fl.EigenvectorProtocol):
     @property
     def mechanism(self) -> str:
         """Return the mechanism of the noise, "gram" or "naive"."""
-        return self.gram_mechanism
+        return self.additions.gram_mechanism
 
     def eigenvector_options(self, config: Mapping[str, Any]) -> RelevanceOptions:
         """Return the clients' options, with Φ and the noise of Gram matrices.
@@ -325,7 +336,7 @@ class OneShot(fl.EigenvectorProtocol):
             features=phi,
             count=min(int(self.vectors), phi.dimension),
             noise=self.gram_noise_of(config),
-            floor=self.floor,
+            floor=self.additions.floor,
         )
 
     def feature_map_of(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
@@ -346,7 +357,7 @@ class OneShot(fl.EigenvectorProtocol):
         super().check(clients)
         feature_maps.check(self.features, self.public, self.components)
         server.check_options(self, clients)
-        fl.check_landmarks(self.landmarks)
+        fl.check_landmarks(self.additions.landmarks)
 
     def disclosures(self) -> fl.Disclosures:
         """Return what the servers and clients see, and what ε assumes of features."""
@@ -357,12 +368,12 @@ class OneShot(fl.EigenvectorProtocol):
         not_covered = []
         if self.gram.noisy(self.privacy):
             not_covered += feature_maps.assumptions(self.features, self.public)
-        if self.gram.gram_noise and self.gram_mechanism == "naive":
+        if self.gram.gram_noise and self.additions.gram_mechanism == "naive":
             not_covered.append(
                 naive_mechanism.price(self.gram.gram_noise, int(self.vectors), self.privacy.delta)
             )
         clients = list(VIEWS["client"])
-        if self.landmarks is not None:
+        if self.additions.landmarks is not None:
             clients.append("clients that are no landmarks: the landmarks' clusters, too")
         return fl.Disclosures(
             server=VIEWS["gps"], lps=lps, clients=clients, not_covered=not_covered

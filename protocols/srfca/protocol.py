@@ -111,8 +111,25 @@ class SRFCAObserver(fl.Observer):
         return models
 
 
+@dataclass(kw_only=True)
+class SRFCAAdditions(fl.Additions):
+    """What makes ONE_SHOT of SR-FCA linear in the clients, or its models unreadable."""
+
+    landmarks: int | None = None
+    """clients whose models are compared pair by pair after training alone; the others join the
+    nearest of their clusters in RECLUSTER, so work and bytes are linear in the
+    clients; None compares all pairs
+    """
+    sealed: bool = False
+    """loss only: the models that clients trained alone can be read by the run's clients only;
+    otherwise the server sees them masked
+    """
+
+    absent: ClassVar[Mapping[str, Any]] = {"trim": 0.15, "average": "uniform"}
+
+
 @fl.protocol
-class SRFCA(fl.ClusteringProtocol):
+class SRFCA(fl.Published, fl.ClusteringProtocol):
     """Clusters of models that were trained alone, refined by averaging, reassigning and merging."""
 
     mask: str = "permutation"
@@ -136,11 +153,6 @@ class SRFCA(fl.ClusteringProtocol):
     """
     quantile: float | None = None
     """λ as a quantile of all pairwise distances, in [0, 1]"""
-    landmarks: int | None = None
-    """clients whose models are compared pair by pair after training alone; the others join the
-    nearest of their clusters in RECLUSTER (not in the paper), so work and bytes are linear in the
-    clients; None compares all pairs
-    """
     size: int = 2
     """t: the fewest clients of a cluster, at least 2"""
     trim: Annotated[float, fl.Number(0, 0.5)] = 0.0
@@ -156,23 +168,26 @@ class SRFCA(fl.ClusteringProtocol):
     """R: refinements; the paper's experiments use at most 2, and 1 on real data"""
     local_rounds: Annotated[int, fl.AtLeast(1)] = 20
     """rounds in which clients train alone before they are clustered"""
-    variant: Annotated[str, fl.OneOf("fedavg", "gradient")] = "fedavg"
+    variant: Annotated[str, fl.OneOf("fedavg", "gradient"), fl.IN_PYTHON] = "fedavg"
     """what is averaged: fedavg (updates after local epochs) or gradient (full gradients: one step
     of lr a round)
     """
-    radius: Annotated[float, fl.Number(0)] = 0.0
+    radius: Annotated[float, fl.Number(0), fl.IN_PYTHON] = 0.0
     """of the ball around the initial weights that models are projected onto; 0 means no projection
     """
     retrain: Annotated[int, fl.AtLeast(0)] = 0
     """rounds of averaging after the last merge"""
-    sealed: bool = False
-    """loss only: the models that clients trained alone can be read by the run's clients only;
-    otherwise the server sees them masked
-    """
 
+    additions: SRFCAAdditions = fl.group(SRFCAAdditions)
     pairs: PairOptions = fl.group(PairsOfLosses)
     sums: fl.SumOptions = fl.group(SumsOfClusters)
     name: ClassVar[str] = "srfca"
+    # the experiments on MNIST, with the optimizer and β of the authors' program
+    _in_paper: ClassVar[Mapping[str, Any]] = {
+        "rounds": 21, "local_rounds": 21, "refine": 2, "epochs": 1, "batch_size": 50,
+        "optimizer": "adam", "lr": 2e-4,
+    }  # fmt: skip
+    _inputs_of_paper: ClassVar[tuple[str, ...]] = ("threshold",)
     client: ClassVar[type[fl.TrainingClient]] = SRFCAClient
 
     def run_server(self, net: fl.ServerChannel, run: fl.Run) -> server.SRFCAState:
@@ -182,7 +197,7 @@ class SRFCA(fl.ClusteringProtocol):
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
-        fl.check_compared(net, self.landmarks)
+        fl.check_compared(net, self.additions.landmarks)
         clients = len(net.clients)
         check_pairs(clients)  # with landmarks, too, each client keeps a row of losses of all models
         state = server.SRFCAState(
@@ -225,7 +240,7 @@ class SRFCA(fl.ClusteringProtocol):
 
         Without a component of t clients, all clients are one cluster (not in the paper).
         """
-        landmarks = sample_landmarks(net, net.clients, self.landmarks)
+        landmarks = sample_landmarks(net, net.clients, self.additions.landmarks)
         senders = landmarks
         if self.distance == "l2":
             senders = list(net.clients)  # RECLUSTER compares the model of every client
@@ -367,7 +382,7 @@ class SRFCA(fl.ClusteringProtocol):
         """
         mask = build(self.mask, config["dimension"])
         stages = [*self.privacy.stages(config), *mask]
-        seal = Seal(config_hash(config)) if self.sealed else None
+        seal = Seal(config_hash(config)) if self.additions.sealed else None
         return fl.Pipeline(stages, seal)
 
     def trainings(
@@ -411,7 +426,7 @@ class SRFCA(fl.ClusteringProtocol):
         """
         super().check(clients)
         graph.check_clustering(self.size, clients, self.threshold, self.quantile)
-        fl.check_landmarks(self.landmarks)
+        fl.check_landmarks(self.additions.landmarks)
         self._check_average()
         self._check_sealed()
 
@@ -430,12 +445,12 @@ class SRFCA(fl.ClusteringProtocol):
 
     def _check_sealed(self) -> None:
         """Raise UsageError where the server has to read models that are sealed."""
-        if self.sealed and self.distance == "l2":
+        if self.additions.sealed and self.distance == "l2":
             raise fl.UsageError(
                 "the server compares weights for the distance l2, so it must read them: use "
                 "distance loss, or sealed=False"
             )
-        if self.sealed and self.privacy.noisy and self.privacy.placement == "central":
+        if self.additions.sealed and self.privacy.noisy and self.privacy.placement == "central":
             raise fl.UsageError(
                 "the server cannot add noise to models that are sealed: use placement local, or "
                 "sealed=False"
@@ -444,7 +459,7 @@ class SRFCA(fl.ClusteringProtocol):
     def disclosures(self) -> fl.Disclosures:
         """Return what stays visible under every mask, and what clients see of others' models."""
         to_server = server_view(
-            self.distance, self.sealed, self.trim > 0, self.privacy.noisy, self.weighted
+            self.distance, self.additions.sealed, self.trim > 0, self.privacy.noisy, self.weighted
         )
         to_clients = client_view(self.distance)
         return fl.Disclosures(server=to_server, clients=to_clients)

@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_ty
 from securecluster.core.field_docs import field_descriptions
 from securecluster.core.number_format import printable
 from securecluster.core.stops import output
+from securecluster.core.validation import PythonOnly, python_only_fields
 from securecluster.data.simulation import option_name
 from securecluster.errors import UsageError, quoted, unknown
 
@@ -49,12 +50,19 @@ class Section:
         kind: the dataclass.
         usual: the fields that a short help text describes; None is all.
         defaults: of the command, where they are not those of the dataclass.
+        all_options: offer those that are set in Python only, too.
     """
 
     title: str
     kind: Any
     usual: Collection[str] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    all_options: bool = False
+
+    @property
+    def hidden(self) -> Mapping[str, PythonOnly]:
+        """Return the marks of fields that are no options of the command, by name."""
+        return {} if self.all_options else python_only_fields(self.kind)
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,7 @@ def parsed(
         raise SystemExit(0)
     options = {name: _options(section) for name, section in sections.items()}
     flags = {option.flag: option for group in options.values() for option in group}
+    _refuse_python_only(arguments, sections.values())
     parser = _Parser(prog=command, add_help=False, allow_abbrev=False)
     for option in flags.values():
         _add(parser, option)
@@ -233,13 +242,28 @@ def _spelled(command: str, arguments: Sequence[str], flags: Mapping[str, _Option
     return spelled
 
 
+def _refuse_python_only(arguments: Sequence[str], sections: Iterable[Section]) -> None:
+    """Raise UsageError for an option that is set in Python only."""
+    typed = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    for section in sections:
+        for name, mark in section.hidden.items():
+            flag = option_name(name)
+            if flag in typed or flag.replace("--", "--no-", 1) in typed:
+                example = mark.example or f"{section.kind.__name__}({name}=...)"
+                raise UsageError(
+                    f"{flag} is set in Python, by {example}: leave it out on the command line"
+                )
+
+
 def _options(section: Section) -> list[_Option]:
-    """Return the options of a section."""
+    """Return the options of a section, without those that are set in Python only."""
     hints = get_type_hints(section.kind, include_extras=True)
     texts = field_descriptions(section.kind)
     options = []
     for declared in fields(section.kind):
         name = declared.name
+        if name in section.hidden:
+            continue
         default = section.defaults.get(name, _default(declared))
         kinds, optional, several = _types(hints[name], default)
         text = declared.metadata.get("text", texts.get(name, ""))

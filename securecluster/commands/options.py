@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.commands.command_line import Section, asks_for_help
+from securecluster.core.validation import python_only_fields
 from securecluster.data.simulation import Simulation, option_name
 from securecluster.errors import SecureClusterError, UsageError
 from securecluster.protocols.registry import PROTOCOLS, protocol_class
@@ -98,7 +99,8 @@ def _option_types() -> dict[str, str]:
         with suppress(SecureClusterError):
             classes.append(protocol_class(name))
     for options in classes:
-        types.update({option.name: str(option.type) for option in fields(options)})
+        hidden = python_only_fields(options)
+        types.update({o.name: str(o.type) for o in fields(options) if o.name not in hidden})
     return types
 
 

@@ -18,7 +18,9 @@ another description, by a field of that name.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeGuard, TypeVar, get_type_hints
+
+from securecluster.core.validation import python_only
 
 LONGEST_VALUE = 60  # letters of an option in a `repr`
 C = TypeVar("C", bound="type[Grouped]")
@@ -167,9 +169,15 @@ def _flatten(declared: type) -> dict[str, type]:
             continue
         delattr(declared, name)
         groups[name] = value.kind
-        hints = get_type_hints(value.kind)
+        types = get_type_hints(value.kind)
+        hints = get_type_hints(value.kind, include_extras=True)
         for option in dataclasses.fields(value.kind):
-            annotations[option.name] = hints[option.name]
+            option_type = types[option.name]
+            # ranges are checked by the group
+            mark = python_only(hints[option.name])
+            if mark:
+                option_type = Annotated[option_type, mark]
+            annotations[option.name] = option_type
             # the class may have a default of its own
             if option.name not in vars(declared):
                 setattr(declared, option.name, option.default)

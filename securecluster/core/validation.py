@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, TypeGuard, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, get_args, get_origin, get_type_hints
 
 from securecluster.errors import UsageError, quoted, unknown
 
@@ -25,6 +25,20 @@ GREATEST = 1e6
 # rounds, clients and whatever else is counted: more of them come to no end
 MOST = 10**9
 Size = int | str  # a number, or the name of one that a run's configuration fixes
+
+
+@dataclass(frozen=True)
+class PythonOnly:
+    """Mark of an option that is set in Python, and not on the command line.
+
+    Args:
+        example: how it is set, where that is not by its own class.
+    """
+
+    example: str = ""
+
+
+IN_PYTHON = PythonOnly()
 
 
 class Range:
@@ -241,8 +255,36 @@ def _ranges(declaring: Any) -> dict[str, tuple[tuple[Range, ...], bool]]:
                 declared = eval(declared, vars(sys.modules[base.__module__]))
             if get_origin(declared) is Annotated:
                 accepted, *field_ranges = get_args(declared)
-                ranges[name] = (tuple(field_ranges), type(None) in get_args(accepted))
+                valid = tuple(entry for entry in field_ranges if isinstance(entry, Range))
+                ranges[name] = (valid, type(None) in get_args(accepted))
     return ranges
+
+
+def python_only(hint: Any) -> PythonOnly | None:
+    """Return the mark of an option that is set in Python only; None for any other.
+
+    Args:
+        hint: annotation of the option, with its extras.
+    """
+    for entry in getattr(hint, "__metadata__", ()):
+        if isinstance(entry, PythonOnly):
+            return entry
+    return None
+
+
+@cache
+def python_only_fields(declaring: Any) -> dict[str, PythonOnly]:
+    """Return the marks of options that are set in Python only, by name.
+
+    Args:
+        declaring: a dataclass.
+    """
+    marks = {}
+    for name, hint in get_type_hints(declaring, include_extras=True).items():
+        mark = python_only(hint)
+        if mark:
+            marks[name] = mark
+    return marks
 
 
 def check_choice(options: Any, /, **choices: Iterable[str]) -> None:

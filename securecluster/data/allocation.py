@@ -178,9 +178,7 @@ def amount(
         raise UsageError(f"{refusal}: use fewer clients")
     if samples < 1 or target.overlap:
         raise UsageError(f"{refusal}, not {samples}")
-    raise UsageError(
-        f"{refusal}, not {samples}; with overlap=True (--overlap) they may share samples"
-    )
+    raise UsageError(f"{refusal}, not {samples}; with overlap=True they may share samples")
 
 
 def held_out(

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from securecluster.core.noted_warnings import noted
-from securecluster.core.validation import check_seed
+from securecluster.core.validation import PythonOnly, check_seed
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
 from securecluster.data.scaling import chosen_scaling, scaling_options
@@ -76,11 +76,11 @@ class Simulation:
     """pathological (2), label-split (0.7 of all): labels that a client holds"""
     alpha: float | None = None
     """dirichlet (0.5): the smaller, the fewer labels dominate a client"""
-    minority: float | None = None
+    minority: Annotated[float | None, PythonOnly("Tasks(minority=...)")] = None
     """tasks (0.1): share of a client's samples that comes from other tasks"""
-    task_sizes: tuple[float, ...] | None = None
+    task_sizes: Annotated[tuple[float, ...] | None, PythonOnly("Tasks(sizes=...)")] = None
     """tasks: relative samples per client, a number for each task; None is the data set's own"""
-    overlap: bool = False
+    overlap: Annotated[bool, PythonOnly("IID(overlap=True) and its like")] = False
     """clients may hold the same samples (training and test samples stay apart)"""
     seed: int = 0
     """of data, models and all public draws; keys, masks and noise follow from a secret of each run

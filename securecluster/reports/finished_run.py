@@ -12,7 +12,7 @@ from typing import Any
 
 from securecluster.core import atomic_files
 from securecluster.core.option_groups import option_groups
-from securecluster.core.validation import check_ranges
+from securecluster.core.validation import check_ranges, python_only_fields
 from securecluster.data.simulation import Simulation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.folders import run_folder
@@ -229,25 +229,41 @@ def epsilon_of_field(ledger: Ledger, method: str, field: str, delta: float) -> f
 
 
 def command_of(run: FinishedRun) -> str | None:
-    """Return the command that repeats a run, without its seed; None for data from Python.
+    """Return the command that repeats a run, without its seed.
 
     The seed is left out: with it, a simulation's data can be made again.
 
     Args:
         run: the run.
+
+    Returns:
+        None where data or options are from Python.
     """
     if run.config["simulation"] is None:
         return None
     words = ["securecluster", "run", run.config["protocol"]["name"]]
     simulation = Simulation(**run.config["simulation"])
+    settings = Settings(**run.config["settings"])
+    if any(map(_set_in_python, (run.protocol, simulation, settings))):
+        return None
     if simulation.own:
         # the path belongs to the machine of the run
         simulation = dataclasses.replace(simulation, data=Path(simulation.data).name)
     words += _options(run.protocol, ())
     words += _options(simulation, ("seed",))
     # the number of threads and the device are this machine's
-    words += _options(Settings(**run.config["settings"]), ("threads", "device", "transcript"))
+    words += _options(settings, ("threads", "device", "transcript"))
     return " ".join([*map(shlex.quote, words), "--seed", "SEED"])
+
+
+def _set_in_python(options: Any) -> bool:
+    """Return whether an option that is set in Python only differs from its default."""
+    options_class: Any = type(options)
+    marked = python_only_fields(options_class)
+    for field in dataclasses.fields(options):
+        if field.name in marked and getattr(options, field.name) != field.default:
+            return True
+    return False
 
 
 def _options(options: Any, left_out: Sequence[str]) -> list[str]:

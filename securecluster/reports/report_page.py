@@ -275,7 +275,9 @@ def reproduction(run: FinishedRun, *further: str) -> str:
     folder = run.folder.name or "DIR"
     lines = [f"securecluster replay {folder}", f"securecluster report {folder} --html", *further]
     if command is None:
-        text = "The data came from Python: repeat the run there, with fit(federation, folder=...)."
+        text = (
+            "Data or options came from Python: repeat it there, with fit(federation, folder=...)."
+        )
         blocks = [html.paragraph(text)]
     else:
         lines.insert(0, command)

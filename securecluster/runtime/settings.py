@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from securecluster.core.devices import DEVICES
+from securecluster.core.validation import IN_PYTHON
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import MODES
 
@@ -35,11 +36,11 @@ class Settings:
     """auto, cpu or cuda; auto is the GPU where there is one"""
     threads: int = 0
     """CPU threads for torch; 0 leaves torch's own choice"""
-    dtype: str = "float32"
+    dtype: Annotated[str, IN_PYTHON] = "float32"
     """numbers of models and frames: float32 or float64"""
     dropout: float = 0.0
     """chance that a client does not reply to a call, in [0, 1)"""
-    target: float = 0.99
+    target: Annotated[float, IN_PYTHON] = 0.99
     """test accuracy: the history says what share of the clients reaches it"""
     transcript: str = "sizes"
     """what is kept of the frames: none, sizes or full; on the command line also auto, full where

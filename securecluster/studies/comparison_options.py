@@ -9,11 +9,12 @@ import operator
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from functools import reduce
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from securecluster.commands.command_line import Section, asks_for_help
 from securecluster.commands.options import USUAL, Output, with_common
 from securecluster.core.field_docs import field_descriptions
+from securecluster.core.validation import PythonOnly, python_only_fields
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UsageError, unknown
 from securecluster.protocols.registry import PROTOCOLS, protocol_class, protocol_names
@@ -122,7 +123,12 @@ def sections(names: Sequence[str], without: Collection[str] = ()) -> dict[str, S
     options = []
     for name, owners in _owners(names).items():
         if name not in without:
-            options.append(_field(name, owners, names))
+            option, option_type, default = _field(name, owners, names)
+            first = protocol_class(owners[0])
+            if name in python_only_fields(first):
+                mark = PythonOnly(f"{first.__name__}({name}=...)")
+                option_type = Annotated[option_type, mark]
+            options.append((option, option_type, default))
     union: Any = make_dataclass("Protocols", options)
     title = "methods and privacy; a value goes to every protocol that has the option"
     return with_common({"protocols": Section(title, union, USUAL)})

@@ -527,7 +527,7 @@ def _parsed(name: str, option: str, value: str) -> Any:
         arguments = [typed]
     elif value.lower() == "false":
         arguments = [f"--no-{typed[2:]}"]
-    sections = {"protocol": Section("", protocol_class(name))}
+    sections = {"protocol": Section("", protocol_class(name), all_options=True)}
     try:
         parsed = command_line.parsed(name, arguments, "", sections).protocol
     except UsageError:

@@ -153,7 +153,7 @@ def _check_label_power(plan: LocalTraining) -> None:
     if plan.label_power < 1 and plan.private:
         raise UsageError(
             "batches that are sampled by labels depend on a client's label counts, which the price "
-            "of DP-SGD does not cover: leave --batches out where examples are protected"
+            "of DP-SGD does not cover: leave batches out where examples are protected"
         )
 
 

@@ -108,7 +108,7 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
         (["run", "cfl", "--model", "mpl"], "did you mean 'mlp'"),
         (["run", "cfl", "--device", "gpu"], "unknown --device"),
         (["run", "cfl", "--transcript", "all"], "unknown --transcript"),
-        (["run", "cfl", "--dtype", "float16"], "unknown --dtype"),
+        (["run", "cfl", "--dtype", "float16"], "--dtype is set in Python, by Settings(dtype=...)"),
         (["run", "cfl", "--clients", "1"], "at least two clients"),
         (["run", "cfl", "--clients", "0"], "at least two clients"),
         (["run", "cfl", "--clients", "5000"], "use fewer clients"),

@@ -54,10 +54,9 @@ def own(tmp_path: Path) -> Path:
             "label-swap+client-dirichlet",
             2,
         ),
-        (["--scenario", "label-split", "--overlap"], "label-split", 2),
-        (["--scenario", "tasks", "--minority", "0.2", "--task-sizes", "2", "1"], "tasks", 2),
+        (["--scenario", "label-split"], "label-split", 2),
+        (["--scenario", "tasks"], "tasks", None),
         (["--scenario", "tasks+inversion"], "tasks+inversion", 4),
-        (["--scenario", "rotation", "--clusters", "2", "--overlap"], "rotation+iid", 2),
     ],
 )
 def test_every_scenario_runs(
@@ -135,8 +134,6 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
             "--scenario deals out a known data set",
         ),
         (["--data", "own.parquet", *OWN, "--clients", "4"], "--clients deals out"),
-        (["--data", "own.parquet", *OWN, "--overlap"], "--overlap deals out"),
-        (["--data", "own.parquet", *OWN, "--task-sizes", "1"], "--task-sizes deals out"),
         (["--data", "other.parquet", *OWN], "other.parquet does not exist"),
         (["--data", "./here", *OWN], "does not exist"),
         (["--data", "mnist", *OWN], "--client-column belongs to a file of your own"),
@@ -146,16 +143,16 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
             "has no alpha: leave it out, or use dirichlet",
         ),
         (["--scenario", "tasks", "--labels-per-client", "2"], "has no labels per client"),
-        (["--minority", "0.2"], "'label-swap' has no minority"),
+        (["--minority", "0.2"], "is set in Python, by Tasks(minority=...)"),
+        (["--overlap"], "is set in Python, by IID(overlap=True)"),
         (["--scenario", "tasks", "--clusters", "2"], "takes its clusters from the data set"),
         (["--scenario", "iid+dirichlet"], "choose one of them"),
         (["--scenario", "rotation+rotation"], "name it once"),
         (["--scenario", "natural"], "needs a data set whose samples belong to clients"),
         (
             ["--scenario", "label-split", "--samples", "60"],
-            "at most 48 each, not 60; with overlap=True (--overlap)",
+            "at most 48 each, not 60; with overlap=True",
         ),
-        (["--overlap"], "say how many"),
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(

@@ -67,10 +67,3 @@ def test_a_sweep_has_the_correlation_of_predicted_similarities(
     # pairs of the history have four digits
     assert float(nsim["pearson"]) == pytest.approx(np.corrcoef(true, predicted)[0, 1], abs=1e-3)
     assert local["pearson"] == ""
-
-
-def test_a_mask_on_layers_is_refused_on_the_command_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert exit_of("run nsim --layer-mask permutation") == 2
-    assert "reads the weights themselves" in capsys.readouterr().err

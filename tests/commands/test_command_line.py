@@ -48,10 +48,12 @@ def test_help_of_a_protocol_is_a_page_that_names_every_option(
     for section in options.of_protocol(protocol_class(name)).values():
         for option in fields(section.kind):
             flag = f"--{option.name.replace('_', '-')}"
-            assert re.search(rf"{flag}[ ,\n]", text), flag
+            offered = re.search(rf"{flag}[ ,\n]", text) is not None
+            assert offered == (option.name not in section.hidden), flag
     everything = said("run", name, "--help-all")[1]
     assert len(everything.splitlines()) > len(lines)
     assert "…" not in everything and "default: 40" in everything
+    assert len(re.findall("^  --", everything, re.MULTILINE)) <= 60
 
 
 def test_types_are_words(said: Said) -> None:

@@ -37,11 +37,10 @@ class PeekingEarly(CFL):
         return [i for i in asked if PEEK["truth"][i] == 0] if t > 1 and "truth" in PEEK else asked
 
 
-def test_a_fresh_process_without_clients_replays_a_run(tmp_path: Path) -> None:
+def test_a_fresh_process_without_clients_replays_a_run(tmp_path: Path, small: Federation) -> None:
     out = tmp_path / "run"
-    splits = ["--criterion", "absolute", "--eps1", "100", "--eps2", "1e-6", "--gamma-max", "0"]
-    arguments = [*SMALL_FEDERATION, "--rounds", "5", "--dropout", "0.1", *splits, "--quiet"]
-    assert main(["run", "cfl", *arguments, "--out", str(out)]) == 0
+    method = CFL(rounds=5, criterion="absolute", eps1=100, eps2=1e-6, gamma_max=0)
+    method.fit(small, Settings(dropout=0.1, transcript="full"), folder=out)
     assert set(CFL.load(out).labels_) != {0}
     code = f"""
 import sys, securecluster.data.federation as f

@@ -161,7 +161,7 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
 
 
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
-    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted", "--no-tree"]
+    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted"]
     assert exit_of("compare fedavg cfl --quiet", *SMALL, *given, "--out", tmp_path / "r") == 0
     cfl, fedavg = (
         json.loads((tmp_path / "r" / n / "config.json").read_text())["protocol"]
@@ -169,7 +169,7 @@ def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_p
     )
     assert cfl == {
         "name": "cfl",
-        **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted", tree=False).get_params(),
+        **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted").get_params(),
     }
     assert fedavg == {"name": "fedavg", **FedAvg(rounds=5, lr=0.05).get_params()}
     assert CFL().mask != FedAvg().mask, "or this test could not see each one's own default"
@@ -180,10 +180,7 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
 ) -> None:
     assert exit_of("compare cfl fedavg --help-all") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert re.search(
-        r"cfl: clusters with fewer members are not split \(not in the paper[^)]*\) \(default: 3\)",
-        text,
-    )
+    assert re.search(r"cfl: clusters with fewer members are not split \(default: 3\)", text)
     assert "communication rounds in all (default: 40)" in text
     assert "(default: cfl: permutation; fedavg: none)" in text
     assert (
@@ -212,16 +209,13 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["cfl", "fedavg", "cfl"], "cfl is named twice"),
         (["--rounds", "3", "cfl", "fedavg"], "the protocols first"),
         (["fedavg", "local", "--eps1", "0.3"], "--eps1 is an option of cfl only"),
-        (["fedavg", "local", "--gamma-max=0.3"], "--gamma-max is an option of cfl only"),
-        (["fedavg", "local", "--no-tree"], "--no-tree is an option of cfl only"),
-        (
-            ["cfl", "local", "--no-tree", "--fallback", "0.2"],
-            "cfl: the fallback judges the models in the tree",
-        ),
+        (["fedavg", "local", "--min-size=4"], "--min-size is an option of cfl only"),
+        (["fedavg", "cfl", "--gamma-max=0.3"], "is set in Python, by CFL(gamma_max=...)"),
+        (["fedavg", "cfl", "--no-tree"], "is set in Python, by CFL(tree=...)"),
         (["cfl", "local", "--mask", "permutatoin"], "did you mean 'permutation'"),
         (["fedavg", "local", "--mask", "haar"], "fedavg: "),
         (["fedavg", "cfl", "--eps1", "-1"], "cfl: --eps1 = -1.0 is not possible"),
-        (["local", "cfl", "--criterion", "paper"], "cfl: unknown --criterion"),
+        (["local", "cfl", "--average", "median"], "cfl: unknown --average"),
         (["cfl", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
         (["cfl", "fedavg", "--data", "digit"], "did you mean 'digits'"),
         (["cfl", "fedavg", "--clients", "1"], "at least two clients"),

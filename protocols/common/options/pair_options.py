@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import KeyOf, OneOf, check_choice
+from securecluster.core.validation import IN_PYTHON, KeyOf, OneOf, check_choice
 from securecluster.errors import UsageError
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.protection import LABELS, MATRIX
@@ -33,7 +33,7 @@ class PairOptions(OptionGroup):
 
     relevance: Annotated[str, KeyOf(RELEVANCES)] = PLAIN
     """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: {relevances}"""
-    relevance_release: Annotated[str | None, OneOf(*RELEASES)] = None
+    relevance_release: Annotated[str | None, OneOf(*RELEASES), IN_PYTHON] = None
     """relevance ckks only: what the key authority tells the server of R: labels (the clusters
     alone) or matrix (R of numbers that clients round to 2^-14); None is labels where the method
     clusters R itself (oneshot), and else matrix

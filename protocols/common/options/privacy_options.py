@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from securecluster.core.validation import NoiseMultiplier, Number, OneOf
+from securecluster.core.validation import IN_PYTHON, NoiseMultiplier, Number, OneOf
 from securecluster.errors import UsageError
 from securecluster.parties.derived import CHOSEN, training_sizes, with_chosen
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
@@ -77,7 +77,7 @@ class PrivacyOptions(OptionGroup):
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
     nats, of positions 0.25
     """
-    loss_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True)] = 1.0
+    loss_noise: Annotated[float, Number(SMALLEST_RATIO, 1e6, high_in=True), IN_PYTHON] = 1.0
     """noise multiplier of losses that are released, over that of training; below 1, losses get a
     larger share of ε
     """

@@ -15,7 +15,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_choice
+from securecluster.core.validation import (
+    IN_PYTHON,
+    AtLeast,
+    NoiseMultiplier,
+    Number,
+    OneOf,
+    check_choice,
+)
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
@@ -58,20 +65,20 @@ class GradientSignatureOptions(OptionGroup):
     """
     signature_noise: Annotated[float, NoiseMultiplier()] = 0.0
     """noise multiplier of a client's gradient signature, all releases together, for its dp_unit"""
-    signature_blocks: Annotated[str, OneOf(*signature_plan.BLOCK_CHOICES)] = "auto"
+    signature_blocks: Annotated[str, OneOf(*signature_plan.BLOCK_CHOICES), IN_PYTHON] = "auto"
     """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, in which
     clients with other shares of classes are no further apart, so that clusters of these shares are
     not found), residuals (such sums less those of all clients, in two releases, for noise on single
     examples), or auto (chosen by the clients' shares of classes, which they tell first, and by the
     noise)
     """
-    signature_size: Annotated[int | None, AtLeast(1)] = None
+    signature_size: Annotated[int | None, AtLeast(1), IN_PYTHON] = None
     """numbers of a sketch, or projections of a class block; None is 64, or 12"""
-    signature_releases: Annotated[int, AtLeast(1), Number(1, 2, high_in=True)] = 2
+    signature_releases: Annotated[int, AtLeast(1), Number(1, 2, high_in=True), IN_PYTHON] = 2
     """2 asks sketches with noise again, in the directions in which they differ, with half of the
     noise budget; 1 does not
     """
-    signature_centre: Annotated[float | None, Number(-1e6, 1e6, high_in=True)] = None
+    signature_centre: Annotated[float | None, Number(-1e6, 1e6, high_in=True), IN_PYTHON] = None
     """public constant that gradient signatures subtract from each number of a sample; None is the
     mean of a known data set, and for other data the clients tell theirs, with 2 % of the budget
     """

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import AtLeast, KeyOf, Number
+from securecluster.core.validation import IN_PYTHON, AtLeast, KeyOf, Number
 from securecluster.errors import UsageError
 from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
@@ -46,7 +46,9 @@ class SumOptions(option_group.OptionGroup):
 
     aggregation: Annotated[str, AGGREGATION_NAMES] = PLAIN
     """how sums of updates are formed: {aggregations}"""
-    sum_bound: Annotated[float | None, Number(SMALLEST_BOUND, LARGEST_BOUND, high_in=True)] = None
+    sum_bound: Annotated[
+        float | None, Number(SMALLEST_BOUND, LARGEST_BOUND, high_in=True), IN_PYTHON
+    ] = None
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
     None is the clip norm with room for its noise, or 8 without a clip
     """

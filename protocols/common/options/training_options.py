@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from securecluster.core.validation import AtLeast, OneOf
+from securecluster.core.validation import IN_PYTHON, AtLeast, OneOf
 from securecluster.errors import UsageError
 from securecluster.protocols.common.options.option_group import OptionGroup
 from securecluster.training.local_trainer import LocalTraining
@@ -37,11 +37,11 @@ class TrainingOptions(OptionGroup):
     """sgd or adam"""
     momentum: float = 0.0
     """momentum of sgd, in [0, 1); its buffers are reset each round unless keep_momentum is set"""
-    keep_momentum: bool = False
+    keep_momentum: Annotated[bool, IN_PYTHON] = False
     """momentum buffers persist between rounds, one per client; takes memory for two more models per
     client
     """
-    batches: Annotated[str, OneOf(*BATCHES)] = "shuffled"
+    batches: Annotated[str, OneOf(*BATCHES), IN_PYTHON] = "shuffled"
     """samples of an epoch: shuffled, each once; balanced, as many of each label that a client
     holds; or square-root, between the two, so that clients' shares of labels have less effect on
     their updates (not in the papers); tuning shuffles; not with DP-SGD
