@@ -160,7 +160,7 @@ def test_every_file_that_is_written_is_named(page: str, files: set[str]) -> None
         ("[a](docs/protocols.md#fedavg)", "README.md", "[a](docs/protocols-fedavg.md)"),
         ("[a](protocols.md#sr-fca)", "docs/data.md", "[a](protocols-srfca.md)"),
         (
-            "[a](#gradient-signatures-in-other-protocols)", "docs/protocols-cfl.md",
+            "[a](#gradient-signatures-in-other-protocols)", SITE.METHOD.format("cfl"),
             "[a](protocols-signature.md#gradient-signatures-in-other-protocols)",
         ),
         ("[a](audit.ipynb)", "docs/audit.md", "[a](audit-notebook.md)"),
@@ -180,8 +180,8 @@ def test_links_to_methods_and_notebooks_lead_to_their_pages(
         ("docs/runs.md", "runs.md"),
         ("docs/evidence/README.md", "evidence/README.md"),
         ("docs/protocols.md", "methods/index.md"),
-        ("docs/protocols-local-kmeans.md", "methods/local-kmeans.md"),
-        ("docs/audit-flower-notebook.md", "tutorials/audit-flower.md"),
+        (SITE.METHOD.format("local-kmeans"), "methods/local-kmeans.md"),
+        (SITE.NOTEBOOK.format("audit-flower"), "tutorials/audit-flower.md"),
     ],
 )
 def test_pages_have_their_places_on_the_site(path: str, place: str) -> None:
@@ -219,10 +219,10 @@ def test_the_glossary_has_some_forty_terms_each_once(pages: dict[str, str]) -> N
 
 
 def test_a_methods_page_says_what_its_runs_can_have(pages: dict[str, str]) -> None:
-    cfl = pages["docs/protocols-cfl.md"]
+    cfl = pages[SITE.METHOD.format("cfl")]
     assert "| aggregation | `plain` | `plain`, `secagg` |" in cfl
     assert "| relevance |" not in cfl  # CFL compares no pairs of clients
-    assert "| relevance | `plain`, `pads`, `ckks` |" in pages["docs/protocols-oneshot.md"]
-    nearby = pages["docs/protocols-mrmtl.md"]
+    assert "| relevance | `plain`, `pads`, `ckks` |" in pages[SITE.METHOD.format("oneshot")]
+    nearby = pages[SITE.METHOD.format("mrmtl")]
     assert "`distributed` with aggregation secagg" in nearby
     assert "| never masked |" in cfl and "| never masked |" not in nearby  # no field is
