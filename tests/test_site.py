@@ -157,7 +157,7 @@ def test_every_file_that_is_written_is_named(page: str, files: set[str]) -> None
     ("text", "path", "redirected"),
     [
         ("[a](docs/runs.md#x)", "README.md", "[a](docs/runs.md#x)"),
-        ("[a](docs/protocols.md#fedavg)", "README.md", "[a](docs/protocols-fedavg.md)"),
+        ("[a](../protocols.md#flhc)", "docs/evidence/cfl.md", "[a](../protocols-flhc.md)"),
         ("[a](protocols.md#sr-fca)", "docs/data.md", "[a](protocols-srfca.md)"),
         (
             "[a](#gradient-signatures-in-other-protocols)", SITE.METHOD.format("cfl"),
