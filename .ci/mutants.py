@@ -44,16 +44,14 @@ class Mutant:
         file: path from the repository root.
         old: text of the right code, which occurs once in the file.
         new: text of the wrong code.
-        tests: test files that catch it.
-        select: expression of pytest's -k; empty for all tests of the files.
+        tests: file of the tests that catch it, and after " -k " an expression that selects some.
     """
 
     mistake: str
     file: str
     old: str
     new: str
-    tests: list[str]
-    select: str = ""
+    tests: str
 
     def apply(self, source: str) -> str:
         """Return a file's text with the mistake.
@@ -81,7 +79,7 @@ class Mutant:
 def load() -> list[Mutant]:
     """Return the mutants of the table."""
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return [Mutant(**entry) for entry in table["mutant"]]
+    return [Mutant(mistake, **entry) for mistake, entry in table.items()]
 
 
 def copied(folder: Path) -> None:
@@ -118,10 +116,11 @@ def verdict(folder: Path, mutant: Mutant) -> str:
     # by time and size, bytecode of a mistake of the same length would be taken for the right one's
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-rfE", "--tb=line"]
-    selection = ["-k", mutant.select] if mutant.select else []
+    file, *selected = mutant.tests.split(" -k ")
+    selection = ["-k", *selected] if selected else []
     try:
         finished = subprocess.run(
-            [*command, "-p", "no:cacheprovider", *mutant.tests, *selection],
+            [*command, "-p", "no:cacheprovider", file, *selection],
             cwd=folder,
             env=environment,
             capture_output=True,

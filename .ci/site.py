@@ -1,9 +1,9 @@
 """The pages of the site, which `mkdocs build --strict` makes of files that are there anyhow.
 
-Pages of docs/ and of the top folder are taken as they are, but for their links: on the site a page
-may have another place than in the repository. A page for each protocol is made of its section of
-docs/protocols.md, of its options and of what it declares; so are those of the command line and of
-result.json. mkdocs calls `on_config`, `on_files` and `on_post_build`.
+Pages of docs/ and of the top folder are taken as they are, with their links, since mkdocs knows
+them by their paths in the repository; `MOVES` says where they stand on the site. A page for each
+protocol is made of its section of docs/protocols.md, of its options and of what it declares; so are
+those of the command line, of Python and of result.json. mkdocs calls `on_config` and `on_files`.
 """
 
 from __future__ import annotations
@@ -11,58 +11,52 @@ from __future__ import annotations
 import contextlib
 import html
 import io
-import json
 import os
-import posixpath
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
+from types import ModuleType
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-# pages of the top folder, by place on the site
-TOP = {
-    "README.md": "index.md",
-    "ARCHITECTURE.md": "ARCHITECTURE.md",
-    "CONTRIBUTING.md": "CONTRIBUTING.md",
-    "CHANGELOG.md": "CHANGELOG.md",
-    "SECURITY.md": "SECURITY.md",
-}
+PAGES = ("*.md", "docs/**/*.md")
+# what pages show, and link, beside pages
+FILES = (
+    "LICENSE", "CITATION.cff", "docs/*.ipynb", "docs/site.css", "benchmarks/results/**/*.png",
+    "benchmarks/results/robust_*.csv",
+)  # fmt: skip
 METHODS = "docs/protocols.md"
-METHODS_INDEX = "methods/index.md"
-LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|mailto:|data:)([^)#\s]*)(#[^)\s]+)?\)")
-REFERENCE = re.compile(r"^(\[[^]\n]+\]:) (?!https?:)([^\s#]+)(#\S+)?$", re.MULTILINE)
-FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
-PART = re.compile(r"^\*\*([^*\n]+)\.\*\*\s+", re.MULTILINE)
-# search shows other pages first
-RARER = "---\nsearch:\n  boost: 0.3\n---\n\n"
+METHOD = "docs/protocols-{}.md"  # beside that page, so that links of its sections hold
+NOTEBOOK = "docs/{}-notebook.md"
+# a page's path, and its place on the site
+MOVES = (
+    (r"^README", "index"),
+    (r"^docs/protocols\.", "methods/index."),
+    (r"^docs/protocols-", "methods/"),
+    (r"^docs/(.+)-notebook", r"tutorials/\1"),
+    (r"^docs/", ""),
+)
+RARER = ("docs/evidence/", "CHANGELOG.md")  # search shows other pages first
+LATER = "---\nsearch:\n  boost: 0.3\n---\n\n"
 COLUMNS = "100"  # of help texts
+OF_RUNS = """Options of every method; [each method](../docs/protocols.md) has its own besides. In
+Python they are arguments of the same names, with `_` for `-`: those of the method and of privacy of
+its class, those of the run of `Settings`."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A protocol's section of docs/protocols.md.
-
-    Args:
-        name: of the protocol, as it is typed.
-        title: its heading.
-        text: below the heading, with the four parts.
-        more: subsections after them.
+class Section(NamedTuple):
+    """A protocol's section of docs/protocols.md: name as it is typed, heading, and the text below,
+    with its parts as headings.
     """
 
     name: str
     title: str
     text: str
-    more: str
-
-    @property
-    def place(self) -> str:
-        """Return its page's place on the site."""
-        return f"methods/{self.name}.md"
 
 
 # --- what mkdocs calls
@@ -71,218 +65,118 @@ class Section:
 def on_config(config: Any) -> Any:
     """Put every notebook and protocol into the tree, and the sources where mkdocstrings reads."""
     whole = {
-        "tutorials/": [{title: place} for place, title in tutorials().items()],
-        "methods/": [METHODS_INDEX, *({own.title: own.place} for own in sections())],
+        "tutorials/": [NOTEBOOK.format(path.stem) for path in notebooks()],
+        "methods/": [METHODS, *(METHOD.format(own.name) for own in sections())],
     }
-    config.nav = [
-        {title: whole.get(pages, pages) if isinstance(pages, str) else pages}
-        for entry in config.nav
-        for title, pages in entry.items()
-    ]
-    # mkdocstrings reads sources, laid out as in the installed package
-    laid_out = Path(tempfile.mkdtemp()) / "securecluster"
-    shutil.copytree(ROOT / "securecluster", laid_out)
+    for entry in config.nav:
+        for title, pages in entry.items():
+            if isinstance(pages, str):
+                entry[title] = whole.get(pages, pages)
+    # laid out as in the installed package; the folder goes with the process
+    config.extra["sources"] = tempfile.TemporaryDirectory()
+    top = Path(config.extra["sources"].name)
+    shutil.copytree(ROOT / "securecluster", top / "securecluster")
     for name in ("protocols", "attacks"):
-        shutil.copytree(ROOT / name, laid_out / name)
-    python = config.plugins["mkdocstrings"].config.handlers.setdefault("python", {})
-    python["paths"] = [str(laid_out.parent)]
-    config.extra["laid_out"] = str(laid_out.parent)
+        shutil.copytree(ROOT / name, top / "securecluster" / name)
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(top)]
     return config
 
 
-on_config.mkdocs_priority = 100  # before mkdocstrings reads its paths
+on_config.mkdocs_priority = 100  # type: ignore[attr-defined]  # before mkdocstrings reads its paths
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Replace the files of docs/ by the pages of the site."""
+    """Replace the files of docs/ by the pages of the site, known by their paths in ROOT."""
     from mkdocs.structure.files import File
 
-    folder = Path(config.docs_dir)
     for file in list(files):
-        of_docs = file.abs_src_path is not None and folder in Path(file.abs_src_path).parents
-        if of_docs and file.src_uri.endswith((".md", ".ipynb")):
+        if file.src_dir == config.docs_dir:
             files.remove(file)
-    for place, text in site().items():
-        files.append(File.generated(config, place, content=text))
-    for place in linked_files():
-        files.append(File.generated(config, place, abs_src_path=str(ROOT / place)))
+    for path, text in {**site(), **notebook_pages(config, files)}.items():
+        page = File.generated(config, path, content=text)
+        page.dest_uri = File.generated(config, place(path), content="").dest_uri
+        files.append(page)
+    for path in linked_files():
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
 
 
-def on_post_build(config: Any) -> None:
-    """Remove the copy of the sources."""
-    shutil.rmtree(config.extra["laid_out"])
+def notebook_pages(config: Any, files: Any) -> dict[str, str]:
+    """Return the text of each notebook's page by its path, and add its pictures to the files."""
+    from mkdocs.structure.files import File
+    from nbconvert import MarkdownExporter
+
+    found = {}
+    for path in notebooks():
+        about = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
+        text, resources = MarkdownExporter().from_filename(str(path), resources=about)
+        for name, data in resources["outputs"].items():
+            files.append(File.generated(config, f"docs/{name}", content=data))
+        heading, _, rest = redirected(text, METHODS).partition("\n")
+        link = f"[This notebook as a file]({path.name}){{ download }}"
+        found[NOTEBOOK.format(path.stem)] = f"{heading}\n\n{link}\n{rest}"
+    return found
 
 
 # --- pages
 
 
 def site() -> dict[str, str]:
-    """Return the Markdown text of every page, by its place on the site."""
-    found = {}
-    for path, place in places().items():
-        if place.startswith("tutorials/"):
-            found[place] = with_file(moved(notebook(ROOT / path), path, place), path)
-        elif path != METHODS:
-            found[place] = moved((ROOT / path).read_text(encoding="utf-8"), path, place)
-    for place in found:
-        if place.startswith("evidence/") or place == "CHANGELOG.md":
-            found[place] = f"{RARER}{found[place]}"
-    found[METHODS_INDEX] = moved(methods_page(), METHODS, METHODS_INDEX)
-    for own in sections():
-        found[own.place] = moved(method_page(own), METHODS, own.place)
+    """Return the text of every page but those of notebooks, by its path.
+
+    Paths of pages that are files lead from the top of the repository.
+    """
+    found = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths(PAGES)}
+    found[METHODS] = methods_page()
+    found |= {METHOD.format(own.name): method_page(own) for own in sections()}
     found["reference/python.md"] = python_page()
     found["reference/command-line.md"] = command_line_page()
     found["reference/result.md"] = result_page()
+    for path, text in found.items():
+        found[path] = LATER * path.startswith(RARER) + redirected(text, path)
     return found
 
 
-@cache
-def places() -> dict[str, str]:
-    """Return the place on the site of every page that is a file, by its path."""
-    found = dict(TOP)
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        name = path.relative_to(ROOT).as_posix()
-        found[name] = name.removeprefix("docs/")
-    found[METHODS] = METHODS_INDEX
-    for path in sorted((ROOT / "docs").glob("*.ipynb")):
-        found[f"docs/{path.name}"] = f"tutorials/{path.stem}.md"
-    return found
+def paths(patterns: Iterable[str]) -> list[str]:
+    """Return the paths of files from the top of the repository."""
+    found = (path for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+    return [path.relative_to(ROOT).as_posix() for path in found]
 
 
-def tutorials() -> dict[str, str]:
-    """Return the title of each notebook, by its page's place."""
-    found = {}
-    for path, place in places().items():
-        if place.startswith("tutorials/"):
-            heading = re.search(r"^# (.+)$", notebook(ROOT / path), re.MULTILINE)
-            found[place] = heading[1] if heading else Path(path).stem
-    return found
+def linked_files() -> list[str]:
+    """Return the files of the site that are no pages."""
+    return paths(FILES)
 
 
-def notebook(path: Path) -> str:
-    """Return a notebook as Markdown: its texts, code, and stored outputs.
+def notebooks() -> list[Path]:
+    """Return the notebooks, each of which has a page."""
+    return sorted((ROOT / "docs").glob("*.ipynb"))
 
-    Args:
-        path: of the notebook.
+
+def place(path: str) -> str:
+    """Return a page's place on the site, as if it were a file there."""
+    for pattern, new in MOVES:
+        path = re.sub(pattern, new, path)
+    return path
+
+
+def redirected(text: str, path: str) -> str:
+    """Return a page's text, where links to parts of docs/protocols.md lead to methods' pages, and
+    links to notebooks to the pages of these.
     """
-    blocks = []
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        source = "".join(cell["source"]).rstrip()
-        if cell["cell_type"] == "markdown":
-            blocks.append(source)
-        elif cell["cell_type"] == "code":
-            blocks.append(f"```python\n{source}\n```")
-            blocks += [block for output in cell["outputs"] for block in _output(output)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def with_file(text: str, path: str) -> str:
-    """Return a notebook's text with a link to its file below the heading.
-
-    Args:
-        text: of the page.
-        path: of the notebook.
-    """
-    heading, _, rest = text.partition("\n")
-    return f"{heading}\n\n[This notebook as a file](../{path}){{ download }}\n\n{rest}"
-
-
-def _output(output: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a cell's output as Markdown: its picture, or else its text."""
-    data = output.get("data", {})
-    if "image/png" in data:
-        picture = "".join(data["image/png"]).replace("\n", "")
-        yield f"![output of the cell above](data:image/png;base64,{picture})"
-    elif "text/plain" in data or "text" in output:
-        text = "".join(data.get("text/plain", output.get("text", ""))).rstrip()
-        yield f"```text\n{text}\n```"
-
-
-# --- links
-
-
-def moved(text: str, path: str, place: str) -> str:
-    """Return a page's text with links that hold at its place on the site.
-
-    Args:
-        text: whose links are those of the file.
-        path: of the file that the text is of.
-        place: of the page on the site.
-    """
-
-    def inline(match: re.Match[str]) -> str:
-        mark, words, target, anchor = match.groups()
-        link = _moved_link(target, anchor or "", path, place)
-        return f"{mark}[{words}]({link})" if link else words
-
-    def reference(match: re.Match[str]) -> str:
-        mark, target, anchor = match.groups()
-        return f"{mark} {_moved_link(target, anchor or '', path, place)}"
-
-    parts = FENCED.split(text)
-    parts[::2] = [REFERENCE.sub(reference, LINK.sub(inline, part)) for part in parts[::2]]
-    return "".join(parts)
-
-
-def _moved_link(target: str, anchor: str, path: str, place: str) -> str:
-    """Return a link as it is on the site; empty where it leads to a folder.
-
-    Args:
-        target: what the link of the file leads to, without its anchor.
-        anchor: with its "#", or empty.
-        path: of the file.
-        place: of the page on the site.
-    """
-    aim = _aim(path, target)
-    if aim == METHODS:
-        aim, anchor = _of_method(anchor)
-    elif (ROOT / aim).is_dir():
-        return ""
-    else:
-        aim = places().get(aim, aim)
-    return posixpath.relpath(aim, posixpath.dirname(place) or ".") + anchor
-
-
-def _aim(path: str, target: str) -> str:
-    """Return the path that a link of a file leads to."""
-    if not target:
-        return path
-    return posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-
-
-def _of_method(anchor: str) -> tuple[str, str]:
-    """Return place and anchor of what a link to docs/protocols.md leads to."""
-    wanted = anchor.removeprefix("#")
+    if path.startswith("docs/protocols"):
+        text = text.replace("](#", "](protocols.md#")
     for own in sections():
-        if wanted == slug(own.title):
-            return own.place, ""
-        if wanted in [slug(title) for title in re.findall(r"^## (.+)$", own.more, re.MULTILINE)]:
-            return own.place, anchor
-    return METHODS_INDEX, anchor
+        page = f"protocols-{own.name}.md"
+        text = text.replace(f"protocols.md#{slug(own.title)})", f"{page})")
+        for heading in re.findall("^## (.+)", own.text, re.M):
+            text = text.replace(f"protocols.md#{slug(heading)})", f"{page}#{slug(heading)})")
+    return re.sub(r"\]\(([\w./-]+)\.ipynb\)", r"](\1-notebook.md)", text)
 
 
 def slug(heading: str) -> str:
     """Return a heading's anchor, as code hosts make it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def linked_files() -> list[str]:
-    """Return the files that are no pages, and that pages link or show."""
-    known = places()
-    found = {path for path in known if path.endswith(".ipynb")}
-    for path in known:
-        text = (ROOT / path).read_text(encoding="utf-8")
-        if path.endswith(".ipynb"):
-            text = notebook(ROOT / path)
-        outside = FENCED.sub("", text)
-        targets = [target for _, _, target, _ in LINK.findall(outside)]
-        targets += [target for _, target, _ in REFERENCE.findall(outside)]
-        for target in targets:
-            aim = _aim(path, target)
-            if aim not in known and (ROOT / aim).is_file():
-                found.add(aim)
-    return sorted(found)
 
 
 # --- methods
@@ -291,16 +185,13 @@ def linked_files() -> list[str]:
 @cache
 def sections() -> tuple[Section, ...]:
     """Return the sections of docs/protocols.md that describe protocols."""
-    text = (ROOT / METHODS).read_text(encoding="utf-8")
     found = []
-    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^## ", (ROOT / METHODS).read_text(encoding="utf-8"), flags=re.M)[1:]:
         title, _, body = part.partition("\n")
-        body, below, more = body.partition("\n### ")
-        name = re.search(r"^`([\w-]+)`: ", body, re.MULTILINE)
+        name = re.search(r"^`([\w-]+)`: ", body, re.M)
         if name:
-            found.append(
-                Section(name[1], title, body.strip(), f"## {more.strip()}\n" if below else "")
-            )
+            text = re.sub(r"^\*\*([^*\n]+)\.\*\*\s+", r"## \1\n\n", body.strip(), flags=re.M)
+            found.append(Section(name[1], title, re.sub("^### ", "## ", text, flags=re.M)))
     return tuple(found)
 
 
@@ -308,219 +199,124 @@ def methods_page() -> str:
     """Return the page of all methods: what holds for every one, and a table."""
     from securecluster.protocols.registry import PROTOCOLS
 
-    head = re.split(r"^## ", (ROOT / METHODS).read_text(encoding="utf-8"), flags=re.MULTILINE)[0]
-    head = head.replace("# Protocols\n", "# Methods\n", 1)
+    head = (ROOT / METHODS).read_text(encoding="utf-8").partition("\n## ")[0]
     rows = []
     for own in sections():
         fact = PROTOCOLS[own.name]
         link = f"[{own.title}](protocols.md#{slug(own.title)})"
         rows.append([link, f"`{own.name}`", fact.k, fact.finds, fact.reads])
-    return (
-        f"{head}## All methods\n\nk: whether the number of clusters must, need not or may be "
-        "given.\n\n" + table(["method", "name", "k", "finds", "the server reads"], rows)
-    )
+    return "\n\n".join([
+        head.replace("# Protocols\n", "# Methods\n", 1),
+        "## All methods\n\nk: whether the number of clusters must, need not or may be given.",
+        table(["method", "name", "k", "finds", "the server reads"], rows),
+    ])  # fmt: skip
 
 
 def method_page(own: Section) -> str:
-    """Return a method's page: idea, options, what is disclosed, deviations and evidence.
-
-    Args:
-        own: its section.
-    """
-    from securecluster.protocols.registry import PROTOCOLS, protocol_class
-
-    fact = PROTOCOLS[own.name]
-    kind = protocol_class(own.name)
-    paper, *parts = PART.split(own.text)
-    texts = dict(zip(parts[::2], parts[1::2], strict=True))
-    options = options_table(kind, own=True)
-    shared = "[options of every method](../reference/command-line.md#run)"
-    clusters = {"yes": "must be given", "no": "is found"}.get(fact.k, "may be given")
-    finds = f"Finds {fact.finds}; the number of clusters {clusters}."
-    if fact.finds.startswith("none: "):
-        finds = f"Looks for no clusters: {fact.finds.removeprefix('none: ')}."
-    facts = [
-        finds,
-        f"The server reads {fact.reads}.",
-        f"`securecluster run {own.name}`, or `securecluster.{kind.__name__}` in Python.",
-    ]
-    pieces = [
-        f"# {own.title}\n\n{paper.strip()}\n\n{bullets(facts)}",
-        f"## Idea\n\n{texts['Idea'].strip()}",
-        f"## Options\n\n{texts['Options'].strip()}",
-    ]
-    if options:
-        pieces.append(f"### Options of its own\n\n{options}")
-    pieces += [
-        f"All others are {shared}.",
-        f"## What is disclosed\n\n{texts['What is disclosed'].strip()}\n\n{disclosed(own.name)}",
-        f"## Deviations from the paper\n\n{texts['Deviations from the paper'].strip()}",
-        own.more.strip(),
-        f"## Evidence\n\n{evidence(own)}",
-    ]
-    return "\n\n".join(piece for piece in pieces if piece) + "\n"
-
-
-def disclosed(name: str) -> str:
-    """Return what a protocol declares: messages, what stays visible, and what hides it.
-
-    Args:
-        name: of the protocol.
-    """
-    from securecluster.cli.compatibility import OPTIONS, VARIANTS, works_with
+    """Return a method's page: its section, options of its own, what it discloses, evidence."""
     from securecluster.protocols.registry import protocol_class
 
-    kind = protocol_class(name)
-    method = kind()
-    pieces = []
+    kind = protocol_class(own.name)
+    return "\n\n".join([
+        f"# {own.title}\n\n{own.text}",
+        f"## Options of its own\n\n{options_table(kind)}",
+        "All others are [options of every method](../reference/command-line.md#run).",
+        *disclosed(kind()),
+        f"## Protections\n\nWhat its runs can have:\n\n{protections(own.name)}",
+        f"## Evidence\n\n{evidence(own)}\n",
+    ])  # fmt: skip
+
+
+def options_table(kind: Any) -> str:
+    """Return a table of the options that a protocol has, and the base of all has not."""
+    from securecluster.commands import command_line
+    from securecluster.protocols.registry import protocol_class
+
+    shared = {option.name for option in fields(protocol_class(None))}
+    rows = []
+    for option in command_line._options(command_line.Section("", kind)):
+        if option.field not in shared:
+            default = f"`{option.default}`" if option.default else ""
+            rows.append([f"`{option.label}`", default, escaped(option.text)])
+    return table(["option", "default", "meaning"], rows)
+
+
+def disclosed(method: Any) -> Iterator[str]:
+    """Yield what a protocol with its default options declares: views of parties, and messages."""
     views = method.disclosures().of_run(method)
-    for reader, sentences in (
-        ("the server learns", views.server),
-        ("a local parameter server learns", views.lps),
-        ("other clients learn", views.clients),
+    for readers, sentences in (
+        ("the server", views.server),
+        ("a local parameter server", views.lps),
+        ("other clients", views.clients),
     ):
         if sentences:
-            pieces.append(
-                f"Beyond the values of replies, {reader}, with the default options:\n\n"
-                + bullets(sentences)
-            )
-    rows = [[f"`{message}`", *cells] for message, cells in messages(method.client)]
-    pieces.append(
-        "### Messages\n\nThe replies that clients can give; which of them a run asks for, its "
-        "options say. The server reads them one by one or in sums. Some fields are masked, clipped "
-        "and noised as the run says, and some no mask hides.\n\n"
-        + _filled_table(["message", "its reply", "is read", "masked fields", "never masked"], rows)
+            yield f"## Learned by {readers} beside replies\n\n{bullets(sentences)}"
+    head = ["message", "its reply", "is read", "masked fields", "never masked"]
+    yield (
+        "## Messages\n\nThe replies that clients can give; which of them a run asks for, its "
+        "options say. Some fields are masked, clipped and noised as the run says, and some no mask "
+        f"hides.\n\n{table(head, list(messages(method.client)))}"
     )
-    methods = [name, *(variant for variant, (base, _) in VARIANTS.items() if base == name)]
-    rows = []
-    for option, values in OPTIONS.items():
-        cells = [_values_that_work(works_with, own, option, values) for own in methods]
-        # where nothing but the default works, the option is of no use to the method
-        if any(cell != f"`{next(iter(values))}`" for cell in cells):
-            rows.append([option, *cells])
-    pieces.append(
-        "### Protections\n\nWhat its runs can have:\n\n"
-        + table(["", *(f"`{own}`" for own in methods)], rows)
-    )
-    return "\n\n".join(pieces)
 
 
-def _values_that_work(
-    works_with: Callable[[str, str, str], str], method: str, option: str, values: Iterable[str]
-) -> str:
-    """Return the values of an option that a method works with, and what these need besides.
-
-    Args:
-        works_with: answers for one value: yes, no, or with what else.
-        method: name of the protocol, or of a variant.
-        option: name of the option.
-        values: of the option.
-    """
-    phrases = []
-    for value in values:
-        answer = works_with(method, option, value)
-        if answer != "no":
-            phrases.append(f"`{value}`" + ("" if answer == "yes" else f" {answer}"))
-    return ", ".join(phrases)
-
-
-def messages(client: type) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each reply that depends on a client's data, and cells about it.
-
-    Args:
-        client: class of a protocol's clients.
-    """
+def messages(client: type) -> Iterator[list[str]]:
+    """Yield cells about each reply that depends on a client's data."""
     from securecluster.runtime.release_policy import ReleasePolicy
 
     words = {"gather": "one by one", "sum": "in a sum", "pairs": "as rows of pairs"}
     for name in dir(client):
-        release = getattr(getattr(client, name), "__release__", None)
+        reply = getattr(client, name)
+        release = getattr(reply, "__release__", None)
         if isinstance(release, ReleasePolicy) and release.private:
-            first = (getattr(client, name).__doc__ or "").strip().split("\n\n")[0]
-            yield (
-                name,
-                [
-                    escaped(_sentence(" ".join(first.split()).removeprefix("Return "))),
-                    ", or ".join(words[verb] for verb in release.via),
-                    names(release.through),
-                    names(release.unmasked),
-                ],
-            )
+            text = " ".join((reply.__doc__ or "").strip().split("\n\n")[0].split())
+            masked, unmasked = map(", ".join, (release.through, release.unmasked))
+            read = ", or ".join(words[verb] for verb in release.via)
+            yield [f"`{name}`", *map(escaped, (text, read, masked, unmasked))]
 
 
-def _sentence(text: str) -> str:
-    """Return a text with a capital letter in front, unless it begins with a formula."""
-    return text[0].upper() + text[1:] if re.match(r"[a-z]+ ", text) else text
+def protections(name: str) -> str:
+    """Return a table of the values of options that a method and its variants work with."""
+    from securecluster.cli.compatibility import OPTIONS, VARIANTS, works_with
+
+    methods = [name, *(variant for variant, (base, _) in VARIANTS.items() if base == name)]
+    rows = []
+    for option, values in OPTIONS.items():
+        cells = []
+        for method in methods:
+            answers = [f"`{value}` {works_with(method, option, value)}" for value in values]
+            known = [answer.removesuffix(" yes") for answer in answers if answer[-3:] != " no"]
+            cells.append(", ".join(known))
+        # where nothing but the default works, the option is of no use to the method
+        if any(cell != f"`{next(iter(values))}`" for cell in cells):
+            rows.append([option, *cells])
+    return table(["", *(f"`{method}`" for method in methods)], rows)
 
 
 def evidence(own: Section) -> str:
     """Return links to the pages of evidence that name a protocol, or that its section links."""
-    pages = []
-    for path in sorted((ROOT / "docs/evidence").glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        named = re.search(rf"`{own.name}`|^\| `?{own.name}\b", text, re.MULTILINE)
-        linked = f"evidence/{path.name}" in own.text + own.more
-        if path.name != "README.md" and (named or linked):
-            title = text.partition("\n")[0].removeprefix("# ")
-            pages.append(f"[{title}](evidence/{path.name})")
-    return bullets(pages) if pages else "No page of evidence names it."
+    links = []
+    for path in paths(["docs/evidence/[a-z]*.md"]):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        page = path.removeprefix("docs/")
+        named = re.search(rf"`{own.name}`|^\| `?{own.name}\b", text, re.M)
+        if named or page in own.text:
+            links.append(f"[{text.partition(chr(10))[0].removeprefix('# ')}]({page})")
+    return bullets(links) if links else "No page of evidence names it."
 
 
-# --- options and commands
-
-
-def options_table(kind: Any, own: bool = False, defaults: Mapping[str, Any] | None = None) -> str:
-    """Return a table of a class's options; empty where there is none.
-
-    Args:
-        kind: dataclass of the options.
-        own: only those that the base of all protocols has not.
-        defaults: of the command, where they are others than the class's.
-    """
-    from securecluster.commands import command_line
-    from securecluster.protocols.registry import protocol_class
-
-    shared: set[str] = set()
-    if own:
-        shared = {option.name for option in fields(protocol_class(None))}
-    rows = []
-    for option in command_line._options(command_line.Section("", kind, None, defaults or {})):
-        if option.field not in shared:
-            flag, _, takes = option.label.replace(", ", ",").partition(" ")
-            label = "<br>".join([*(f"`{name}`" for name in flag.split(",")), takes])
-            default = f"`{option.default}`" if option.default else ""
-            rows.append([label, default, escaped(option.text)])
-    return table(["option", "default", "meaning"], rows) if rows else ""
+# --- commands, Python and result.json
 
 
 def command_line_page() -> str:
-    """Return the page of all commands, with the options of runs in tables."""
-    from securecluster.commands.options import with_common
-    from securecluster.protocols.registry import protocol_class
-
+    """Return the page of all commands, with their help."""
     usage, _, _ = printed("--help").partition("\n\nprotocols: ")
-    pieces = [
-        "# Command line",
-        f"```text\n{usage}\n```",
-        "## run",
-        "Options of every method; [each method](../methods/index.md) has its own besides. In "
-        "Python they are arguments of the same names, with `_` for `-`: those of the method and of "
-        "privacy of its class, those of the run of `Settings`.",
-        "### Method and privacy",
-        options_table(protocol_class(None)),
-    ]
-    for section in with_common({}).values():
-        title = section.title[0].upper() + section.title[1:]
-        pieces += [f"### {title}", options_table(section.kind, defaults=section.defaults)]
-    commands = re.findall(r"^  ([a-z-]+)(?: ([a-z|]+\|[a-z|]+))?", usage, re.MULTILINE)
-    for command, parts in commands:
-        if command == "run":
-            continue
-        pieces += [f"## {command}", f"```text\n{printed(command, '--help-all')}```"]
-        for part in parts.split("|") if parts else []:
-            pieces += [
-                f"### {command} {part}", f"```text\n{printed(command, part, '--help-all')}```"
-            ]  # fmt: skip
+    pieces = ["# Command line", f"```text\n{usage}\n```"]
+    for command, parts in re.findall(r"^  ([a-z-]+)(?: ([a-z|]+\|[a-z|]+))?", usage, re.M):
+        pieces += [f"## {command}", OF_RUNS if command == "run" else ""]
+        pieces += [f"```text\n{printed(command, '--help-all')}```"]
+        for part in filter(None, parts.split("|")):
+            text = printed(command, part, "--help-all")
+            pieces += [f"### {command} {part}", f"```text\n{text}```"]
     return "\n\n".join(pieces) + "\n"
 
 
@@ -532,28 +328,9 @@ def printed(*arguments: str) -> str:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = main(arguments)
-    if code or not output.getvalue():
+    if code:
         raise SystemExit(f"securecluster {' '.join(arguments)} ended with {code}")
     return output.getvalue()
-
-
-# --- Python and result.json
-
-# an entry of history.jsonl that is a word of Python, so that no text can stand below it
-LAMBDA = "of SR-FCA: distance up to which clients were joined"
-FITTED = "securecluster.results.fitted.FittedRun"
-GROUPS = {  # modules of public names, by heading
-    "Clusters": ("results.estimator", "parties.run_check", "studies.plan", "studies.sweep"),
-    "Data": ("data", "core.client_names"),
-    "Finished runs": ("reports.loading", "audits.run_audit"),
-    "Other frameworks": (
-        "models.foreign",
-        "recordings.recording",
-        "recordings.training_facts",
-        "audits.recording_audit",
-    ),
-    "Mistakes": ("errors",),
-}
 
 
 def python_page() -> str:
@@ -561,137 +338,64 @@ def python_page() -> str:
     import securecluster
     from securecluster.protocols.registry import protocol_class
 
-    homes = {name: _home(name) for name in securecluster.__all__}
     pieces = [
         "# Python",
         "Every public name of `securecluster`. A method takes its options as arguments by name; "
         "its page has their table.",
         "## What every method does",
-        directive(_source(securecluster.ClusteringProtocol)),
-        directive(_source(securecluster.Settings)),
+        documented(securecluster.ClusteringProtocol),
+        documented(securecluster.Settings),
         "## What a run leaves",
-        directive(FITTED),
+        "::: securecluster.results.fitted.FittedRun",
         "## Methods",
     ]
+    done = {"ClusteringProtocol", "Settings"}
     for own in sections():
-        page = f"../methods/{own.name}.md"
-        pieces += [
-            directive(_source(protocol_class(own.name)), members=False),
-            f"[Its options]({page})",
-        ]
-    done = {protocol_class(own.name).__name__ for own in sections()}
-    done |= {"ClusteringProtocol", "Settings", "__version__", "plot"}
-    for title, modules in GROUPS.items():
-        own_names = [
-            name for name in securecluster.__all__ if name not in done and homes[name] in modules
-        ]
-        pieces += [
-            f"## {title}",
-            *(directive(_source(getattr(securecluster, name))) for name in own_names),
-        ]
-        done.update(own_names)
-    pieces += ["## Figures", directive("securecluster.plot")]
-    left = sorted(set(securecluster.__all__) - done)
-    if left:
-        raise SystemExit(f".ci/site.py puts no heading over {', '.join(left)}: add it to GROUPS")
+        kind = protocol_class(own.name)
+        done.add(kind.__name__)
+        pieces.append(f"{documented(kind)}\n    options:\n      members: false")
+        pieces.append(f"[Its options](../{METHOD.format(own.name)})")
+    homes: Mapping[str, str] = securecluster.HOMES
+    others = sorted(homes.keys() - done, key=lambda name: (homes[name], name))
+    for room, names in groupby(others, lambda name: ".".join(homes[name].split(".")[:2])):
+        pieces.append(f"## Of {room}")
+        pieces += [documented(getattr(securecluster, name)) for name in names]
     return "\n\n".join(pieces) + "\n"
 
 
-def _home(name: str) -> str:
-    """Return the module that a public name is imported from, without the package."""
-    import securecluster
-
-    return securecluster.HOMES.get(name, "").removeprefix("securecluster.")
-
-
-def _source(public: Any) -> str:
-    """Return the dotted name by which a class or function is defined."""
-    return f"{public.__module__}.{public.__qualname__}"
-
-
-def directive(path: str, members: bool = True) -> str:
-    """Return the line that mkdocstrings replaces by a docstring.
-
-    Args:
-        path: dotted name.
-        members: show them, too.
-    """
-    text = f"::: {path}"
-    if not members:
-        text += "\n    options:\n      members: false"
-    return text
+def documented(public: Any) -> str:
+    """Return the line that mkdocstrings replaces by the docstring of a public name."""
+    if isinstance(public, ModuleType):
+        return f"::: {public.__name__}"
+    return f"::: {public.__module__}.{public.__qualname__}"
 
 
 def result_page() -> str:
     """Return the page of the entries of result.json and of the files beside it."""
-    from securecluster.core import field_docs
-    from securecluster.folders import schemas as contents
-
-    declared = [
-        value
-        for name, value in vars(contents).items()
-        if is_typeddict(value) and not name.startswith("_")
-    ]
-    links = {kind.__name__: f"[{kind.__name__}](#{slug(kind.__name__)})" for kind in declared}
-    pieces = [
-        "# result.json and the files beside it",
-        "The entries of result.json ([Result](#result)), of a line of history.jsonl "
-        "([RoundLine](#roundline)), of compare.json ([Comparison](#comparison)) and of config.json "
-        "([RunConfig](#runconfig), [ComparisonConfig](#comparisonconfig), "
-        "[SweepConfig](#sweepconfig)), and their types; a [run folder](../runs.md) is checked "
-        "against them when it is opened. `None` is `null`. Entries that single protocols add are "
-        "not listed.",
-    ]
-    # what a reader comes for, and then what it consists of
-    for kind in sorted(declared, key=lambda kind: kind is not contents.Result):
-        rows = []
-        texts = {"lambda": LAMBDA} | field_docs._own_descriptions(kind)
-        for name, hint in get_type_hints(kind, include_extras=True).items():
-            needed = get_origin(hint) is not NotRequired
-            text = escaped(_type_in_words(hint if needed else get_args(hint)[0]))
-            for other, link in links.items():
-                text = re.sub(rf"\b{other}\b", link, text)
-            absent = "" if needed else "may be absent"
-            meaning = "; ".join(filter(None, [texts.get(name, ""), absent]))
-            rows.append([f"`{name}`", text, meaning])
-        about = (kind.__doc__ or "").strip()
-        if about.startswith("dict("):  # a class by call has no text of its own
-            about = ""
-        pieces.append(
-            f"## {kind.__name__}\n\n{about}\n\n{table(['entry', 'type', 'meaning'], rows)}"
-        )
-    return "\n\n".join(pieces) + "\n"
-
-
-def _type_in_words(hint: Any) -> str:
-    text = hint.__name__ if isinstance(hint, type) and "[" not in str(hint) else str(hint)
-    text = re.sub(r"typing\.|securecluster\.runs\.contents\.", "", text)
-    return text.replace("NoneType", "None")
+    return (
+        "# result.json and the files beside it\n\nThe entries of result.json (`Result`), of a line "
+        "of history.jsonl (`RoundLine`), of compare.json (`Comparison`) and of config.json "
+        "(`RunConfig`, `ComparisonConfig`, `SweepConfig`), and their types; a [run folder]"
+        "(../docs/runs.md) is checked against them when it is opened. `None` is `null`, and what "
+        "is `NotRequired` may be absent. Entries that single protocols add are not listed, but for "
+        "`lambda` of a round of SR-FCA: the distance up to which clients were joined.\n\n"
+        "::: securecluster.folders.schemas\n"
+    )
 
 
 # --- Markdown
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _filled_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table without the columns that are empty in every row."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown, without columns that are empty in every row."""
     filled = [k for k in range(len(head)) if any(row[k] for row in rows)]
-    return table([head[k] for k in filled], [[row[k] for k in filled] for row in rows])
+    lines = [[line[k] for k in filled] for line in (head, ["---"] * len(head), *rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) if rows else "None."
 
 
 def bullets(items: Iterable[str]) -> str:
     """Return a list as Markdown."""
     return "\n".join(f"- {item}" for item in items)
-
-
-def names(words: Iterable[str]) -> str:
-    """Return names as code, separated by commas."""
-    return ", ".join(f"`{word}`" for word in words)
 
 
 def escaped(text: str) -> str:
