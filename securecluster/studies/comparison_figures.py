@@ -86,7 +86,8 @@ def _title(content: Content) -> str:
         phrases.append("1 true cluster")
     elif true_clusters is not None:
         phrases.append(f"{true_clusters} true clusters")
-    phrases.append(f"seed {content['seed']}")
+    if content["seed"] is not None:
+        phrases.append(f"seed {content['seed']}")
     return ", ".join(phrases)
 
 
@@ -261,7 +262,7 @@ def draw(
     metric = content["metric"]
     unit = content["unit"]
     title = _simulated(content)
-    if content.get("seed") is not None:
+    if content["seed"] is not None:
         title += f", seed {content['seed']}"
     curves: dict[str, list[Point]] = {}
     given_up: dict[str, int] = {}

@@ -23,11 +23,13 @@ from cases import SMALL_FEDERATION
 from commands import exit_of
 from rich.console import Console
 
+from securecluster.core.serialization import fault_of
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UpdateError
 from securecluster.figures import curves
 from securecluster.figures.figure import figure
 from securecluster.folders.run_folder import locked
+from securecluster.folders.schemas import Comparison
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, FLHC, FedAvg
@@ -84,6 +86,7 @@ def test_the_rows_say_what_the_runs_say(whole: Path) -> None:
     content = json.loads((whole / "compare.json").read_text())
     assert (content["data"], content["scenario"], content["clients"]) == ("digits", "label-swap", 6)
     assert (content["seed"], content["reproducible_keys"]) == (None, True)
+    assert fault_of(content, Comparison) is None
     assert [row["protocol"] for row in content["protocols"]] == NAMES
     for row in content["protocols"]:
         result = json.loads((whole / row["protocol"] / "result.json").read_text())
@@ -133,6 +136,7 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
 ) -> None:
     assert exit_of("compare fedavg local", *SMALL, "--out", tmp_path / "a") == 0
     printed = capsys.readouterr().out
+    assert "seed None" not in printed  # keys follow from it
     assert len(re.findall(r"^round +\d/5 ", printed, re.M)) == 10
     assert re.search(
         r"^ *fedavg +1 +0.00 +0\.\d{3} +[01]\.\d{3} +5 +\d+\.\d+ [kM]B +∞ +\d+\.\d *$",
