@@ -27,7 +27,7 @@ from securecluster.core.serialization import fault_of
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UpdateError
 from securecluster.figures import curves
-from securecluster.figures.figure import figure
+from securecluster.figures.looks import looks
 from securecluster.folders.run_folder import locked
 from securecluster.folders.schemas import Comparison
 from securecluster.privacy.dp.accounting import gaussian_epsilon
@@ -466,18 +466,19 @@ def test_a_stopped_comparison_resumes_to_the_same_one(
     check_same_comparison(out, whole)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.02])
-def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
-    made, axes = figure(6.8, 4.2)
-    spots = [(1e7 * (1 + spread * k), 0.9 + spread * (k % 3)) for k in range(8)] + [(8e4, 0.86)]
-    axes.set(xscale="log", xlim=(4e4, 2e7), ylim=(0.6, 1.0))
-    notes = comparison.label(axes, spots, [f"local-kmeans{k}" for k in range(9)])
-    made.draw_without_rendering()
-    boxes = [note.get_window_extent() for note in notes]
-    assert not any(one.overlaps(two) for k, one in enumerate(boxes) for two in boxes[:k])
-    assert all(axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes)
-    points = axes.transData.transform(spots)
-    assert not any(box.contains(*point) for box in boxes for point in points)
+def test_the_cost_of_each_protocol_is_a_point_in_its_colour(whole: Path) -> None:
+    rows = json.loads((whole / "compare.json").read_text())["protocols"]
+    (axes,) = comparison._cost("digits, seed 0", rows, "accuracy", "").axes
+    assert axes.get_xlabel() == "MB of a run, up and down"  # no noise to be paler by
+    assert axes.get_ylabel() == "test accuracy, mean over clients"
+    points = {}
+    for container in axes.containers:
+        (x,), (y,) = container.lines[0].get_data()
+        style = (container.lines[0].get_color(), container.lines[0].get_marker())
+        points[style] = (round(x * 1e6), y)
+    styles = [(look.color, look.marker) for look in (looks(NAMES)[name] for name in NAMES)]
+    sent = [(row["up"] + row["down"], row["accuracy"]) for row in rows]
+    assert points == dict(zip(styles, sent, strict=True))
 
 
 @pytest.mark.exhaustive
