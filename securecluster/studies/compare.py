@@ -12,17 +12,18 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.commands import command_line, execution, failures
+from securecluster.commands.command_line import Section
 from securecluster.commands.failures import Row
 from securecluster.core.number_format import printable
 from securecluster.core.stops import output
-from securecluster.errors import RunFolderError, SecureClusterError
+from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 from securecluster.studies import comparison_options, sweep_runner
-from securecluster.studies.sweep_runner import DONE
+from securecluster.studies.sweep_runner import DONE, Parallel
 
 if TYPE_CHECKING:
     from securecluster.data import Federation
@@ -36,6 +37,16 @@ COLUMNS = (
 )  # fmt: skip
 ABOUT = "Run several protocols on the same clients and set them side by side."
 GIVEN = ("k", "tasks")  # hyper-parameters that give a protocol the number of clusters
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The comparison."""
+
+    jobs: int = 1
+    """runs at the same time, each in a process of its own, of one thread unless `--threads` says
+    otherwise; 0 is one for each core, at most 8, and 1 runs them here, with a line per round
+    """
 
 
 def start(argv: Sequence[str]) -> int:
@@ -54,13 +65,20 @@ def start(argv: Sequence[str]) -> int:
     names, arguments = comparison_options.protocols_first(argv, "compare", "cfl fedavg --rounds 20")
     if names:  # else help is asked for
         comparison_options.check_chosen(names)
-    comparison_options.check_owned(names, arguments)
+    comparison_options.check_owned(names, arguments, ["jobs"])
     options = command_line.parsed(
         f"securecluster compare {' '.join(names) or 'PROTOCOLS'}",
         arguments,
         ABOUT,
-        comparison_options.sections(names),
+        {"study": Section("the comparison", Jobs), **comparison_options.sections(names)},
     )
+    parallel = Parallel(options.study.jobs)
+    parallel.check()
+    if parallel.jobs != 1:
+        if options.settings.engine != "process":
+            raise UsageError("--engine ray runs one protocol after the other: leave --jobs out")
+        settings = replace(options.settings, threads=options.settings.threads or 1)
+        options = replace(options, settings=settings)
     protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
     plans, federation = execution.prepare(protocols, options)
     from securecluster.folders import run_folder
@@ -73,10 +91,10 @@ def start(argv: Sequence[str]) -> int:
     texts[run_folder.CONFIG] = run_folder.comparison_json(names)
     name = f"compare-{federation.data}"
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
-        return _carry_out(folder, plans, federation, options.output.quiet)
+        return _carry_out(folder, plans, federation, parallel, options.output.quiet)
 
 
-def resume(folder: Path, quiet: bool) -> int:
+def resume(folder: Path, quiet: bool, jobs: int = 1) -> int:
     """Go on with a comparison that was stopped, or show one that has ended.
 
     A protocol that failed is tried again from its last round.
@@ -84,11 +102,13 @@ def resume(folder: Path, quiet: bool) -> int:
     Args:
         folder: of the comparison.
         quiet: print nothing but errors.
+        jobs: runs at the same time, each in a process of its own; 1 is this process.
 
     Returns:
         The exit code.
 
     Raises:
+        UsageError: an impossible number.
         RunFolderError: a damaged folder, or data that have changed since.
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
@@ -97,6 +117,8 @@ def resume(folder: Path, quiet: bool) -> int:
     from securecluster.reports import loading
     from securecluster.studies import comparison_figures as comparison
 
+    parallel = Parallel(jobs)
+    parallel.check()
     runs = loading.compared_runs(folder) or ()
     if all(run_folder.finished(run) for run in runs):
         plans, federation = _planned(folder)
@@ -111,7 +133,7 @@ def resume(folder: Path, quiet: bool) -> int:
                 comparison.draw(folder, content, _histories(folder, content), True)
             return 0
     with run_folder.locked(folder):  # before the plans are read: another start may replace them
-        return _carry_out(folder, *_planned(folder), quiet)
+        return _carry_out(folder, *_planned(folder), parallel, quiet)
 
 
 def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
@@ -141,13 +163,16 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     return plans, federation
 
 
-def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, quiet: bool) -> int:
+def _carry_out(
+    folder: Path, plans: Sequence[RunPlan], federation: Federation, parallel: Parallel, quiet: bool
+) -> int:
     """Carry out the runs that have not ended, and show all of them side by side.
 
     Args:
         folder: of the comparison, whose lock this process holds.
         plans: of the runs.
         federation: the clients that they share.
+        parallel: runs at the same time.
         quiet: print nothing but errors.
 
     Raises:
@@ -159,21 +184,32 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     from securecluster.studies import comparison_figures as comparison
 
     console = execution.console(quiet)
+    processes = parallel.processes(plans[0].settings)
+    elsewhere = processes > 1
 
-    def carried_out(batch: Sequence[_Run]) -> list[Row]:
+    def carried_out_here(batch: Sequence[_Run]) -> list[Row]:
         (run,) = batch
         with output():
             console.print(f"[bold]{run.label}[/bold] ({run.number} of {len(plans)})")
         return [run.row(federation)]
 
     def say(row: Row, remaining: float) -> Row:
-        if row["status"] != DONE:
+        text = f"{row['protocol']} failed: {row['reason']}"
+        if row["status"] == DONE:
+            text = f"{row['protocol']} ended after {row['seconds']:.1f} s"
+        if elsewhere or row["status"] != DONE:
             with output():
-                console.print(f"{row['protocol']} failed: {row['reason']}", markup=False)
+                console.print(text, markup=False)
+        # a process of its own has no lines
+        if elsewhere and row.get("warning") is not None:
+            execution.noting(quiet)(f"{row['protocol']}: {row['warning']}")
         return row
 
+    work = _carried_out if elsewhere else carried_out_here
+    runs = _runs(folder, plans, quiet or elsewhere)
     with sweep_runner.resumable(folder):
-        rows = list(sweep_runner.rows(_runs(folder, plans, quiet), carried_out, say))
+        rows = list(sweep_runner.rows(runs, work, say, processes))
+        rows.sort(key=lambda row: int(row["run"]))
         failures.write(folder / run_folder.FAILURES, rows, lambda row: str(row["protocol"]))
         content = _content(folder, plans, federation, rows)
         atomic_files.write_atomic(folder / run_folder.COMPARISON, _text(content))
@@ -192,6 +228,12 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
             )
     _check_failures(folder, rows)
     return 0
+
+
+def _carried_out(batch: Sequence[_Run]) -> list[Row]:
+    """Carry out a run; what worker processes do."""
+    (run,) = batch
+    return [run.row()]
 
 
 def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
@@ -262,11 +304,12 @@ class _Run(sweep_runner.Cell):
         """Carry out the run, unless it has ended, and return what it measured, by column.
 
         Args:
-            federation: the clients, which all runs share.
+            federation: the clients, which all runs share; None to deal them out.
         """
         from securecluster.folders.schemas import scores_of
+        from securecluster.studies.sweep_plan import dealt
 
-        result = self._result(federation)
+        result = self._result(federation or dealt(self.plan.simulation))
         metric = result["metric"]
         privacy = result["privacy"]
         row: Row = {
@@ -279,6 +322,7 @@ class _Run(sweep_runner.Cell):
             **{direction: result["bytes"][direction] for direction in ("up", "down", "servers")},
             "epsilon": privacy["epsilon"],
             "seconds": result["seconds"],
+            "warning": result.get("warning"),
         }
         # with one cluster at the end there is no "before clusters"
         if result["clusters"] > 1:

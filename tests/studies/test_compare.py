@@ -7,13 +7,10 @@ import io
 import json
 import math
 import os
+import pickle
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,7 @@ from securecluster.protocols.common.averages.averaging import AveragingState
 from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime.run import Run
 from securecluster.studies import comparison_figures as comparison
+from securecluster.studies import worker_pool
 
 SMALL = [
     "--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "5", "--dropout", "0.05",
@@ -151,6 +149,26 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
+def test_runs_side_by_side_are_those_that_run_one_after_the_other(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def results(work: Any, tasks: Sequence[Any], processes: int) -> Iterator[Any]:
+        asked.append(processes)
+        for task in reversed(tasks):  # they end in any order
+            yield work(pickle.loads(pickle.dumps(task)))
+
+    monkeypatch.setattr(worker_pool, "results", results)
+    out = tmp_path / "r"
+    assert exit_of("compare", *NAMES, *SMALL, "--jobs", "2", "--out", out) == 0
+    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
+    printed = capsys.readouterr().out
+    assert "round" not in printed.partition("protocol")[0]
+    assert re.search(r"local ended .*fedavg ended .*cfl ended ", printed, re.S)
+    assert asked[0] == 2
+
+
 def test_the_federation_is_dealt_once_and_lies_under_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +251,8 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["cfl", "fedavg", "--rounds", "0"], "cfl: --rounds"),
         (["cfl", "fedavg", "--dropout", "1"], "dropout"),
         (["cfl", "fedavg", "--transcript", "all"], "unknown --transcript"),
+        (["cfl", "fedavg", "--jobs", "-1"], "jobs = -1 is not possible"),
+        (["cfl", "fedavg", "--jobs", "2", "--engine", "ray"], "leave --jobs out"),
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
@@ -247,17 +267,6 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "rest", [["--zeta", "1"], ["--rounds", "3", "local"], ["--rounds", "many"]]
-)
-def test_what_does_not_parse_is_refused_and_leaves_nothing(
-    rest: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert exit_of("compare cfl fedavg", *rest) == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -390,10 +399,6 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     assert exit_of("resume", out, "--quiet") == 0
 
 
-def _hear() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def check_same_comparison(out: Path, whole: Path) -> None:
     """Resume a stopped comparison, and compare it with the one that nobody stopped."""
     assert exit_of("resume", out, "--quiet") == 0
@@ -406,37 +411,6 @@ def check_same_comparison(out: Path, whole: Path) -> None:
         "cost.png",
     ):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-# tests/cli/test_kill.py and tests/cli/test_stops.py stop processes by default
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize(("how", "running"), [(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")])
-def test_a_stopped_process_resumes_to_the_same_comparison(
-    how: signal.Signals, running: str, whole: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "stopped"
-    # as `whole` has its keys, by the default of tests
-    arguments = ["compare", *NAMES, *SMALL, "--keys-from-seed", "--quiet", "--out", str(out)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "securecluster", *arguments],
-        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-        stderr=subprocess.PIPE,
-        preexec_fn=_hear,
-    ) as process:
-        history = out / running / "history.jsonl"
-        while process.poll() is None and (
-            not history.exists() or history.read_bytes().count(b"\n") < 2
-        ):
-            time.sleep(0.002)
-        process.send_signal(how)
-        _, said = process.communicate(timeout=60)
-    assert not (out / running / "result.json").exists(), "the run ended before it was stopped"
-    assert (out / "cfl" / "result.json").exists() == (running == "fedavg")
-    if how is signal.SIGINT:
-        assert process.returncode == 130
-        assert said.decode() == f"securecluster: stopped; go on with: securecluster resume {out}\n"
-    check_same_comparison(out, whole)
 
 
 @pytest.mark.exhaustive
