@@ -208,7 +208,7 @@ def sweep(
             "these runs have ε of one client and ε of one example, which share no axis: give runs "
             'of one unit, such as runs[runs.dp_unit == "client"]'
         )
-    labels = {"ari": "ARI", metric: curves.labelled(metric, "")}
+    labels = sweeps.over_seeds(metric, "")
     picture = sweeps.over(done, x, scores, labels, look.get("ax"), runs=rows, names=names)
     return _labelled(picture, look)
 

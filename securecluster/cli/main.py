@@ -70,8 +70,8 @@ class Resume:
     quiet: bool = False
     """print nothing but errors and, with noise, ε"""
     jobs: int | None = None
-    """of a sweep: runs at the same time, each in a process of its own; None is the number that it
-    was started with
+    """of a sweep or a comparison: runs at the same time, each in a process of its own; None is the
+    number that a sweep was started with, and of a comparison 1
     """
     together: int | None = None
     """of a sweep: runs of one protocol in one process that train as one batch; None is the number
@@ -268,10 +268,9 @@ def _resume(argv: list[str]) -> int:
     if run_folder.swept(folder) is not None:
         return sweep.resume(folder, quiet, options.jobs, options.together, options.retry)
     if loading.compared(folder) is not None:
-        _check_no_sweep_options(
-            options, f"{folder} holds a comparison, which does what failed again"
-        )
-        return compare.resume(folder, quiet)
+        what = f"{folder} holds a comparison, which does what failed again"
+        _check_no_sweep_options(options, what, ("together", "retry"))
+        return compare.resume(folder, quiet, 1 if options.jobs is None else options.jobs)
     _check_no_sweep_options(options, f"{folder} holds a single run")
     loading.run_config(folder)  # so that a damaged one is named before what it says is missing
     if run_folder.finished(folder):
@@ -289,16 +288,19 @@ def _resume(argv: list[str]) -> int:
         return 0
 
 
-def _check_no_sweep_options(options: Resume, what: str) -> None:
-    """Raise UsageError for options that only the resume of a sweep has.
+def _check_no_sweep_options(
+    options: Resume, what: str, names: Sequence[str] = ("jobs", "together", "retry")
+) -> None:
+    """Raise UsageError for options that the resume of a sweep has.
 
     Args:
         options: of the command line.
         what: what the folder holds, as the beginning of a sentence.
+        names: of the options.
     """
-    for name in ("jobs", "together", "retry"):
+    for name in names:
         if getattr(options, name) != getattr(Resume(), name):
-            raise UsageError(f"{what}, and --{name} is for sweeps: leave it out")
+            raise UsageError(f"{what}, and takes no --{name}: leave it out")
 
 
 def _show_finished(folder: Path, quiet: bool) -> int:

@@ -1,7 +1,8 @@
 """Types of config.json, result.json, compare.json and of a round's line, as commands read them.
 
-Each file is checked once, when its folder is opened: a folder from elsewhere may hold any values
-with digests that fit. Entries that a protocol adds are not listed, and may be anything.
+Each file but compare.json, which nothing reads back, is checked once, when its folder is opened:
+a folder from elsewhere may hold any values with digests that fit. Entries that a protocol adds are
+not listed, and may be anything.
 """
 
 from __future__ import annotations
@@ -633,43 +634,3 @@ def checked_lines(path: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any
             number = float | None
             refuse(path, fault_of(line.get(metric), number, f"{entry}.{metric}"))
     return lines
-
-
-def checked_comparison(path: Path, content: Any) -> Comparison:
-    """Return the content of compare.json after a check of its types.
-
-    Args:
-        path: of the file, for the message of an error.
-        content: as it was parsed.
-
-    Raises:
-        RunFolderError: an entry that no run writes; the message names file and entry.
-    """
-    comparison = checked(path, content, Comparison)
-    metric = comparison["metric"]
-    if metric not in METRICS:
-        refuse(path, f"metric is none of {', '.join(METRICS)}")
-    if not comparison["protocols"]:
-        refuse(path, "protocols is empty")
-    for position, row in enumerate(comparison["protocols"]):
-        refuse(path, _fault_of_row(row, metric, f"protocols[{position}]"))
-    return comparison
-
-
-def _fault_of_row(row: Mapping[str, Any], metric: str, entry: str) -> Fault | None:
-    """Return what is wrong with the numbers of a protocol.
-
-    Args:
-        row: of a comparison.
-        metric: its name.
-        entry: path of the row in the file.
-    """
-    for name in (metric, f"{metric}_before"):
-        if name not in row:
-            return f"{entry}.{name} is missing"
-        fault = fault_of(row[name], float | None, f"{entry}.{name}")
-        if fault is not None:
-            return fault
-    if row["error"] is None and None in (row["clusters"], row["up"], row["down"]):
-        return f"{entry} has neither numbers nor an error"
-    return None

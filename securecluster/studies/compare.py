@@ -1,8 +1,9 @@
-"""`securecluster compare`: a sweep of one level, the protocols as they are given on one federation.
+"""`securecluster compare`: protocols as they are given, side by side on one federation.
 
-Its runs keep their folders. A comparison's folder holds a run folder per protocol, which `replay`
-and `resume` take, and `compare.json`, written last. These folders are the only record of its
-progress: a run that ended has its `result.json`, one that was stopped its checkpoint.
+It is one level and one seed on the engine of sweeps (`securecluster/studies/sweep_runner.py`). Its
+runs keep their folders: a comparison's folder holds a run folder per protocol, which `replay` and
+`resume` take. They are the only record of its progress and its numbers, from which `compare.json`,
+tables and pictures are made again.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.commands import command_line, execution, failures
+from securecluster.commands.command_line import Section
 from securecluster.commands.failures import Row
 from securecluster.core.number_format import printable
 from securecluster.core.stops import output
-from securecluster.errors import RunFolderError, SecureClusterError
+from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 from securecluster.studies import comparison_options, sweep_runner
-from securecluster.studies.sweep_runner import DONE
+from securecluster.studies.sweep_runner import DONE, Parallel
 
 if TYPE_CHECKING:
     from securecluster.data import Federation
@@ -35,6 +37,16 @@ COLUMNS = (
 )  # fmt: skip
 ABOUT = "Run several protocols on the same clients and set them side by side."
 GIVEN = ("k", "tasks")  # hyper-parameters that give a protocol the number of clusters
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The comparison."""
+
+    jobs: int = 1
+    """runs at the same time, each in a process of its own, of one thread unless `--threads` says
+    otherwise; 0 is one for each core, at most 8, and 1 runs them here, with a line per round
+    """
 
 
 def start(argv: Sequence[str]) -> int:
@@ -53,13 +65,20 @@ def start(argv: Sequence[str]) -> int:
     names, arguments = comparison_options.protocols_first(argv, "compare", "cfl fedavg --rounds 20")
     if names:  # else help is asked for
         comparison_options.check_chosen(names)
-    comparison_options.check_owned(names, arguments)
+    comparison_options.check_owned(names, arguments, ["jobs"])
     options = command_line.parsed(
         f"securecluster compare {' '.join(names) or 'PROTOCOLS'}",
         arguments,
         ABOUT,
-        comparison_options.sections(names),
+        {"study": Section("the comparison", Jobs), **comparison_options.sections(names)},
     )
+    parallel = Parallel(options.study.jobs)
+    parallel.check()
+    if parallel.jobs != 1:
+        if options.settings.engine != "process":
+            raise UsageError("--engine ray runs one protocol after the other: leave --jobs out")
+        settings = replace(options.settings, threads=options.settings.threads or 1)
+        options = replace(options, settings=settings)
     protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
     plans, federation = execution.prepare(protocols, options)
     from securecluster.folders import run_folder
@@ -72,10 +91,10 @@ def start(argv: Sequence[str]) -> int:
     texts[run_folder.CONFIG] = run_folder.comparison_json(names)
     name = f"compare-{federation.data}"
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
-        return _carry_out(folder, plans, federation, options.output.quiet)
+        return _carry_out(folder, plans, federation, parallel, options.output.quiet)
 
 
-def resume(folder: Path, quiet: bool) -> int:
+def resume(folder: Path, quiet: bool, jobs: int = 1) -> int:
     """Go on with a comparison that was stopped, or show one that has ended.
 
     A protocol that failed is tried again from its last round.
@@ -83,31 +102,38 @@ def resume(folder: Path, quiet: bool) -> int:
     Args:
         folder: of the comparison.
         quiet: print nothing but errors.
+        jobs: runs at the same time, each in a process of its own; 1 is this process.
 
     Returns:
         The exit code.
 
     Raises:
+        UsageError: an impossible number.
         RunFolderError: a damaged folder, or data that have changed since.
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
     from securecluster.core.noted_warnings import noted
     from securecluster.folders import run_folder
+    from securecluster.reports import loading
     from securecluster.studies import comparison_figures as comparison
 
-    content = _ended(folder)
-    if content is None:
-        with run_folder.locked(folder):  # before the plans are read: another start may replace them
-            plans, federation = _planned(folder)
-            return _carry_out(folder, plans, federation, quiet)
-    _planned(folder)  # checks the data
-    if not quiet:
-        with output():
-            comparison.show(content)
-            print(f"{printable(str(folder))} is complete")
-    with noted(execution.noting(quiet)):
-        comparison.draw(folder, content, _histories(folder, content), True)
-    return 0
+    parallel = Parallel(jobs)
+    parallel.check()
+    runs = loading.compared_runs(folder) or ()
+    if all(run_folder.finished(run) for run in runs):
+        plans, federation = _planned(folder)
+        rows = [run.row(federation) for run in _runs(folder, plans, quiet=True)]
+        content = _content(folder, plans, federation, rows)
+        if _is_recorded(folder, content):
+            if not quiet:
+                with output():
+                    comparison.show(content)
+                    print(f"{printable(str(folder))} is complete")
+            with noted(execution.noting(quiet)):
+                comparison.draw(folder, content, _histories(folder, content), True)
+            return 0
+    with run_folder.locked(folder):  # before the plans are read: another start may replace them
+        return _carry_out(folder, *_planned(folder), parallel, quiet)
 
 
 def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
@@ -137,73 +163,58 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     return plans, federation
 
 
-def _ended(folder: Path) -> Content | None:
-    """Return the content of compare.json; None where a run has not ended, or ended in an error.
-
-    All files are checked before.
-
-    Args:
-        folder: of the comparison.
-
-    Raises:
-        RunFolderError: a file is missing or damaged.
-    """
-    from securecluster.core import manifest, serialization
-    from securecluster.folders import run_folder
-    from securecluster.folders.schemas import checked_comparison
-    from securecluster.reports import loading
-
-    for name in (run_folder.COMPARISON, manifest.NAME):
-        if not (folder / name).is_file():
-            return None
-    runs = loading.compared_runs(folder) or []
-    marks = manifest.read(folder)
-    text = manifest.checked(folder, run_folder.COMPARISON, marks)
-    path = folder / run_folder.COMPARISON
-    content: Content = dict(checked_comparison(path, serialization.parsed(path, text)))
-    if any(row["error"] for row in content["protocols"]):
-        return None
-    if not all(run_folder.finished(run) for run in runs):
-        return None
-    for run in runs:
-        run_folder.result_of(run)
-        run_folder.tidy(run)
-    if [row["protocol"] for row in content["protocols"]] != [run.name for run in runs]:
-        raise RunFolderError(f"{path} compares other protocols than config.json: start it anew")
-    return content
-
-
-def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, quiet: bool) -> int:
+def _carry_out(
+    folder: Path, plans: Sequence[RunPlan], federation: Federation, parallel: Parallel, quiet: bool
+) -> int:
     """Carry out the runs that have not ended, and show all of them side by side.
 
     Args:
         folder: of the comparison, whose lock this process holds.
         plans: of the runs.
         federation: the clients that they share.
+        parallel: runs at the same time.
         quiet: print nothing but errors.
 
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
+    from securecluster.core import atomic_files
     from securecluster.core.noted_warnings import noted
     from securecluster.folders import run_folder
     from securecluster.studies import comparison_figures as comparison
 
     console = execution.console(quiet)
-    try:
-        with execution.resumable(folder):
-            rows = _rows(folder, plans, federation, console)
-            failures.write(folder / run_folder.FAILURES, rows, lambda row: str(row["protocol"]))
-            content = _content(plans, federation, rows)
-            content["together"] = _together(folder, plans, rows)
-            _record(folder, content)
-            with noted(execution.noting(quiet)):
-                pictures = comparison.draw(folder, content, _histories(folder, content))
-    except RunFolderError as error:
-        # only what the disk refused may go well the next time
-        if not isinstance(error.__cause__, OSError):
-            raise
-        raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
+    processes = parallel.processes(plans[0].settings)
+    elsewhere = processes > 1
+
+    def carried_out_here(batch: Sequence[_Run]) -> list[Row]:
+        (run,) = batch
+        with output():
+            console.print(f"[bold]{run.label}[/bold] ({run.number} of {len(plans)})")
+        return [run.row(federation)]
+
+    def say(row: Row, remaining: float) -> Row:
+        text = f"{row['protocol']} failed: {row['reason']}"
+        if row["status"] == DONE:
+            text = f"{row['protocol']} ended after {row['seconds']:.1f} s"
+        if elsewhere or row["status"] != DONE:
+            with output():
+                console.print(text, markup=False)
+        # a process of its own has no lines
+        if elsewhere and row.get("warning") is not None:
+            execution.noting(quiet)(f"{row['protocol']}: {row['warning']}")
+        return row
+
+    work = _carried_out if elsewhere else carried_out_here
+    runs = _runs(folder, plans, quiet or elsewhere)
+    with sweep_runner.resumable(folder):
+        rows = list(sweep_runner.rows(runs, work, say, processes))
+        rows.sort(key=lambda row: int(row["run"]))
+        failures.write(folder / run_folder.FAILURES, rows, lambda row: str(row["protocol"]))
+        content = _content(folder, plans, federation, rows)
+        atomic_files.write_atomic(folder / run_folder.COMPARISON, _text(content))
+        with noted(execution.noting(quiet)):
+            pictures = comparison.draw(folder, content, _histories(folder, content))
     if not quiet:
         with output():
             comparison.show(content)
@@ -219,19 +230,39 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     return 0
 
 
-def _record(folder: Path, content: Content) -> None:
-    """Write compare.json.
+def _carried_out(batch: Sequence[_Run]) -> list[Row]:
+    """Carry out a run; what worker processes do."""
+    (run,) = batch
+    return [run.row()]
 
-    Args:
-        folder: of the comparison.
-        content: of compare.json.
-    """
-    from securecluster.core import atomic_files, manifest
+
+def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
+    """Raise SecureClusterError if any protocol failed."""
     from securecluster.folders import run_folder
 
-    text = json.dumps(content, indent=2) + "\n"
-    atomic_files.write_atomic(folder / run_folder.COMPARISON, text.encode())
-    manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
+    failed = [row for row in rows if row["status"] != DONE]
+    if not failed:
+        return
+    text = "; ".join(f"{row['protocol']} failed: {row['reason']}" for row in failed)
+    files = str(folder / run_folder.COMPARISON)
+    if any(row["traceback"] for row in failed):
+        files += f" and {run_folder.FAILURES}"
+    ended = len(rows) - len(failed)
+    raise SecureClusterError(f"{text}; {ended} of {len(rows)} protocols ended, see {files}")
+
+
+def _text(content: Content) -> bytes:
+    """Return the text of compare.json."""
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _is_recorded(folder: Path, content: Content) -> bool:
+    """Return whether compare.json has this content."""
+    from securecluster.core import atomic_files
+    from securecluster.folders import run_folder
+
+    path = folder / run_folder.COMPARISON
+    return path.is_file() and atomic_files.read(path) == _text(content)
 
 
 def _histories(folder: Path, content: Content) -> dict[str, list[dict[str, Any]]]:
@@ -244,39 +275,21 @@ def _histories(folder: Path, content: Content) -> dict[str, list[dict[str, Any]]
     return {row["protocol"]: _history(folder / row["protocol"]) for row in content["protocols"]}
 
 
-def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
-    """Raise SecureClusterError if any protocol failed."""
-    from securecluster.folders import run_folder
-
-    sentences = []
-    for row in rows:
-        if row["status"] != DONE:
-            sentences.append(f"{row['protocol']} failed: {row['reason']}")
-    if not sentences:
-        return
-    ended = len(rows) - len(sentences)
-    text = "; ".join(sentences)
-    files = str(folder / run_folder.COMPARISON)
-    if (folder / run_folder.FAILURES).is_file():
-        files += f" and {run_folder.FAILURES}"
-    raise SecureClusterError(f"{text}; {ended} of {len(rows)} protocols ended, see {files}")
-
-
 @dataclass(frozen=True)
-class _Cell(sweep_runner.Cell):
+class _Run(sweep_runner.Cell):
     """One run of a comparison, in a folder of its own.
 
     Args:
         number: from 1.
         plan: of the run.
         folder: of the run.
-        console: for progress.
+        quiet: print no progress.
     """
 
     number: int
     plan: RunPlan
     folder: Path
-    console: Any
+    quiet: bool
 
     @property
     def label(self) -> str:
@@ -291,95 +304,68 @@ class _Cell(sweep_runner.Cell):
         """Carry out the run, unless it has ended, and return what it measured, by column.
 
         Args:
-            federation: the clients, which all runs share.
+            federation: the clients, which all runs share; None to deal them out.
         """
-        row = _row(_result(self.plan, federation, self.folder, self.console))
-        row["given"] = _given_clusters(self.plan.protocol)
-        row["rounds"] = len(_history(self.folder))
+        from securecluster.folders.schemas import scores_of
+        from securecluster.studies.sweep_plan import dealt
+
+        result = self._result(federation or dealt(self.plan.simulation))
+        metric = result["metric"]
+        privacy = result["privacy"]
+        row: Row = {
+            "clusters": result["clusters"],
+            "ari": result["metrics"]["ari"],
+            metric: scores_of(result)["after"],
+            "at_target": result["metrics"]["at_target"],
+            "given": _given_clusters(self.plan.protocol),
+            "rounds": len(_history(self.folder)),
+            **{direction: result["bytes"][direction] for direction in ("up", "down", "servers")},
+            "epsilon": privacy["epsilon"],
+            "seconds": result["seconds"],
+            "warning": result.get("warning"),
+        }
+        # with one cluster at the end there is no "before clusters"
+        if result["clusters"] > 1:
+            row[f"{metric}_before"] = scores_of(result)["before"]
+        # without noise there is no unit of privacy to speak of
+        if any(release["noise_multiplier"] for release in privacy["releases"]):
+            row["dp_unit"] = privacy["unit"]
         return row
 
+    def _result(self, federation: Any) -> Result:
+        """Return the content of the run's result.json; a run that has none is carried out.
 
-def _rows(
-    folder: Path, plans: Sequence[RunPlan], federation: Federation, console: Any
-) -> list[Row]:
-    """Return a row for each protocol, after carrying out what has not ended.
+        Args:
+            federation: the clients.
+        """
+        from securecluster.folders import run_folder
 
-    An error of one protocol does not stop the others, also one that nobody foresaw, but a folder
-    that cannot be written does.
+        console = execution.console(self.quiet)
+        if not run_folder.finished(self.folder):
+            with run_folder.locked(self.folder):
+                # another process may have ended it meanwhile
+                if not run_folder.finished(self.folder):
+                    content, _ = execution.watched_run(self.plan, federation, self.folder, console)
+                    return content
+        content = run_folder.result_of(self.folder)
+        run_folder.tidy(self.folder)
+        with output():
+            console.print("is complete")
+        return content
+
+
+def _runs(folder: Path, plans: Sequence[RunPlan], quiet: bool) -> list[_Run]:
+    """Return the runs of a comparison.
 
     Args:
         folder: of the comparison.
         plans: of the runs.
-        federation: the clients that they share.
-        console: for progress.
+        quiet: print no progress.
     """
-    cells = []
+    runs = []
     for number, plan in enumerate(plans, 1):
-        cells.append(_Cell(number, plan, folder / plan.protocol.name, console))
-
-    def carried_out(batch: Sequence[_Cell]) -> list[Row]:
-        (cell,) = batch
-        with output():
-            console.print(f"[bold]{cell.label}[/bold] ({cell.number} of {len(cells)})")
-        return [cell.row(federation)]
-
-    def say(row: Row, remaining: float) -> Row:
-        if row["status"] != DONE:
-            with output():
-                console.print(f"{row['protocol']} failed: {row['reason']}", markup=False)
-        return row
-
-    return list(sweep_runner.rows(cells, carried_out, say))
-
-
-def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> Result:
-    """Return the content of a run's result.json; a run that has none is carried out.
-
-    Args:
-        plan: of the run.
-        federation: its clients.
-        folder: of the run.
-        console: for progress.
-    """
-    from securecluster.folders import run_folder
-
-    with run_folder.locked(folder):
-        if not run_folder.finished(folder):
-            content, _ = execution.watched_run(plan, federation, folder, console)
-            return content
-        content = run_folder.result_of(folder)
-    with output():
-        console.print("is complete")
-    return content
-
-
-def _row(result: Result) -> Row:
-    """Return what a run measured, by column.
-
-    Args:
-        result: content of its result.json.
-    """
-    from securecluster.folders.schemas import scores_of
-
-    metric = result["metric"]
-    metrics = result["metrics"]
-    privacy = result["privacy"]
-    row: Row = {
-        "clusters": result["clusters"],
-        "ari": metrics["ari"],
-        metric: scores_of(result)["after"],
-        "at_target": metrics["at_target"],
-        **{direction: result["bytes"][direction] for direction in ("up", "down", "servers")},
-        "epsilon": privacy["epsilon"],
-        "seconds": result["seconds"],
-    }
-    # with one cluster at the end there is no "before clusters"
-    if result["clusters"] > 1:
-        row[f"{metric}_before"] = scores_of(result)["before"]
-    # without noise there is no unit of privacy to speak of
-    if any(release["noise_multiplier"] for release in privacy["releases"]):
-        row["dp_unit"] = privacy["unit"]
-    return row
+        runs.append(_Run(number, plan, folder / plan.protocol.name, quiet))
+    return runs
 
 
 def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> list[Row]:
@@ -438,10 +424,13 @@ def _given_clusters(protocol: Any) -> dict[str, int] | None:
     return options or None
 
 
-def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> Content:
-    """Return the content of compare.json but `together`.
+def _content(
+    folder: Path, plans: Sequence[RunPlan], federation: Federation, rows: Sequence[Row]
+) -> Content:
+    """Return the content of compare.json.
 
     Args:
+        folder: of the comparison.
         plans: of the runs.
         federation: the clients that they share.
         rows: of all protocols. An epsilon of null is infinite where there is no error; `rounds`
@@ -471,6 +460,7 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
         "metric": metric,
         "unit": federation.objective.unit,
         "protocols": [_entry(row, metric) for row in rows],
+        "together": _together(folder, plans, rows),
     }
 
 

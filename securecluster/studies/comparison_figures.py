@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from securecluster.figures.figure import Drawing, figure, save_all
 from securecluster.figures.looks import GREY, looks, name_of
 from securecluster.privacy import run_secret
 from securecluster.reports.report import megabytes
+from securecluster.studies import sweep_figures
 from securecluster.studies.sweep_costs import NOT_COUNTED, TWO_UNITS
 
 Content = dict[str, Any]
@@ -21,20 +21,6 @@ Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
 COLUMN_GAP = 2  # cells between two columns of a table
-WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
-LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
-LEADER_FROM = 16  # points; a text farther from its point than this gets a leader line
-RINGS = 12  # distances at which a text may stand beside its point
-SIDES = (
-    (1, 0, "left"),
-    (-1, 0, "right"),
-    (0, 1, "center"),
-    (0, -1, "center"),
-    (1, 1, "left"),
-    (1, -1, "left"),
-    (-1, 1, "right"),
-    (-1, -1, "right"),
-)
 
 
 def show(content: Content, console: Any = None) -> None:
@@ -86,7 +72,8 @@ def _title(content: Content) -> str:
         phrases.append("1 true cluster")
     elif true_clusters is not None:
         phrases.append(f"{true_clusters} true clusters")
-    phrases.append(f"seed {content['seed']}")
+    if content["seed"] is not None:
+        phrases.append(f"seed {content['seed']}")
     return ", ".join(phrases)
 
 
@@ -261,7 +248,7 @@ def draw(
     metric = content["metric"]
     unit = content["unit"]
     title = _simulated(content)
-    if content.get("seed") is not None:
+    if content["seed"] is not None:
         title += f", seed {content['seed']}"
     curves: dict[str, list[Point]] = {}
     given_up: dict[str, int] = {}
@@ -276,7 +263,7 @@ def draw(
     if curves:
         drawings[f"{metric}.png"] = partial(_learning, title, curves, given_up, metric, unit)
     if ended:
-        drawings["cost.png"] = partial(_cost, title, ended, list(histories), metric, unit)
+        drawings["cost.png"] = partial(_cost, title, ended, metric, unit)
     return save_all(folder, drawings, missing)
 
 
@@ -377,123 +364,22 @@ def _label(name: str, given_up: int) -> str:
     return f"{name_of(name)} (kept start; {given_up} rounds in others)"
 
 
-def _cost(title: str, rows: list[Row], names: list[str], metric: str, unit: str) -> Any:
-    """Return a figure of the metric of each protocol against the bytes that it sent.
+def _cost(title: str, rows: list[Row], metric: str, unit: str) -> Any:
+    """Return a figure of the metric of each protocol over the bytes that it sent.
 
     Args:
         title: of the picture.
         rows: entries of `protocols` in compare.json that have the metric.
-        names: of all protocols that are compared.
         metric: the metric's name.
         unit: of the metric; empty where it has none.
     """
-    picture, axes = figure(6.8, 4.2)
-    # one byte at least: the axis is logarithmic
-    sent = []
-    for row in rows:
-        sent.append(max(1, row["up"] + row["down"]))
-    scores = [row[metric] for row in rows]
-    for row, x, y in zip(rows, sent, scores, strict=True):
-        style = _style(row["protocol"], names)
-        axes.plot([x], [y], markersize=7, **{**style, "linestyle": "none"})
-    axes.set(
-        title=title,
-        xlabel="bytes on the wire, up and down",
-        ylabel=f"{labelled(metric, unit)}, mean over clients",
-        xscale="log",
-    )
-    axes.set_xlim(min(sent) / 2, max(sent) * 2)
-    axes.tick_params(axis="x", which="minor", labelsize=6)
+    # as a sweep of one level and one seed, without an interval
+    of_a_sweep = {"noise": 0.0, f"{metric}_low": None, f"{metric}_high": None}
+    lines = [{**row, **of_a_sweep, "variant": row["protocol"]} for row in rows]
+    labels = {metric: f"{labelled(metric, unit)}, mean over clients"}
+    picture = sweep_figures.over(lines, "bytes", [metric], labels)
+    picture.suptitle(title, fontsize=10)
+    (axes,) = picture.axes
+    axes.autoscale(axis="y")  # points that are close are told apart
     axes.margins(y=0.15)
-    axes.grid(alpha=0.25)
-    points = list(zip(sent, scores, strict=True))
-    # after the axes have their final limits, on which the places of the texts depend
-    label(axes, points, [name_of(row["protocol"]) for row in rows])
     return picture
-
-
-def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list[Any]:
-    """Write each text beside its point.
-
-    A text goes to the nearest position where it covers no point, no other text and no edge, with a
-    thin line to its point when it is far from it.
-
-    Args:
-        axes: matplotlib axes, whose limits do not change any more.
-        spots: the points, in data coordinates.
-        texts: one for each point.
-
-    Returns:
-        The texts that were drawn.
-    """
-    from matplotlib.transforms import Bbox
-
-    axes.figure.draw_without_rendering()  # fixes the pixels of the points
-    pixels = axes.transData.transform(spots)
-    occupied = []
-    for x, y in pixels:
-        occupied.append(Bbox.from_bounds(x - 6, y - 6, 12, 12))
-    notes = []
-    for spot, text in zip(spots, texts, strict=True):
-        note = axes.annotate(
-            text,
-            spot,
-            xytext=(0, 0),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-            zorder=4,
-            bbox=WHITE,
-        )
-        # the layout would otherwise make room for texts, and so move the points again
-        note.set_in_layout(False)
-        box, distance = _place_beside(axes, note, occupied)
-        if distance > LEADER_FROM:
-            _draw_leader(axes, spot, note.get_position())
-        occupied.append(box)
-        notes.append(note)
-    return notes
-
-
-def _place_beside(axes: Any, note: Any, occupied: list[Any]) -> tuple[Any, float]:
-    """Move a text to the nearest free position beside its point.
-
-    Args:
-        axes: matplotlib axes.
-        note: the text, an annotation at its point.
-        occupied: boxes that the text must not cover, in pixels.
-
-    Returns:
-        The text's box in pixels, and its larger offset from the point in typographic points. The
-        last position is used where none is free.
-    """
-    for dx, dy, alignment in _offsets():
-        note.set(position=(dx, dy), ha=alignment)
-        box = note.get_window_extent().padded(1)
-        if not axes.bbox.contains(*box.min) or not axes.bbox.contains(*box.max):
-            continue
-        if not any(box.overlaps(other) for other in occupied):
-            break
-    return box, max(abs(dx), abs(dy))
-
-
-def _draw_leader(axes: Any, spot: tuple[float, float], offset: tuple[float, float]) -> None:
-    """Draw a thin line from a point to its text.
-
-    Args:
-        axes: matplotlib axes.
-        spot: the point, in data coordinates.
-        offset: of the text from the point, in typographic points.
-    """
-    axes.annotate("", spot, xytext=offset, textcoords="offset points", arrowprops=LEADER, zorder=1)
-
-
-def _offsets() -> Iterator[tuple[float, float, str]]:
-    """Yield positions around a point, nearest first.
-
-    Yields:
-        (right, up) in typographic points, and the text's alignment.
-    """
-    for ring in range(1, RINGS + 1):
-        for x, y, alignment in SIDES:
-            yield 8.0 * ring * x, 11.0 * ring * y, alignment

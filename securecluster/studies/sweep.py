@@ -7,7 +7,6 @@ these lines at the end. A run that fails is recorded as failed, and the others g
 
 from __future__ import annotations
 
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -571,15 +570,11 @@ def _carry_out(
         SecureClusterError: some runs failed; the others are in the folder.
     """
     from securecluster.folders import run_folder
-    from securecluster.studies import sweep_report, worker_pool
+    from securecluster.studies import sweep_report
 
     federation = _federation(plan)
-    command = f"securecluster resume {shlex.quote(str(folder))}"
-    try:
-        with execution.resumable(folder):
-            rows, undrawn = _completed(folder, plan, federation, parallel, quiet, retry)
-    except worker_pool.WorkerError as error:
-        raise SecureClusterError(f"{error}; go on with: {command}") from None
+    with sweep_runner.resumable(folder):
+        rows, undrawn = _completed(folder, plan, federation, parallel, quiet, retry)
     if undrawn is not None:
         print(f"securecluster: note: {printable(undrawn)}", file=sys.stderr)
     if not quiet:
@@ -593,8 +588,9 @@ def _carry_out(
     details = f"see {folder / 'runs.csv'}"
     if any(row["traceback"] for row in failed):
         details += f" and {run_folder.FAILURES}"
+    command = f"{sweep_runner.go_on(folder)} --retry"
     raise SecureClusterError(
-        f"{_failed(failed, rows)}; {details}, and try them again with: {command} --retry"
+        f"{_failed(failed, rows)}; {details}, and try them again with: {command}"
     )
 
 

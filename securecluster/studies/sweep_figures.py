@@ -60,7 +60,7 @@ def draw(
     scores = [name for name in ("ari", metric) if any(row[name] is not None for row in done)]
     if not scores:
         return []
-    labels = {"ari": "ARI", metric: labelled(metric, unit)}
+    labels = over_seeds(metric, unit)
     paths = []
     for name in (*AXES, "bytes"):
         picture = over(done, name, scores, labels, runs=runs)
@@ -77,6 +77,17 @@ def units(rows: Sequence[Row]) -> list[str]:
     """
     row_units = {str(row["dp_unit"]) for row in rows if row["dp_unit"] and row["epsilon"]}
     return [unit for unit in UNITS if unit in row_units]
+
+
+def over_seeds(metric: str, unit: str) -> dict[str, str]:
+    """Return the labels of the vertical axes of a sweep's pictures, by score.
+
+    Args:
+        metric: the clients' score.
+        unit: of the metric; empty where it has none.
+    """
+    labels = {"ari": "ARI", metric: labelled(metric, unit)}
+    return {score: f"{label}, mean over seeds" for score, label in labels.items()}
 
 
 def over(
@@ -263,7 +274,9 @@ def _draw_bytes(panel: Any, rows: Sequence[Row], score: str, drawn: _Drawn) -> N
             _draw_dots(panel, position, row, score, drawn)
         # for the legend, in full colour
         panel.plot([], [], look.marker, color=look.color, label=drawn.name(variant))
-    text = "MB of a run, up and down (paler: more noise)"
+    text = "MB of a run, up and down"
+    if len(levels) > 1:
+        text += " (paler: more noise)"
     _finish(panel, text, drawn.labels[score], score)
     _ticks_of_bytes(panel, everywhere)
 
@@ -528,7 +541,7 @@ def _finish(panel: Any, xlabel: str, ylabel: str, score: str) -> None:
         score: the column.
     """
     panel.set_xlabel(xlabel)
-    panel.set_ylabel(f"{ylabel}, mean over seeds")
+    panel.set_ylabel(ylabel)
     panel.grid(alpha=0.25)
     if score == "ari":
         panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from securecluster.commands import failures
+from securecluster.commands import execution, failures
 from securecluster.commands.failures import Row
 from securecluster.core.validation import check_whole_value
 from securecluster.errors import OutputError, RunFolderError, SecureClusterError, UsageError
@@ -149,6 +152,31 @@ class Parallel:
         if settings.device == "cpu":
             return 1
         return TOGETHER_ON_GPU
+
+
+def go_on(folder: Path) -> str:
+    """Return the command that goes on with the runs in a folder."""
+    return f"securecluster resume {shlex.quote(str(folder))}"
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Add how to go on to what stops all runs: a signal, the disk, or a process that cannot start.
+
+    Args:
+        folder: of the runs in this context.
+    """
+    advice = f"; go on with: {go_on(folder)}"
+    try:
+        with execution.resumable(folder):
+            yield
+    except worker_pool.WorkerError as error:
+        raise SecureClusterError(f"{error}{advice}") from None
+    except RunFolderError as error:
+        # only what the disk refused may go well the next time
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise RunFolderError(f"{error}{advice}") from error
 
 
 def rows(

@@ -58,9 +58,7 @@ def write(folder: Path, name: str, data: bytes) -> None:
     if name == "config.json":
         marker = manifest.encode({name: manifest.Mark.of(data)})
         (folder / ".securecluster").write_bytes(marker)
-    if (folder / "compare.json").is_file():
-        manifest.write(folder, ["config.json", "compare.json"])
-    elif (folder / "manifest.json").is_file():
+    if (folder / "manifest.json").is_file():
         run_folder.seal(folder, (folder / "result.json").read_bytes())
 
 
@@ -113,23 +111,14 @@ def test_every_entry_of_a_run_is_read_with_its_type(
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_every_entry_of_a_comparison_is_read_with_its_type(
-    kind: str,
-    compared: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    kind: str, compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(compared, tmp_path / "comparison")
-    exhaustive = request.config.getoption("exhaustive")
-    for name in ("compare.json", "config.json"):
-        content = json.loads((folder / name).read_text())
-        some = list(entries(content))
-        if not exhaustive:
-            some = some[list(VALUES).index(kind) :: len(VALUES)]
-        for path in some:
-            write_json(folder, name, forged(content, path, VALUES[kind]))
-            check(folder, name, [["resume"]], capsys)
-        write_json(folder, name, content)
+    name = "config.json"
+    content = json.loads((folder / name).read_text())
+    for path in entries(content):
+        write_json(folder, name, forged(content, path, VALUES[kind]))
+        check(folder, name, [["resume"]], capsys)
 
 
 @pytest.mark.parametrize(

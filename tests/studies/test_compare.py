@@ -7,13 +7,10 @@ import io
 import json
 import math
 import os
+import pickle
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,11 +20,13 @@ from cases import SMALL_FEDERATION
 from commands import exit_of
 from rich.console import Console
 
+from securecluster.core.serialization import fault_of
 from securecluster.data.simulation import Simulation
 from securecluster.errors import UpdateError
 from securecluster.figures import curves
-from securecluster.figures.figure import figure
+from securecluster.figures.looks import looks
 from securecluster.folders.run_folder import locked
+from securecluster.folders.schemas import Comparison
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, FLHC, FedAvg
@@ -35,6 +34,7 @@ from securecluster.protocols.common.averages.averaging import AveragingState
 from securecluster.protocols.registry import PROTOCOLS
 from securecluster.runtime.run import Run
 from securecluster.studies import comparison_figures as comparison
+from securecluster.studies import worker_pool
 
 SMALL = [
     "--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "5", "--dropout", "0.05",
@@ -84,6 +84,7 @@ def test_the_rows_say_what_the_runs_say(whole: Path) -> None:
     content = json.loads((whole / "compare.json").read_text())
     assert (content["data"], content["scenario"], content["clients"]) == ("digits", "label-swap", 6)
     assert (content["seed"], content["reproducible_keys"]) == (None, True)
+    assert fault_of(content, Comparison) is None
     assert [row["protocol"] for row in content["protocols"]] == NAMES
     for row in content["protocols"]:
         result = json.loads((whole / row["protocol"] / "result.json").read_text())
@@ -133,6 +134,7 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
 ) -> None:
     assert exit_of("compare fedavg local", *SMALL, "--out", tmp_path / "a") == 0
     printed = capsys.readouterr().out
+    assert "seed None" not in printed  # keys follow from it
     assert len(re.findall(r"^round +\d/5 ", printed, re.M)) == 10
     assert re.search(
         r"^ *fedavg +1 +0.00 +0\.\d{3} +[01]\.\d{3} +5 +\d+\.\d+ [kM]B +∞ +\d+\.\d *$",
@@ -145,6 +147,26 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     assert "before" not in printed and str(tmp_path / "a") in printed
     assert exit_of("compare fedavg local --quiet", *SMALL, "--out", tmp_path / "b") == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_runs_side_by_side_are_those_that_run_one_after_the_other(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def results(work: Any, tasks: Sequence[Any], processes: int) -> Iterator[Any]:
+        asked.append(processes)
+        for task in reversed(tasks):  # they end in any order
+            yield work(pickle.loads(pickle.dumps(task)))
+
+    monkeypatch.setattr(worker_pool, "results", results)
+    out = tmp_path / "r"
+    assert exit_of("compare", *NAMES, *SMALL, "--jobs", "2", "--out", out) == 0
+    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
+    printed = capsys.readouterr().out
+    assert "round" not in printed.partition("protocol")[0]
+    assert re.search(r"local ended .*fedavg ended .*cfl ended ", printed, re.S)
+    assert asked[0] == 2
 
 
 def test_the_federation_is_dealt_once_and_lies_under_runs(
@@ -223,6 +245,8 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["cfl", "fedavg", "--rounds", "0"], "cfl: --rounds"),
         (["cfl", "fedavg", "--dropout", "1"], "dropout"),
         (["cfl", "fedavg", "--transcript", "all"], "unknown --transcript"),
+        (["cfl", "fedavg", "--jobs", "-1"], "jobs = -1 is not possible"),
+        (["cfl", "fedavg", "--jobs", "2", "--engine", "ray"], "leave --jobs out"),
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
@@ -237,17 +261,6 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "rest", [["--zeta", "1"], ["--rounds", "3", "local"], ["--rounds", "many"]]
-)
-def test_what_does_not_parse_is_refused_and_leaves_nothing(
-    rest: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert exit_of("compare cfl fedavg", *rest) == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -380,10 +393,6 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     assert exit_of("resume", out, "--quiet") == 0
 
 
-def _hear() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def check_same_comparison(out: Path, whole: Path) -> None:
     """Resume a stopped comparison, and compare it with the one that nobody stopped."""
     assert exit_of("resume", out, "--quiet") == 0
@@ -396,37 +405,6 @@ def check_same_comparison(out: Path, whole: Path) -> None:
         "cost.png",
     ):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-# tests/cli/test_kill.py and tests/cli/test_stops.py stop processes by default
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize(("how", "running"), [(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")])
-def test_a_stopped_process_resumes_to_the_same_comparison(
-    how: signal.Signals, running: str, whole: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "stopped"
-    # as `whole` has its keys, by the default of tests
-    arguments = ["compare", *NAMES, *SMALL, "--keys-from-seed", "--quiet", "--out", str(out)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "securecluster", *arguments],
-        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
-        stderr=subprocess.PIPE,
-        preexec_fn=_hear,
-    ) as process:
-        history = out / running / "history.jsonl"
-        while process.poll() is None and (
-            not history.exists() or history.read_bytes().count(b"\n") < 2
-        ):
-            time.sleep(0.002)
-        process.send_signal(how)
-        _, said = process.communicate(timeout=60)
-    assert not (out / running / "result.json").exists(), "the run ended before it was stopped"
-    assert (out / "cfl" / "result.json").exists() == (running == "fedavg")
-    if how is signal.SIGINT:
-        assert process.returncode == 130
-        assert said.decode() == f"securecluster: stopped; go on with: securecluster resume {out}\n"
-    check_same_comparison(out, whole)
 
 
 @pytest.mark.exhaustive
@@ -456,18 +434,19 @@ def test_a_stopped_comparison_resumes_to_the_same_one(
     check_same_comparison(out, whole)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.02])
-def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
-    made, axes = figure(6.8, 4.2)
-    spots = [(1e7 * (1 + spread * k), 0.9 + spread * (k % 3)) for k in range(8)] + [(8e4, 0.86)]
-    axes.set(xscale="log", xlim=(4e4, 2e7), ylim=(0.6, 1.0))
-    notes = comparison.label(axes, spots, [f"local-kmeans{k}" for k in range(9)])
-    made.draw_without_rendering()
-    boxes = [note.get_window_extent() for note in notes]
-    assert not any(one.overlaps(two) for k, one in enumerate(boxes) for two in boxes[:k])
-    assert all(axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes)
-    points = axes.transData.transform(spots)
-    assert not any(box.contains(*point) for box in boxes for point in points)
+def test_the_cost_of_each_protocol_is_a_point_in_its_colour(whole: Path) -> None:
+    rows = json.loads((whole / "compare.json").read_text())["protocols"]
+    (axes,) = comparison._cost("digits, seed 0", rows, "accuracy", "").axes
+    assert axes.get_xlabel() == "MB of a run, up and down"  # no noise to be paler by
+    assert axes.get_ylabel() == "test accuracy, mean over clients"
+    points = {}
+    for container in axes.containers:
+        (x,), (y,) = container.lines[0].get_data()
+        style = (container.lines[0].get_color(), container.lines[0].get_marker())
+        points[style] = (round(x * 1e6), y)
+    styles = [(look.color, look.marker) for look in (looks(NAMES)[name] for name in NAMES)]
+    sent = [(row["up"] + row["down"], row["accuracy"]) for row in rows]
+    assert points == dict(zip(styles, sent, strict=True))
 
 
 @pytest.mark.exhaustive

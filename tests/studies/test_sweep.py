@@ -696,10 +696,11 @@ def test_options_of_a_sweep_are_refused_for_other_folders(
         (run, "a single run"),
         (comparison, "a comparison, which does what failed"),
     ):
-        for option in (["--jobs", "2"], ["--together", "2"], ["--retry"]):
+        options = [["--jobs", "2"], ["--together", "2"], ["--retry"]]
+        for option in options[folder == comparison :]:
             assert main(["resume", str(folder), *option]) == 2
             said = capsys.readouterr().err
-            assert f"{folder} holds {what}" in said and f"{option[0]} is for sweeps" in said
+            assert f"{folder} holds {what}" in said and f"takes no {option[0]}: leave it" in said
             assert said.count("\n") == 1
 
 
