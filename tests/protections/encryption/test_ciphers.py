@@ -89,6 +89,7 @@ def integers_under(largest: int, slots: int, members: int) -> tuple[Any, Any]:
     return rows, rows.sum(0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("members", MEMBERS)
 def test_the_noise_of_ciphertexts_is_as_derived(members: int) -> None:
     """The standard deviation of a slot is N √m / (6 Δ).
@@ -108,6 +109,7 @@ def test_the_noise_of_ciphertexts_is_as_derived(members: int) -> None:
     assert measured == pytest.approx(deviation, rel=0.15)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("members", MEMBERS)
 def test_sums_have_flooding_noise_of_a_64th_of_a_step(members: int) -> None:
     parameters = Parameters()

@@ -66,6 +66,7 @@ def test_sums_of_angles_cluster_too() -> None:
     assert sorted(fitted.labels_) == [*range(8)]
 
 
+@pytest.mark.exhaustive
 def test_a_pacfl_run_keeps_what_every_protocol_must() -> None:
     make = partial(small, k=2)
     conformance.check(make, RUN, NEWCOMERS, masks=("none", "permutation")).require()
