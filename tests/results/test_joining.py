@@ -57,6 +57,7 @@ SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 # divides the clients in the first round
 SPLITTING: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
 PRIVATE = CFL(**SMALL, **SPLITTING, clip=1.0, noise=1.0)
+TWO_MODELS: dict[str, Any] = {"k": 2, "starts": 2, "start_rounds": 1}
 METHODS: dict[str, Any] = {
     "fedavg": FedAvg(**SMALL),
     "cfl": CFL(**SMALL, **SPLITTING, mask="none"),
@@ -65,8 +66,8 @@ METHODS: dict[str, Any] = {
     "cfl, sketch and secagg": CFL(**SMALL, **SPLITTING, sketch=64, aggregation="secagg"),
     "flhc": FLHC(**SMALL, pre_rounds=1),
     "flhc, permutation": FLHC(**SMALL, pre_rounds=1, mask="permutation"),
-    "ifca": IFCA(**SMALL, k=2),
-    "ifca, secagg": IFCA(**SMALL, k=2, aggregation="secagg", least_choosers=2),
+    "ifca": IFCA(**SMALL, **TWO_MODELS),
+    "ifca, secagg": IFCA(**SMALL, **TWO_MODELS, aggregation="secagg", least_choosers=2),
     "srfca": SRFCA(**SMALL),
     "srfca, permutation": SRFCA(**SMALL, distance="l2", mask="permutation"),
     "oneshot": OneShot(**SMALL),

@@ -143,6 +143,7 @@ def federation() -> Federation:
 
 
 SECURE = {"mask": "permutation", "aggregation": "secagg"}
+TWO_MODELS = {"k": 2, "starts": 2, "start_rounds": 1}
 CASES = {
     "fedavg": ("fedavg", {}),
     "fedavg-secure": ("fedavg", SECURE),
@@ -153,8 +154,8 @@ CASES = {
     "cfl-secure": ("cfl", {**SPLITTING, **SECURE, "sketch": 64}),
     "flhc": ("flhc", {"pre_rounds": 3}),
     "flhc-secure": ("flhc", {"pre_rounds": 3, **SECURE}),
-    "ifca": ("ifca", {"k": 2}),
-    "ifca-secure": ("ifca", {"k": 2, **SECURE}),
+    "ifca": ("ifca", TWO_MODELS),
+    "ifca-secure": ("ifca", {**TWO_MODELS, **SECURE}),
     "srfca": ("srfca", {}),
     "signature": ("signature", {}),
     "signature-secure": ("signature", SECURE),
