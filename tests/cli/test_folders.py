@@ -121,7 +121,7 @@ def test_force_leaves_other_runs_in_the_folder_alone(
 STARTS = {
     "run": RUN,
     "compare": ["compare", "fedavg", "local", *SMALL],
-    "sweep": ["sweep", "fedavg", *SMALL, "--clip", "1", "--noise", "0", "1", "--seeds", "1"],
+    "sweep": ["sweep", "fedavg", *SMALL, *"--clip 1 --noise 0 1 --seeds 1 --jobs 1".split()],
 }
 
 
@@ -134,6 +134,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "share", [0.0, exhaustive(0.2), exhaustive(0.5), exhaustive(0.7), 0.95, 1.0]
 )

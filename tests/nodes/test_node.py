@@ -55,7 +55,7 @@ EQUAL = {
     "oneshot": OneShot(**SMALL),
     "oneshot, pads": OneShot(**SMALL, relevance="pads", aggregation="secagg"),
     "srfca": SRFCA(**SMALL),
-    "ifca, secagg": IFCA(**SMALL, k=2, aggregation="secagg"),
+    "ifca, secagg": IFCA(**SMALL, k=2, starts=2, start_rounds=1, aggregation="secagg"),
     "signature": Signature(**SMALL),
 }
 NOISY = FedAvg(**SMALL, clip=1.0, noise=1.0)

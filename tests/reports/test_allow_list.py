@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 METHODS: dict[str, ClusteringProtocol] = {
     "fallback": CFL(fallback=0.2, **SMALL),
     "hidden": Hidden(k=2, clip=1.0, noise=1.0, **SMALL),
-    "secagg": IFCA(k=2, aggregation="secagg", **SMALL),
+    "secagg": IFCA(k=2, starts=2, start_rounds=1, aggregation="secagg", **SMALL),
     "target": FedAvg(rounds=2, epochs=1, target_epsilon=20.0),
     "example": FedAvg(dp_unit="example", clip=1.0, noise=1.0, mask="rotation", **SMALL),
     "own fields": Signature(k=2, **SMALL),

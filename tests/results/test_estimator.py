@@ -27,6 +27,7 @@ from securecluster import IFCA, ClusteredClassifier, FedAvg, Local, Settings
 from securecluster.errors import UsageError
 
 FAST = {"model": "linear", "epochs": 3, "lr": 0.1}
+TWO = {**FAST, "k": 2, "rounds": 8, "starts": 3, "start_rounds": 1}
 SITES = 6
 
 
@@ -45,7 +46,7 @@ def expected_failures(estimator: Any) -> dict[str, str]:
 
 # Every check of scikit-learn runs but the one above, and those that it skips by itself.
 @parametrize_with_checks(
-    [Dealt(FedAvg(rounds=10, mask="none", model="linear", lr=0.05))],
+    [Dealt(FedAvg(rounds=5, mask="none", model="linear", lr=0.05))],
     expected_failed_checks=expected_failures,
 )
 @pytest.mark.filterwarnings("ignore::securecluster.errors.SecureClusterWarning")
@@ -71,7 +72,7 @@ def wines() -> tuple[pd.DataFrame, Any, Any]:
 
 def test_sites_of_the_fit_are_answered_by_their_own_models() -> None:
     X, y, sites = wines()
-    made = ClusteredClassifier(IFCA(k=2, rounds=8, **FAST), random_state=0).fit(X, y, sites)
+    made = ClusteredClassifier(IFCA(**TWO), random_state=0).fit(X, y, sites)
     assert made.classes_.tolist() == ["barbera", "barolo", "grignolino"]
     assert made.groups_.tolist() == [str(k) for k in range(SITES)]
     # the truth: sites of even and odd numbers
@@ -94,7 +95,7 @@ def tensor_of(table: pd.DataFrame) -> torch.Tensor:
 
 def test_other_sites_are_answered_by_the_mean_of_the_clusters() -> None:
     X, y, sites = wines()
-    made = ClusteredClassifier(IFCA(k=2, rounds=8, **FAST), random_state=0)
+    made = ClusteredClassifier(IFCA(**TWO), random_state=0)
     made.fit(X[sites > 0], y[sites > 0], sites[sites > 0])
     new = X[sites == 0]
     shares = made.predict_proba(new, ["a new one"] * len(new))
@@ -110,7 +111,7 @@ def test_other_sites_are_answered_by_the_mean_of_the_clusters() -> None:
 @pytest.mark.usefixtures("routing")
 def test_groups_reach_fits_scores_and_splits() -> None:
     X, y, sites = wines()
-    made = ClusteredClassifier(IFCA(k=2, rounds=8, **FAST), random_state=0)
+    made = ClusteredClassifier(IFCA(**TWO), random_state=0)
     folds = StratifiedKFold(3, shuffle=True, random_state=0)
     seen = cross_val_score(made, X, y, params={"groups": sites}, cv=folds)
     assert seen.min() > 0.85
@@ -127,9 +128,7 @@ def test_groups_reach_fits_scores_and_splits() -> None:
 @pytest.mark.usefixtures("routing")
 def test_a_pipeline_hands_groups_on() -> None:
     X, y, sites = wines()
-    made = make_pipeline(
-        StandardScaler(), ClusteredClassifier(IFCA(k=2, rounds=8, **FAST), random_state=0)
-    )
+    made = make_pipeline(StandardScaler(), ClusteredClassifier(IFCA(**TWO), random_state=0))
     made.fit(100 * X, y, groups=sites)
     assert made.score(100 * X, y, groups=sites) > 0.95
 
@@ -137,7 +136,7 @@ def test_a_pipeline_hands_groups_on() -> None:
 def test_a_column_of_sites_needs_no_routing() -> None:
     X, y, sites = wines()
     table = X.assign(winery=[f"winery {k}" for k in sites])
-    made = ClusteredClassifier(IFCA(k=2, rounds=8, **FAST), group_column="winery", random_state=0)
+    made = ClusteredClassifier(IFCA(**TWO), group_column="winery", random_state=0)
     folds = StratifiedKFold(3, shuffle=True, random_state=0)
     assert cross_val_score(made, table, y, cv=folds, scoring="accuracy").min() > 0.85
     assert (cross_val_predict(made, table, y, cv=folds) == y).mean() > 0.85

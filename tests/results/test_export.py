@@ -43,6 +43,7 @@ numpy.save("outputs.npy", model(x).detach().numpy())
 if load.content()["objective"] == "classification":
     print(load.predict(model, x))
 """
+TWO_MODELS: dict[str, Any] = {"k": 2, "starts": 2, "start_rounds": 1}
 NAMES = [(kind, name) for kind, networks in NETWORKS.items() for name in networks]
 
 
@@ -105,7 +106,7 @@ def swapped() -> Federation:
 
 
 def test_a_file_a_cluster_and_who_is_in_which(swapped: Federation, tmp_path: Path) -> None:
-    run = IFCA(k=2, rounds=3, model="linear").fit(swapped, Settings(dtype="float64"))
+    run = IFCA(**TWO_MODELS, rounds=3, model="linear").fit(swapped, Settings(dtype="float64"))
     run.export(tmp_path / "ifca")
     files = {path.name for path in (tmp_path / "ifca").iterdir()}
     clusters = {f"cluster{c}.safetensors" for c in set(run.labels_.tolist())}
@@ -143,7 +144,7 @@ def test_personal_models_are_written_for_those_who_are_named_alone(
     [
         Hidden(k=2, rounds=2, model="linear", clip=1.0, noise=0.5),
         Hidden(k=2, rounds=2, model="linear"),
-        IFCA(k=2, rounds=2, model="linear", aggregation="secagg"),
+        IFCA(**TWO_MODELS, rounds=2, model="linear", aggregation="secagg"),
     ],
     ids=["private", "plain", "ifca"],
 )
@@ -200,7 +201,7 @@ def test_frozen_tensors_are_written_once_and_a_module_of_one_s_own_is_filled(
         module[1].requires_grad_(False)
         return module
 
-    run = IFCA(k=2, rounds=2, model=network()).fit(swapped)
+    run = IFCA(**TWO_MODELS, rounds=2, model=network()).fit(swapped)
     run.export(tmp_path / "own")
     assert set(load_file(tmp_path / "own" / "frozen.safetensors")) == {"1.weight", "1.bias"}
     for file in (tmp_path / "own").glob("cluster*.safetensors"):

@@ -57,6 +57,7 @@ SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 # divides the clients in the first round
 SPLITTING: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
 PRIVATE = CFL(**SMALL, **SPLITTING, clip=1.0, noise=1.0)
+TWO_MODELS: dict[str, Any] = {"k": 2, "starts": 2, "start_rounds": 1}
 METHODS: dict[str, Any] = {
     "fedavg": FedAvg(**SMALL),
     "cfl": CFL(**SMALL, **SPLITTING, mask="none"),
@@ -65,8 +66,8 @@ METHODS: dict[str, Any] = {
     "cfl, sketch and secagg": CFL(**SMALL, **SPLITTING, sketch=64, aggregation="secagg"),
     "flhc": FLHC(**SMALL, pre_rounds=1),
     "flhc, permutation": FLHC(**SMALL, pre_rounds=1, mask="permutation"),
-    "ifca": IFCA(**SMALL, k=2),
-    "ifca, secagg": IFCA(**SMALL, k=2, aggregation="secagg", least_choosers=2),
+    "ifca": IFCA(**SMALL, **TWO_MODELS),
+    "ifca, secagg": IFCA(**SMALL, **TWO_MODELS, aggregation="secagg", least_choosers=2),
     "srfca": SRFCA(**SMALL),
     "srfca, permutation": SRFCA(**SMALL, distance="l2", mask="permutation"),
     "oneshot": OneShot(**SMALL),
@@ -259,13 +260,26 @@ def test_releases_of_newcomers_are_in_the_folder_and_on_their_own_ledgers(
     assert releases and {e.method for e in found.ledger.events} == {e.method for e in releases}
 
 
+EXAMPLES: dict[str, Any] = {"clip": 1.0, "noise": 1.0, "dp_unit": "example"}
+BY_GRADIENTS: dict[str, Any] = {"signature": "gradient", "signature_noise": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("made", "training"),
+    [
+        (Signature(**SMALL, **EXAMPLES), 20),
+        # a quarter of the samples is held out of training
+        (CFL(**SMALL, **EXAMPLES, **BY_GRADIENTS, fallback=0.25), 15),
+    ],
+    ids=["signature", "cfl fallback"],
+)
 def test_examples_of_newcomers_are_priced_by_the_number_that_they_told(
-    everyone: Federation, tmp_path: Path
+    made: Any, training: int, everyone: Federation, tmp_path: Path
 ) -> None:
-    made = Signature(**SMALL, clip=1.0, noise=1.0, dp_unit="example")
     world = World(made, everyone, tmp_path).ran()
     world.joined(4)
     ledger = load(world.out).ledger_
+    assert ledger.samples[4] == training
     own = ledger.of({"4"}).price(1e-5).epsilon
     assert world.node(4).spent() == {"example": pytest.approx(own)}
     with pytest.raises(UsageError, match="newcomer 5 did not tell its number of samples"):

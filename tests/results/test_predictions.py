@@ -50,7 +50,15 @@ def fitted(hospitals: Federation) -> CFL:
 
 @pytest.mark.parametrize(
     "made",
-    [CFL(), IFCA(k=2), RDPCFL(), FineTune(tune_rounds=1), Local(), MRMTL(), OneShot(tasks=2)],
+    [
+        CFL(),
+        IFCA(k=2, starts=2, start_rounds=1),
+        RDPCFL(),
+        FineTune(tune_rounds=1),
+        Local(),
+        MRMTL(),
+        OneShot(tasks=2),
+    ],
     ids=lambda made: made.name,
 )
 def test_the_score_of_a_client_is_what_the_run_observed(made: ClusteringProtocol) -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from cases import stub_pair_network
+from cases import exhaustive, stub_pair_network
 from seeded_node import SeededNode
 
 from benchmarks import golden
@@ -420,8 +420,15 @@ def of_low_order(reply: Any) -> Any:
     return dataclasses.replace(reply, key=Rows(torch.zeros_like(reply.key.table)))
 
 
-@pytest.mark.parametrize("method", ["sum_offer", "key_offer"])
-@pytest.mark.parametrize("forge", [unsigned, of_low_order])
+@pytest.mark.parametrize(
+    ("method", "forge"),
+    [
+        ("sum_offer", unsigned),
+        ("key_offer", of_low_order),
+        exhaustive("sum_offer", of_low_order),
+        exhaustive("key_offer", unsigned),
+    ],
+)
 def test_a_key_that_its_client_did_not_sign_drops_nobody_else(
     method: str, forge: Forge, federation: Federation, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from cases import FULL, two_clusters
 
 from securecluster import Federation
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.receipts import MOST
+from securecluster.messaging.receipts import GAUSSIAN, MOST, Receipt
 from securecluster.privacy.dp.gaussian_mechanism import Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Kind
@@ -479,3 +479,32 @@ def test_a_state_follows_from_data_that_was_read() -> None:
     guard = ReleaseGuard(SimpleNamespace(), DataAccess(), {}, True)  # type: ignore[arg-type]
     traces = Traces("train", release, Reads(data={"inputs"}))
     assert guard._outcome(traces, [PRIVATE], (), False, -1, []).informed
+
+
+OF_SIZE = Receipt(GAUSSIAN, ("size",), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("trainings", "of_releases", "informed", "expected"),
+    [
+        # a field with noise of its own does not follow from the training as well
+        ([PRIVATE], (OF_SIZE,), False, [("dp-sgd", ("delta",)), ("gaussian", ("size",))]),
+        ([PRIVATE], (), False, [("dp-sgd", ("delta", "size"))]),
+        ([], (OF_SIZE,), False, [("follows", ("delta",)), ("gaussian", ("size",))]),
+        # what data beside private training went into has no receipt: it is exact
+        ([PRIVATE, PLAIN], (OF_SIZE,), False, [("dp-sgd", ()), ("gaussian", ("size",))]),
+        ([], (OF_SIZE,), True, [("gaussian", ("size",))]),
+        ([PLAIN], (), False, []),
+    ],
+)
+def test_each_field_of_a_reply_has_the_receipt_of_what_it_follows_from(
+    trainings: list[Training],
+    of_releases: tuple[Receipt, ...],
+    informed: bool,
+    expected: list[tuple[str, tuple[str, ...]]],
+) -> None:
+    release: Any = SimpleNamespace(trains="usual", private=True, derived=False)
+    guard = ReleaseGuard(SimpleNamespace(), DataAccess(), {}, True)  # type: ignore[arg-type]
+    traces = Traces("train", release, Reads())
+    outcome = guard._outcome(traces, trainings, of_releases, informed, -1, ["delta", "size"])
+    assert [(receipt.mechanism, receipt.fields) for receipt in outcome.receipts] == expected

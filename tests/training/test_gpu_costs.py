@@ -102,6 +102,7 @@ def launches(costs: Costs) -> int:
     return sum(costs.launches.values()) - SETTLING * costs.launches["index_put_"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("one_start", [True, False])
 @pytest.mark.parametrize("training", TRAININGS)
 def test_launches_and_waits_of_training_do_not_depend_on_clients(
@@ -157,6 +158,7 @@ def a_round(made: Callable[[int], Any], clients: int) -> tuple[int, int, int]:
     return launched, waited, copied
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", RUNS)
 def test_a_round_costs_a_gpu_the_same_whatever_the_number_of_clients(
     case: str, monkeypatch: pytest.MonkeyPatch

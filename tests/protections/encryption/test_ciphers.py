@@ -89,6 +89,7 @@ def integers_under(largest: int, slots: int, members: int) -> tuple[Any, Any]:
     return rows, rows.sum(0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("members", MEMBERS)
 def test_the_noise_of_ciphertexts_is_as_derived(members: int) -> None:
     """The standard deviation of a slot is N √m / (6 Δ).
@@ -108,6 +109,7 @@ def test_the_noise_of_ciphertexts_is_as_derived(members: int) -> None:
     assert measured == pytest.approx(deviation, rel=0.15)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("members", MEMBERS)
 def test_sums_have_flooding_noise_of_a_64th_of_a_step(members: int) -> None:
     parameters = Parameters()
@@ -148,14 +150,14 @@ def test_flooding_hides_what_it_is_said_to() -> None:
 
 
 def refusals(cipher: SecretCipher, data: bytes, slot: int, flooded: bool) -> float:
-    """Search for the error of a slot by 24 sums that are off by nearly a quarter of a step.
+    """Search for the error of a slot by 12 sums that are off by nearly a quarter of a step.
 
     Returns:
         What the search finds, in steps.
     """
     largest = LARGEST["delta"]
     low, high = -0.25, 0.25
-    for _ in range(24):
+    for _ in range(12):
         middle = (low + high) / 2
         offset = np.zeros(cipher.parameters.slots)
         offset[slot] = (0.25 - middle) / largest
@@ -178,7 +180,7 @@ PLAIN = Textbook(4096, (53, 53), scale_bits=40)
 
 @pytest.mark.parametrize("flooded", [False, True])
 def test_refusals_tell_nothing_of_the_error_of_a_slot_once_it_is_flooded(flooded: bool) -> None:
-    """Without flooding 24 of them find it to a thousandth of a step; with it they find the noise.
+    """Without flooding 12 of them find it to a thousandth of a step; with it they find the noise.
 
     At a small scale, at which the error can be measured, and which no run has.
     """
@@ -186,7 +188,7 @@ def test_refusals_tell_nothing_of_the_error_of_a_slot_once_it_is_flooded(flooded
     zeros = np.zeros(PLAIN.slots)
     zeros[0] = 1
     found, true = [], []
-    for _ in range(16):
+    for _ in range(16 if flooded else 2):
         data = cipher.encrypt(zeros)
         errors = (cipher.decrypt(data) - zeros) * LARGEST["delta"]
         for slot in (1, 5, 9):

@@ -143,6 +143,7 @@ def federation() -> Federation:
 
 
 SECURE = {"mask": "permutation", "aggregation": "secagg"}
+TWO_MODELS = {"k": 2, "starts": 2, "start_rounds": 1}
 CASES = {
     "fedavg": ("fedavg", {}),
     "fedavg-secure": ("fedavg", SECURE),
@@ -153,8 +154,8 @@ CASES = {
     "cfl-secure": ("cfl", {**SPLITTING, **SECURE, "sketch": 64}),
     "flhc": ("flhc", {"pre_rounds": 3}),
     "flhc-secure": ("flhc", {"pre_rounds": 3, **SECURE}),
-    "ifca": ("ifca", {"k": 2}),
-    "ifca-secure": ("ifca", {"k": 2, **SECURE}),
+    "ifca": ("ifca", TWO_MODELS),
+    "ifca-secure": ("ifca", {**TWO_MODELS, **SECURE}),
     "srfca": ("srfca", {}),
     "signature": ("signature", {}),
     "signature-secure": ("signature", SECURE),
@@ -169,10 +170,11 @@ CASES = {
 
 def fitted(name: str, params: dict[str, Any], model: Any, federation: Federation) -> Any:
     """Return a protocol after a short run."""
-    protocol = protocol_class(name)(rounds=8, epochs=1, model=model, **params)
+    protocol = protocol_class(name)(rounds=5, epochs=1, model=model, **params)
     return protocol.fit(federation, SETTINGS)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("case", CASES)
 def test_numpy_by_hand_equals_torch(case: str, federation: Federation) -> None:
     name, params = CASES[case]
@@ -198,6 +200,7 @@ def test_jax_equals_torch(case: str, federation: Federation) -> None:
     assert foreign.bytes_ == ours.bytes_
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("params", [{}, {"mask": "permutation"}, SECURE], ids=str)
 @pytest.mark.parametrize("name", ["fedavg", "cfl", "signature"])
 def test_torch_behind_arrays_gives_the_same_bits(
@@ -243,6 +246,7 @@ CONFORMING = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", CONFORMING)
 def test_the_checks_of_conformance_pass(kind: Any, federation: Federation, tmp_path: Path) -> None:
     params = {**CONFORMING[kind], "model": ForeignModel(draw, train, outputs), "epochs": 1}

@@ -62,11 +62,13 @@ def test_a_method_is_short(name: str) -> None:
     assert 20 < lines <= LINES[name]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", METHODS)
 def test_a_method_keeps_what_every_protocol_must(protocol: Protocol) -> None:
     conformance.check(partial(made, protocol), RUN, NEWCOMERS).require()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("protocol", METHODS)
 @pytest.mark.parametrize("unit", ["client", "example"])
 @pytest.mark.parametrize("aggregation", ["plain", "secagg"])

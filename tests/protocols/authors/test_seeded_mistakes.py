@@ -122,6 +122,7 @@ def fit(kind: type[ClusteringProtocol], **params: Any) -> None:
     kind(**params).fit(small_clients())
 
 
+@pytest.mark.few(38)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.kind.__name__)
 def test_a_mistake_is_caught_by_a_sentence(mistake: Mistake) -> None:
     if mistake.caught in CHECKS:

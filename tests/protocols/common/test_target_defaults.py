@@ -66,7 +66,7 @@ def test_what_is_given_stays_also_with_its_usual_value(
     assert getattr(settled, option) == value
     assert option not in chosen_for(made, digits.facts)
     later = FedAvg(target_epsilon=4.0).set_params(**{option: value})
-    assert chosen_for(later, digits.facts) == chosen_for(made, digits.facts)
+    assert given_options(later) == given_options(made) == {"target_epsilon", option}
 
 
 def test_copies_know_what_was_given(digits: Federation) -> None:

@@ -20,7 +20,7 @@ from securecluster.runtime.call_context import Releases
 OWN = [p for p in cases.EVERY_PROTOCOL if p not in (CLoVE, IFCA)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", OWN)
 def test_a_protocol_of_this_project_passes_every_check(protocol: Protocol) -> None:
     digits = (conformance.small_clients(), conformance.small_clients(1, 6))

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from cases import FULL, NOISE, serve, two_clusters
-from pacfl import PACFL
 
 from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.protocols import CFL, FLHC, Settings, Signature, conformance
+from securecluster.protocols import CFL, FLHC, PACFL, Settings, Signature, conformance
 from securecluster.protocols.authoring import (
     ClusterOnce,
     SignatureClient,
