@@ -113,6 +113,26 @@ def alike(labels: Iterable[Any], classes: ClassNames | None) -> tuple[Any, Any] 
     return None
 
 
+def check_spelling(labels: Mapping[str, Sequence[Array]], classes: ClassNames | None) -> None:
+    """Raise UsageError for two labels of clients that people read as one.
+
+    Args:
+        labels: arrays (n,) of each client by its name.
+        classes: as for `alike`.
+    """
+    client_of: dict[Any, str] = {}
+    for client, arrays in labels.items():
+        for array in arrays:
+            client_of |= dict.fromkeys(np.unique(array).tolist(), client)
+    pair = alike(client_of, classes)
+    if pair is not None:
+        first, second = (f"{label!r} (client {client_of[label]!r})" for label in pair)
+        raise UsageError(
+            f"the labels {first} and {second} read as one class: spell them alike, or name both "
+            "(classes)"
+        )
+
+
 def fractional(labels: Sequence[Any]) -> Any | None:
     """Return a label that is no whole number where all are numbers or texts of some; else None.
 
@@ -183,6 +203,40 @@ def shared_kind(labels: Mapping[str, Sequence[Array]]) -> str:
     if len(client_of_kind) == 1:
         return next(iter(client_of_kind))
     return NUMBER
+
+
+def of_labels(labels: Mapping[str, Sequence[Array]], classes: Any) -> ClassNames | None:
+    """Return the names of the classes of labels; None where they are class numbers.
+
+    Args:
+        labels: arrays (n,) of each client by its name.
+        classes: names that the user gives, or the number of outputs, or None.
+
+    Raises:
+        UsageError: labels that are neither numbers, text nor booleans, or of which people read two
+            as one.
+    """
+    label_kind = shared_kind(labels)
+    names = given_names(classes)
+    if label_kind == TEXT:
+        check_spelling(labels, names)
+    if names is not None:
+        return names
+    arrays = [array for of_client in labels.values() for array in of_client]
+    if label_kind == NUMBER:
+        return _signs(arrays) if classes is None else None
+    if classes is not None:
+        raise UsageError(
+            f"labels are {label_kind}, and classes = {classes!r}: give the names of the classes, "
+            "or leave classes out"
+        )
+    return names_in(label_kind, arrays)
+
+
+def _signs(arrays: Sequence[Array]) -> ClassNames | None:
+    """Return -1 and 1 where labels are these two, which are names, and else None."""
+    signs = {value for array in arrays for value in np.unique(array).tolist()}
+    return (-1, 1) if signs == {-1, 1} else None
 
 
 def names_in(label_kind: str, labels: Sequence[Array]) -> ClassNames:

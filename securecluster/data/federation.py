@@ -7,7 +7,6 @@ in place: a data set lies in memory once.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import operator
 import warnings
 from collections import Counter
@@ -792,7 +791,7 @@ def _doubts(
         samples: of each client, before the cast to single precision, in which large ids become
             equal.
     """
-    doubts = []
+    doubts = plausibility.client_doubts(federation.names)
     names, scaling = federation.feature_names, federation.scaling
     if federation.objective.kind == Classification.kind:
         scaled = None if scaling is None else [shard.x for shard in federation.shards]
@@ -853,18 +852,9 @@ def _number_labels(
     for samples in (pairs, test_pairs):
         for name, (_, y) in samples.items():
             labels.setdefault(name, []).append(y)
-    label_kind = class_names.shared_kind(labels)
-    names = class_names.given_names(classes)
-    if names is None and label_kind == class_names.NUMBER:
-        return None
-    if names is None and classes is not None:
-        raise UsageError(
-            f"labels are {label_kind}, and classes = {classes!r}: give the names of the classes, "
-            "or leave classes out"
-        )
+    names = class_names.of_labels(labels, classes)
     if names is None:
-        all_labels = list(itertools.chain.from_iterable(labels.values()))
-        names = class_names.names_in(label_kind, all_labels)
+        return None
     for samples in (pairs, test_pairs):
         for name, (x, y) in samples.items():
             samples[name] = (x, class_names.numbers_of(names, y, f"client {name!r}"))
@@ -879,13 +869,22 @@ def _shard(train_pair: Pair, test_pair: Pair, scaling: Scaling | None) -> Shard:
         test_pair: held-out samples.
         scaling: of all clients.
     """
-    # a client without samples is refused later
-    if scaling is None or not train_pair[0].size:
-        return Shard(*train_pair, *test_pair)
-    scale = scaling.scale_of(train_pair[0])
     (x, y), (x_test, y_test) = train_pair, test_pair
+    # a client without samples is refused later
+    if scaling is None or not x.size:
+        return Shard(_single(x), y, _single(x_test), y_test)
+    scale = scaling.scale_of(x)
     x, x_test = (scale.applied(scaling.bounded(samples)) for samples in (x, x_test))
     return Shard(x, y, x_test, y_test, scale)
+
+
+def _single(samples: NDArray[Any]) -> NDArray[Any]:
+    """Return samples with floats in single precision."""
+    if samples.dtype != np.float64:
+        return samples
+    # values beyond the range become infinite, which is refused later with the client's name
+    with np.errstate(over="ignore"):
+        return samples.astype(np.float32)
 
 
 def _by_client_name(arrays: _UserArrays) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -954,7 +953,8 @@ def _count_outputs(
     for train_pair, test_pair in splits:
         pairs += [train_pair, test_pair]
     if arrays.objective.kind == Classification.kind:
-        return plausibility.count_classes([y for _, y in pairs])
+        is_number = not any(isinstance(name, str) for name in names or ())
+        return plausibility.count_classes([y for _, y in pairs], is_number)
     return outputs(pairs, arrays.objective), []
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from securecluster.core.noted_warnings import noted
 from securecluster.core.validation import check_seed
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
@@ -247,6 +249,11 @@ class Simulation:
         for role, column in roles.items():
             if column is not None:
                 phrases.append(f"{role}: {column}")
+        labels = [y for shard in federation.shards for y in (shard.y, shard.y_test)]
+        counts = np.bincount(np.concatenate(labels), minlength=federation.classes)
+        rarest = int(counts.argmin())
+        name = (federation.class_names or range(federation.classes))[rarest]
+        phrases.append(f"{federation.classes} classes, the rarest {name} ({counts[rarest]} rows)")
         names = federation.feature_names
         features = f"features ({len(names)}): {listed(names, 12)}"
         return f"{features}; {', '.join(phrases)}"
