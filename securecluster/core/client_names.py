@@ -311,8 +311,17 @@ def _text(key: Any) -> str | None:
             return None
         # 1.0 is the number 1
         return str(int(number)) if number.is_integer() else str(key)
+    return plain_text(str(key))
+
+
+def plain_text(text: str) -> str:
+    """Return a text without blanks around it, with single ones within, and accents in one form.
+
+    Args:
+        text: as somebody typed it.
+    """
     # NFC: letters with accents have two codes
-    return " ".join(unicodedata.normalize("NFC", str(key)).split())
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def _is_number(name: str) -> bool:

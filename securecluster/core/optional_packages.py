@@ -8,6 +8,7 @@ from typing import Any
 from securecluster.errors import UsageError
 
 INSTALL = "pip install 'securecluster[data]'"
+EXCEL = "openpyxl"  # which an extra of its own installs
 
 # package to install for each module
 _PACKAGES = {
@@ -18,6 +19,7 @@ _PACKAGES = {
     "pyarrow.parquet": "pyarrow",
     "PIL.Image": "Pillow",
     "datasets": "datasets",
+    EXCEL: EXCEL,
 }
 
 
@@ -33,4 +35,5 @@ def need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UsageError(f"this needs {_PACKAGES[module]}: {INSTALL}") from None
+        install = INSTALL.replace("data", "excel") if module == EXCEL else INSTALL
+        raise UsageError(f"this needs {_PACKAGES[module]}: {install}") from None

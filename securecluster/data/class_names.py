@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.client_names import plain_text
 from securecluster.data.feature_columns import listed, names_of
 from securecluster.errors import UsageError
 
@@ -78,6 +80,74 @@ def _of_one_hot(client: str, targets: Any, labels: Array) -> Array:
     return np.asarray(names)[marked]
 
 
+def spelled(label: Any) -> Any:
+    """Return a label as classes are called: a text as names of clients are, others as they are.
+
+    Args:
+        label: text, a boolean or a number.
+    """
+    return plain_text(label) if isinstance(label, str) else label
+
+
+def _read_alike(label: Any) -> Any:
+    """Return what people read in a label, whatever its blanks, accents, case and zeros are."""
+    if not isinstance(label, str):
+        return label
+    return re.sub(r"^([-+]?\d+)\.0+$", r"\1", plain_text(label).casefold())
+
+
+def alike(labels: Iterable[Any], classes: ClassNames | None) -> tuple[Any, Any] | None:
+    """Return two different labels that people read as one, or None.
+
+    Args:
+        labels: different ones.
+        classes: names that the user gives, which may tell such labels apart; or None.
+    """
+    seen: dict[Any, Any] = {}
+    for label in labels:
+        first = seen.setdefault(_read_alike(label), label)
+        names = {spelled(first), spelled(label)}
+        told_apart = len(names) > 1 and names <= set(classes or ())
+        if first is not label and not told_apart:
+            return first, label
+    return None
+
+
+def check_spelling(labels: Mapping[str, Sequence[Array]], classes: ClassNames | None) -> None:
+    """Raise UsageError for two labels of clients that people read as one.
+
+    Args:
+        labels: arrays (n,) of each client by its name.
+        classes: as for `alike`.
+    """
+    client_of: dict[Any, str] = {}
+    for client, arrays in labels.items():
+        for array in arrays:
+            client_of |= dict.fromkeys(np.unique(array).tolist(), client)
+    pair = alike(client_of, classes)
+    if pair is not None:
+        first, second = (f"{label!r} (client {client_of[label]!r})" for label in pair)
+        raise UsageError(
+            f"the labels {first} and {second} read as one class: spell them alike, or name both "
+            "(classes)"
+        )
+
+
+def fractional(labels: Sequence[Any]) -> Any | None:
+    """Return a label that is no whole number where all are numbers or texts of some; else None.
+
+    Args:
+        labels: different ones.
+    """
+    try:
+        numbers = [float(label) for label in labels]
+    except (TypeError, ValueError):
+        return None
+    if not np.isfinite(numbers).all():
+        return None
+    return next((label for label, n in zip(labels, numbers, strict=True) if n % 1), None)
+
+
 def kind_of(client: str, labels: Array) -> str | None:
     """Return whether a client's labels are text, booleans or numbers; None where there are none.
 
@@ -101,7 +171,7 @@ def kind_of(client: str, labels: Array) -> str | None:
         return NUMBER
     what = str(labels.dtype)
     if type_code == "f":
-        what = "floats that are not whole numbers"
+        what = "floats that are not whole numbers: regression is not supported yet"
     raise UsageError(
         f"client {client!r}: labels are class numbers (integers from 0), text or booleans, not "
         f"{what}"
@@ -135,6 +205,40 @@ def shared_kind(labels: Mapping[str, Sequence[Array]]) -> str:
     return NUMBER
 
 
+def of_labels(labels: Mapping[str, Sequence[Array]], classes: Any) -> ClassNames | None:
+    """Return the names of the classes of labels; None where they are class numbers.
+
+    Args:
+        labels: arrays (n,) of each client by its name.
+        classes: names that the user gives, or the number of outputs, or None.
+
+    Raises:
+        UsageError: labels that are neither numbers, text nor booleans, or of which people read two
+            as one.
+    """
+    label_kind = shared_kind(labels)
+    names = given_names(classes)
+    if label_kind == TEXT:
+        check_spelling(labels, names)
+    if names is not None:
+        return names
+    arrays = [array for of_client in labels.values() for array in of_client]
+    if label_kind == NUMBER:
+        return _signs(arrays) if classes is None else None
+    if classes is not None:
+        raise UsageError(
+            f"labels are {label_kind}, and classes = {classes!r}: give the names of the classes, "
+            "or leave classes out"
+        )
+    return names_in(label_kind, arrays)
+
+
+def _signs(arrays: Sequence[Array]) -> ClassNames | None:
+    """Return -1 and 1 where labels are these two, which are names, and else None."""
+    signs = {value for array in arrays for value in np.unique(array).tolist()}
+    return (-1, 1) if signs == {-1, 1} else None
+
+
 def names_in(label_kind: str, labels: Sequence[Array]) -> ClassNames:
     """Return the different labels in ascending order; both booleans, whichever occur.
 
@@ -145,7 +249,7 @@ def names_in(label_kind: str, labels: Sequence[Array]) -> ClassNames:
     if label_kind == BOOLEAN:
         return BOOLEANS
     distinct = np.unique(np.concatenate([array for array in labels if array.size]))
-    return tuple(distinct.tolist())
+    return tuple(sorted({spelled(label) for label in distinct.tolist()}))
 
 
 def given_names(classes: Any) -> ClassNames | None:
@@ -160,7 +264,7 @@ def given_names(classes: Any) -> ClassNames | None:
     """
     if isinstance(classes, str) or not hasattr(classes, "__len__"):
         return None
-    names = tuple(np.asarray(classes, dtype=object).tolist())
+    names = tuple(spelled(name) for name in np.asarray(classes, dtype=object).tolist())
     for name in names:
         if not isinstance(name, str | int | float):
             raise UsageError(f"classes: {name!r} is no label: give text, numbers or booleans")
@@ -216,13 +320,18 @@ def numbers_of(names: ClassNames, labels: Array, subject: str) -> NDArray[np.int
     if not labels.size:
         return np.zeros(0, np.int64)
     distinct, positions = np.unique(labels, return_inverse=True)
-    number_of = {name: number for number, name in enumerate(names)}
+    number_of = {spelled(name): number for number, name in enumerate(names)}
     numbers = []
     for label in distinct.tolist():
-        if label not in number_of:
+        number = number_of.get(spelled(label))
+        if number is None:
             shown = listed([repr(name) for name in names])
-            raise UsageError(f"{subject}: the label {label!r} is none of the classes {shown}")
-        numbers.append(number_of[label])
+            meant = [repr(name) for name in names if _read_alike(name) == _read_alike(label)]
+            advice = f": did you mean {meant[0]}?" if meant else ""
+            raise UsageError(
+                f"{subject}: the label {label!r} is none of the classes {shown}{advice}"
+            )
+        numbers.append(number)
     return np.asarray(numbers, np.int64)[positions.reshape(-1)]
 
 

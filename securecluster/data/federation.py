@@ -7,7 +7,6 @@ in place: a data set lies in memory once.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import operator
 import warnings
 from collections import Counter
@@ -34,6 +33,9 @@ from securecluster.data.scaling import Scale, Scaling
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
+from securecluster.data.tables.clients import ClientColumns, Roles, read_clients
+from securecluster.data.tables.files import file_table
+from securecluster.data.tables.parts import frame_table, grouped
 from securecluster.data.user_arrays import (
     Pair,
     by_group,
@@ -43,14 +45,6 @@ from securecluster.data.user_arrays import (
     own_samples,
     read_pair,
     stream,
-)
-from securecluster.data.user_tables import (
-    ClientColumns,
-    Roles,
-    file_parts,
-    frame_part,
-    grouped,
-    read_clients,
 )
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
@@ -425,13 +419,14 @@ class Federation:
         truth: str | None = None,
         feature_columns: Sequence[str] | None = None,
         drop_columns: Sequence[str] = (),
+        missing: Sequence[str] | None = None,
         classes: Sequence[Any] | None = None,
         scaling: Any = "none",
         seed: int,
     ) -> Federation:
         """Return a federation of one table of your own, whose rows name their clients.
 
-        Columns are read as in `from_parquet`.
+        Columns are read as in `from_csv`.
 
         Args:
             table: a DataFrame (pandas, polars), a table of pyarrow, or a pandas DataFrame that is
@@ -442,6 +437,9 @@ class Federation:
             truth: column with each client's true cluster, one value per client, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
+            missing: texts that stand for missing values beside empty cells; None is "?", "-", "NA"
+                and their like among features, and in a file's columns of clients and labels a
+                question.
             classes: names of the classes, in the order of their class numbers; None is all labels
                 that occur, in ascending order.
             scaling: as in `from_arrays`.
@@ -449,55 +447,14 @@ class Federation:
                 noise follow from a secret of each run.
 
         Raises:
-            UsageError: no table, a column or value that cannot be used, or a client with a single
-                row.
+            UsageError: no table, or columns or values that cannot be used, all of them in one
+                sentence.
         """
         table, client = grouped(table, client)
-        roles = Roles(client, label, truth, feature_columns, drop_columns)
+        roles = Roles(client, label, truth, feature_columns, drop_columns, missing)
         names = class_names.given_names(classes)
-        read = read_clients([frame_part(table)], roles, names)
+        read = read_clients(frame_table(table), roles, names)
         return _warned(*_from_columns(read, classes is not None, scaling, seed))
-
-    @classmethod
-    def from_parquet(  # noqa: PLR0913 (roles of columns, of which two are given)
-        cls,
-        path: str | Path,
-        *,
-        client_column: str,
-        label_column: str,
-        truth_column: str | None = None,
-        feature_columns: Sequence[str] | None = None,
-        drop_columns: Sequence[str] = (),
-        classes: Sequence[Any] | None = None,
-        scaling: Any = "none",
-        seed: int,
-    ) -> Federation:
-        """Return a federation of your own parquet file, or of all parquet files of a folder.
-
-        The files of a folder are read in the order of their names. Features are one image column
-        (encoded images, or structs with a field `bytes`), or else one column of equally long lists,
-        or else all other columns, which must be numbers, in the order of the file. Labels of any
-        type become class numbers in ascending order. Clients are ordered by name, and a random
-        fifth of each client's rows is held out.
-
-        Args:
-            path: of the file or the folder.
-            client_column: column with the name of each row's client.
-            label_column: column with the labels.
-            truth_column: column with each client's true cluster, one value per client, or None.
-            feature_columns: columns that are features, in this order; None is all other columns.
-            drop_columns: columns that are no features, such as row numbers.
-            classes: names of the classes, in the order of their class numbers; None is all labels
-                that occur, in ascending order.
-            scaling: as in `from_arrays`.
-            seed: of every public draw, here and in the runs on this federation; keys, masks and
-                noise follow from a secret of each run.
-
-        Raises:
-            UsageError: a file, column or value that cannot be used, or a client with a single row.
-        """
-        roles = Roles(client_column, label_column, truth_column, feature_columns, drop_columns)
-        return _warned(*_from_files(Path(path), "parquet", roles, classes, scaling, seed))
 
     @classmethod
     def from_csv(  # noqa: PLR0913 (roles of columns, of which two are given)
@@ -509,33 +466,51 @@ class Federation:
         truth_column: str | None = None,
         feature_columns: Sequence[str] | None = None,
         drop_columns: Sequence[str] = (),
+        missing: Sequence[str] | None = None,
         classes: Sequence[Any] | None = None,
         scaling: Any = "none",
         seed: int,
     ) -> Federation:
-        """Return a federation of your own CSV file, or of all CSV files of a folder.
+        """Return a federation of your own file, or of all tables of a folder and below.
 
-        The first line names the columns; commas, semicolons or tabs separate them. A column whose
-        cells are all numbers is one of numbers, unless one begins with a zero as 007 does, or has
-        19 digits or more. Else it is as `from_parquet`.
+        CSV and other text (.csv, .tsv, .txt, .data, .gz), parquet and Excel are read alike; types
+        are found by content. In text the first line names the columns unless it looks like data,
+        when they are called f0, f1, …; commas, semicolons, tabs, bars or blanks separate them, and
+        numbers have decimal points or commas. Cells of clients and labels that are text become
+        whole numbers only if that gives back each of them. Files of a folder are read in the order
+        of their names.
+
+        Features are one image column (encoded images, or structs with a field `bytes`), or else one
+        column of equally long lists, or else all other columns, which must be numbers, in the order
+        of the file. Labels become class numbers in ascending order; two that differ in blanks,
+        accents or case alone are refused. Clients are ordered by name, and a random fifth of each
+        client's rows is held out.
 
         Args:
             path: of the file or the folder.
-            client_column: column with the name of each row's client.
+            client_column: column with the name of each row's client; `@file` is the name of its
+                file without the ending, and `@folder` that of its folder.
             label_column: column with the labels.
             truth_column: column with each client's true cluster, one value per client, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
-            classes: as in `from_parquet`.
+            missing: as in `from_frame`.
+            classes: names of the classes, in the order of their class numbers; None is all labels
+                that occur, in ascending order.
             scaling: as in `from_arrays`.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
         Raises:
-            UsageError: a file, column or value that cannot be used, or a client with a single row.
+            UsageError: files that cannot be read, or columns or values that cannot be used, with
+                all of a table's in one sentence.
         """
-        roles = Roles(client_column, label_column, truth_column, feature_columns, drop_columns)
-        return _warned(*_from_files(Path(path), "csv", roles, classes, scaling, seed))
+        roles = Roles(
+            client_column, label_column, truth_column, feature_columns, drop_columns, missing
+        )
+        return _warned(*_from_files(Path(path), roles, classes, scaling, seed))
+
+    from_parquet = from_csv  # the same: files are known by what they hold
 
     def with_features(self, names: Sequence[str]) -> Federation:
         """Return the federation with its features in another order.
@@ -669,20 +644,19 @@ def _warned(federation: Federation, doubts: Sequence[str]) -> Federation:
 
 
 def _from_files(
-    path: Path, file_format: str, roles: Roles, classes: Any, scaling: Any, seed: int
+    path: Path, roles: Roles, classes: Any, scaling: Any, seed: int
 ) -> tuple[Federation, list[str]]:
     """Return a federation of a user's own files, named after them, and doubts about it.
 
     Args:
         path: of the file or the folder.
-        file_format: "parquet" or "csv".
         roles: of the columns.
-        classes: as in `Federation.from_parquet`.
+        classes: as in `Federation.from_csv`.
         scaling: as in `Federation.from_arrays`.
         seed: of the federation.
     """
     names = class_names.given_names(classes)
-    read = read_clients(file_parts(path, file_format), roles, names)
+    read = read_clients(file_table(path, roles.wanted), roles, names)
     # absolute, so that the recipe holds in any working folder
     resolved = path.resolve()
     recipe = {
@@ -692,6 +666,7 @@ def _from_files(
         "truth_column": roles.truth,
         "feature_columns": roles.features,
         "drop_columns": roles.drop,
+        "missing": roles.missing,
         "classes": None if names is None else tuple(str(name) for name in names),
         "scaling": scaling,
         "seed": seed,
@@ -723,7 +698,9 @@ def _from_columns(
     )
     names = class_names.unless_plain(read.classes)
     counted = not classes_named and classes_of_labels(CLASSIFICATION, names)
-    return _from_user_arrays(arrays, seed, class_names=names, classes_counted=counted, **named)
+    named |= {"class_names": names, "classes_counted": counted}
+    federation, doubts = _from_user_arrays(arrays, seed, **named)
+    return federation, [*read.doubts, *doubts]
 
 
 def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Federation, list[str]]:
@@ -814,7 +791,7 @@ def _doubts(
         samples: of each client, before the cast to single precision, in which large ids become
             equal.
     """
-    doubts = []
+    doubts = plausibility.client_doubts(federation.names)
     names, scaling = federation.feature_names, federation.scaling
     if federation.objective.kind == Classification.kind:
         scaled = None if scaling is None else [shard.x for shard in federation.shards]
@@ -875,18 +852,9 @@ def _number_labels(
     for samples in (pairs, test_pairs):
         for name, (_, y) in samples.items():
             labels.setdefault(name, []).append(y)
-    label_kind = class_names.shared_kind(labels)
-    names = class_names.given_names(classes)
-    if names is None and label_kind == class_names.NUMBER:
-        return None
-    if names is None and classes is not None:
-        raise UsageError(
-            f"labels are {label_kind}, and classes = {classes!r}: give the names of the classes, "
-            "or leave classes out"
-        )
+    names = class_names.of_labels(labels, classes)
     if names is None:
-        all_labels = list(itertools.chain.from_iterable(labels.values()))
-        names = class_names.names_in(label_kind, all_labels)
+        return None
     for samples in (pairs, test_pairs):
         for name, (x, y) in samples.items():
             samples[name] = (x, class_names.numbers_of(names, y, f"client {name!r}"))
@@ -901,13 +869,22 @@ def _shard(train_pair: Pair, test_pair: Pair, scaling: Scaling | None) -> Shard:
         test_pair: held-out samples.
         scaling: of all clients.
     """
-    # a client without samples is refused later
-    if scaling is None or not train_pair[0].size:
-        return Shard(*train_pair, *test_pair)
-    scale = scaling.scale_of(train_pair[0])
     (x, y), (x_test, y_test) = train_pair, test_pair
+    # a client without samples is refused later
+    if scaling is None or not x.size:
+        return Shard(_single(x), y, _single(x_test), y_test)
+    scale = scaling.scale_of(x)
     x, x_test = (scale.applied(scaling.bounded(samples)) for samples in (x, x_test))
     return Shard(x, y, x_test, y_test, scale)
+
+
+def _single(samples: NDArray[Any]) -> NDArray[Any]:
+    """Return samples with floats in single precision."""
+    if samples.dtype != np.float64:
+        return samples
+    # values beyond the range become infinite, which is refused later with the client's name
+    with np.errstate(over="ignore"):
+        return samples.astype(np.float32)
 
 
 def _by_client_name(arrays: _UserArrays) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -976,7 +953,8 @@ def _count_outputs(
     for train_pair, test_pair in splits:
         pairs += [train_pair, test_pair]
     if arrays.objective.kind == Classification.kind:
-        return plausibility.count_classes([y for _, y in pairs])
+        is_number = not any(isinstance(name, str) for name in names or ())
+        return plausibility.count_classes([y for _, y in pairs], is_number)
     return outputs(pairs, arrays.objective), []
 
 

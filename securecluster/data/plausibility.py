@@ -28,18 +28,22 @@ SMALL = 0.2  # root mean square of the norms of samples
 SURE_CLASSES = 1000  # up to so many classes are never refused
 SPARSE = 10  # beyond them, the largest number of classes per label that occurs
 ROWS = 100  # values of fewer rows may be distinct by chance
+MANY = 20  # classes of numbers that are probably none
+RARE = 5  # samples of such a class, on average
 FEW_ROWS = 10  # labels of fewer rows may all be different by chance
 DISTINCT = 0.95  # share of distinct values from which a column is probably an id
 CHANNELS = (1, 3, 4)  # grey, colours, and colours with opacity
+KEPT = 0.9  # share of different values that single precision should keep
 SITES = 3  # values of fewer clients may be distinct by chance
 SAMPLE = 1000  # rows in which a column is examined before all rows are
 
 
-def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
+def count_classes(labels: Sequence[Array], are_numbers: bool = True) -> tuple[int, list[str]]:
     """Return the number of classes, and doubts about the labels.
 
     Args:
         labels: of each client (n,), integers.
+        are_numbers: whether the user has numbers for labels, and not text.
 
     Returns:
         One more than the largest label, and the doubts as sentences.
@@ -70,10 +74,13 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
             f"{classes} classes are learned, and only {occurring} of them occur: {remedy}"
         )
     nearly_unique = occurring >= ROWS and 2 * occurring > len(all_labels)
-    if nearly_unique or FEW_ROWS <= occurring == len(all_labels):
+    few_of_each = are_numbers and occurring > MANY and len(all_labels) < RARE * occurring
+    if nearly_unique or few_of_each or FEW_ROWS <= occurring == len(all_labels):
+        rarest = np.unique(all_labels, return_counts=True)[1].min()
         doubts.append(
-            f"{len(all_labels)} samples have {occurring} different labels: labels are classes, not "
-            "numbers to predict, so group them"
+            f"{len(all_labels)} samples have {occurring} different labels, and {rarest} has the "
+            "rarest: labels are classes, and to predict numbers (regression) is not supported yet, "
+            "so group them"
         )
     return classes, doubts
 
@@ -92,6 +99,7 @@ def feature_doubts(
         advice: how a user leaves a column out.
         scaled: the samples on the scale that they are trained on, if that is another one.
     """
+    unscaled = scaled is None
     scaled = samples if scaled is None else scaled
     if samples[0].ndim != 2:
         return _axis_doubts(samples[0]) + _image_doubts(scaled)
@@ -108,7 +116,56 @@ def feature_doubts(
         reason = "one whole number for each client"
         doubts.append(f"{subject} like an id ({reason}): {advice}")
     # ids are large numbers, whose scale needs no doubt of its own
-    return doubts + _scale_doubts(scaled, column_names, {*row_ids, *client_ids})
+    ids = {*row_ids, *client_ids}
+    if unscaled:
+        doubts += _precision_doubts(samples, column_names, ids)
+    return doubts + _scale_doubts(scaled, column_names, ids)
+
+
+def _precision_doubts(
+    samples: Sequence[Array], column_names: Sequence[str], ids: set[int]
+) -> list[str]:
+    """Return a doubt about columns of which single precision makes many values alike.
+
+    Args:
+        samples: of each client (n, k), which are not scaled.
+        column_names: for sentences.
+        ids: columns to leave out.
+    """
+    if samples[0].dtype != np.float64:
+        return []
+    some = [x[:SAMPLE] for x in samples]
+    before = sum(_distinct(x) for x in some)
+    with np.errstate(over="ignore"):
+        after = sum(_distinct(x.astype(np.float32)) for x in some)
+    merged = [k for k in np.flatnonzero(after < KEPT * before).tolist() if k not in ids]
+    if not merged:
+        return []
+    columns = listed([column_names[k] for k in merged])
+    return [
+        f"single precision makes values of {columns} alike, of {before[merged[0]]} different ones "
+        f"{after[merged[0]]}: scale them (scaling), or subtract what they have in common"
+    ]
+
+
+def _distinct(values: Array) -> Array:
+    """Return the number of different values in each column (k,)."""
+    different: Array = 1 + (np.diff(np.sort(values, axis=0), axis=0) != 0).sum(axis=0)
+    return different
+
+
+def client_doubts(names: Sequence[str]) -> list[str]:
+    """Return a doubt about clients whose names differ in case alone.
+
+    Args:
+        names: of all clients.
+    """
+    seen: dict[str, str] = {}
+    pairs = [(seen.setdefault(name.casefold(), name), name) for name in names]
+    alike = [f"{first!r} and {name!r}" for first, name in pairs if first != name]
+    if not alike:
+        return []
+    return [f"names of clients differ in case alone ({listed(alike)}): are they one?"]
 
 
 def bounds_doubts(

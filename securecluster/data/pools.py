@@ -286,29 +286,28 @@ def column(path: Path, name: str) -> Any:
     Raises:
         UsageError: the file or the column is missing or damaged, or has empty cells.
     """
-    file = open_parquet(path, (name,))
-    with reading(path):
-        cells = file.read(columns=[name]).column(name)
-    return without_nulls(cells, name, path)
-
-
-def without_nulls(cells: Any, name: str, table: object) -> Any:
-    """Return a column (`pyarrow.ChunkedArray`), after a check that it has no empty cells.
-
-    Args:
-        cells: of the column.
-        name: of the column.
-        table: what errors call its file or table.
-
-    Raises:
-        UsageError: empty cells.
-    """
+    cells = cells_of(path, name)
     if cells.null_count:
         raise UsageError(
-            f"column {name!r} of {table} has {cells.null_count} empty cells (null): fill or drop "
+            f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop "
             "these rows"
         )
     return cells
+
+
+def cells_of(path: Path, name: str) -> Any:
+    """Return one column (`pyarrow.ChunkedArray`) of a parquet file, with its empty cells.
+
+    Args:
+        path: of the file.
+        name: of the column.
+
+    Raises:
+        UsageError: the file or the column is missing or damaged.
+    """
+    file = open_parquet(path, (name,))
+    with reading(path):
+        return file.read(columns=[name]).column(name)
 
 
 def _integers(cells: Any, path: Path, name: str) -> Labels:
@@ -352,12 +351,13 @@ def encoded(cells: Any, path: object) -> list[bytes | None]:
     return list(cells.to_pylist())
 
 
-def opened(location: str, blob: bytes | None) -> Any:
-    """Return a decoded Pillow image.
+def opened(location: str, blob: bytes | None, load: bool = True) -> Any:
+    """Return a Pillow image.
 
     Args:
         location: of the image, for the error.
         blob: the encoded image.
+        load: decode its pixels, too.
 
     Raises:
         UsageError: no bytes, or bytes that Pillow cannot decode.
@@ -367,7 +367,8 @@ def opened(location: str, blob: bytes | None) -> Any:
     decoding_errors = (OSError, ValueError, SyntaxError, pillow.DecompressionBombError)
     try:
         image = pillow.open(io.BytesIO(blob or b""))
-        image.load()
+        if load:
+            image.load()
     except decoding_errors:
         raise UsageError(
             f"{location} cannot be decoded as an image: download or write the file again"

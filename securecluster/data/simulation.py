@@ -8,13 +8,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+
 from securecluster.core.noted_warnings import noted
 from securecluster.core.validation import PythonOnly, check_seed
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
 from securecluster.data.scaling import chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
-from securecluster.data.user_tables import kind_of_files
 from securecluster.errors import UsageError, unknown
 
 DEFAULT_CLIENTS = 20
@@ -24,7 +25,7 @@ SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
     "client_column", "label_column", "classes", "truth_column", "feature_columns", "drop_columns",
-    "scaling", "bounds",
+    "missing", "scaling", "bounds",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -38,10 +39,12 @@ class Simulation:
 
     data: str = "digits"
     """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or
-    trajectories (mobility); or your own CSV or parquet file, or a folder of them
+    trajectories (mobility); or your own CSV, parquet or Excel file, or a folder of them
     """
     client_column: str | None = None
-    """your own file: the column that names each row's client"""
+    """your own file: the column that names each row's client; @file or @folder where each file or
+    folder is one
+    """
     label_column: str | None = None
     """your own file: the column to learn; the other columns are features"""
     classes: tuple[str, ...] | None = None
@@ -54,6 +57,10 @@ class Simulation:
     """your own file: the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
     """your own file: columns that are no features, such as row numbers"""
+    missing: tuple[str, ...] | None = None
+    """your own file: texts that stand for missing values beside empty cells, '' for no other; None
+    is ?, -, NA and their like among features
+    """
     scaling: str | None = None
     """your own file: none, client (each client standardises its features by its own mean and
     deviation, and shifts between clients are lost) or bounds (--bounds become -1 and 1)
@@ -108,7 +115,7 @@ class Simulation:
         if self.data in SOURCES:
             return False
         # what only looks like a path is refused as one, and not as a misspelt data set
-        looks_like_path = "/" in self.data or self.data.endswith((".parquet", ".csv"))
+        looks_like_path = "/" in self.data or "." in self.data
         # false for a path that no file can have
         return looks_like_path or os.path.exists(self.data)
 
@@ -168,7 +175,7 @@ class Simulation:
             return None  # made from arrays
         recipe = dict(federation.recipe)
         if "path" in recipe:
-            for name in ("feature_columns", "drop_columns", "classes"):
+            for name in ("feature_columns", "drop_columns", "missing", "classes"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
             scaling = scaling_options(recipe.pop("scaling"))
             return cls(data=recipe.pop("path"), **recipe, **scaling)
@@ -190,16 +197,14 @@ class Simulation:
             UsageError: data that cannot be read, or dealt out like this.
         """
         if self.own and self.client_column and self.label_column:
-            read = Federation.from_parquet
-            if kind_of_files(Path(self.data)) == "csv":
-                read = Federation.from_csv
-            return read(
+            return Federation.from_csv(
                 self.data,
                 client_column=self.client_column,
                 label_column=self.label_column,
                 truth_column=self.truth_column,
                 feature_columns=self.feature_columns,
                 drop_columns=self.drop_columns or (),
+                missing=self.missing,
                 classes=self.classes,
                 scaling=chosen_scaling(self.scaling, self.bounds),
                 seed=self.seed,
@@ -244,6 +249,11 @@ class Simulation:
         for role, column in roles.items():
             if column is not None:
                 phrases.append(f"{role}: {column}")
+        labels = [y for shard in federation.shards for y in (shard.y, shard.y_test)]
+        counts = np.bincount(np.concatenate(labels), minlength=federation.classes)
+        rarest = int(counts.argmin())
+        name = (federation.class_names or range(federation.classes))[rarest]
+        phrases.append(f"{federation.classes} classes, the rarest {name} ({counts[rarest]} rows)")
         names = federation.feature_names
         features = f"features ({len(names)}): {listed(names, 12)}"
         return f"{features}; {', '.join(phrases)}"
@@ -286,8 +296,8 @@ class Simulation:
         """Raise UsageError for a missing file, missing columns, or options of known data sets."""
         if not os.path.exists(self.data):
             raise UsageError(
-                f"{self.data} does not exist: give a CSV or parquet file, or a folder of them, or "
-                f"one of {', '.join(SOURCES)}"
+                f"{self.data} does not exist: give a CSV, parquet or Excel file, or a folder of "
+                f"them, or one of {', '.join(SOURCES)}"
             )
         if self.client_column is None or self.label_column is None:
             raise UsageError(

@@ -325,6 +325,8 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     try:
         # tensors, which may have gradients or lie on a GPU
         if hasattr(values, "detach"):
+            if str(values.dtype) == "torch.bfloat16":  # which NumPy does not have
+                values = values.float()
             return np.asarray(values.detach().cpu())
         # sparse matrices (scipy); networks take dense samples
         if hasattr(values, "toarray"):
@@ -335,12 +337,14 @@ def _array(name: str, values: Any) -> NDArray[Any]:
 
 
 def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
-    """Return X (n, …) as float32 and y (n,), class numbers, as int64.
+    """Return X (n, …) as floats without loss, until they are scaled, and y (n,) as int64.
 
     Raises:
         UsageError: samples without a feature, not one label per sample, or invalid values.
     """
-    features = _single(name, pair[0])
+    kept = pair[0].dtype.kind in "biuf"
+    precision = np.result_type(pair[0].dtype, np.float32) if kept else np.float64
+    features = _floats(name, pair[0], precision)
     labels = pair[1]
     has_features = features.ndim >= 2 and features.shape[1]
     if not has_features or labels.shape != features.shape[:1]:
@@ -372,19 +376,19 @@ def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
 def _step_numbers(name: str, values: NDArray[Any], objective: Objective) -> NDArray[Any]:
     """Return positions or tokens in the type that they are trained on."""
     if objective.kind == Trajectory.kind or values.dtype.kind not in "iu":
-        return _single(name, values)
+        return _floats(name, values, np.float32)
     # never through floats, in which large tokens would become equal
     return values.astype(np.int64)
 
 
-def _single(name: str, values: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a client's values as float32."""
+def _floats(name: str, values: NDArray[Any], precision: Any) -> NDArray[Any]:
+    """Return a client's values as floats of a precision (a dtype)."""
     if values.dtype.kind in "cmM":  # a cast would drop imaginary parts, or make numbers of dates
         raise _no_numbers(name)
     try:
         # values beyond the range become infinite, which is refused later with the client's name
         with np.errstate(over="ignore"):
-            return values.astype(np.float32)
+            return values.astype(precision)
     except (ValueError, TypeError):
         raise _no_numbers(name) from None
 

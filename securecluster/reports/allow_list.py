@@ -117,8 +117,8 @@ CONFIG: Rule = {
             **_all(
                 PUBLIC,
                 "client_column label_column classes truth_column feature_columns drop_columns "
-                "scaling bounds scenario clients clusters samples labels_per_client alpha minority "
-                "task_sizes overlap",
+                "missing scaling bounds scenario clients clusters samples labels_per_client alpha "
+                "minority task_sizes overlap",
             ),
             "seed": OWNER,
         },

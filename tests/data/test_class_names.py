@@ -52,6 +52,37 @@ def test_labels_are_numbered_in_ascending_order_as_scikit_learn_does(y: Any) -> 
     assert {shard.y.dtype for shard in federation.shards} == {np.dtype(np.int64)}
 
 
+def test_signs_are_names_of_two_classes() -> None:
+    federation = made(np.where(WARDS == "icu", 1, -1))
+    assert federation.class_names == (-1, 1)
+    assert numbers_of(federation) == (WARDS == "icu").astype(int).tolist()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("icu", "icu "), ("i cu", "i  cu"), ("icu", "ICU"), ("ic\u00fc", "icu\u0308"), ("1", "1.0")],
+)
+def test_labels_are_compared_as_names_of_clients_are(first: str, second: str) -> None:
+    clients = {name: (X, [label, "er"] * 15) for name, label in (("ann", first), ("bob", second))}
+    said = r"the labels .* \(client 'ann'\) and .* \(client 'bob'\) read as one class: spell"
+    with pytest.raises(UsageError, match=said):
+        Federation.from_arrays(clients, seed=0)
+
+
+def test_who_names_two_labels_tells_them_apart() -> None:
+    clients = {"ann": (X, ["icu", "er"] * 15), "bob": (X, ["ICU", "er"] * 15)}
+    assert Federation.from_arrays(clients, classes=["icu", "ICU", "er"], seed=0).classes == 3
+
+
+def test_a_label_of_a_newcomer_is_compared_so_too() -> None:
+    names = ("er", "icu", "surgery")
+    blank = np.where(WARDS == "icu", "icu ", WARDS)
+    assert made(blank).with_classes(names).digest() == made(WARDS).digest()
+    assert made(blank).class_names == names
+    with pytest.raises(UsageError, match=r"none of the classes .*: did you mean 'icu'"):
+        made(np.where(WARDS == "icu", "Icu", WARDS)).with_classes(names)
+
+
 def test_labels_of_pandas_and_polars_are_numbered_too() -> None:
     pandas = pytest.importorskip("pandas")
     plain = made(WARDS)
