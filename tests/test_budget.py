@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (securecluster, protocols))
 LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
-    ".ci": 950,
+    ".ci": 690,
     "attacks": 6120,
     "benchmarks": 16250,
     "protocols": 700,
@@ -50,9 +50,9 @@ CODE_LINES = {
     "securecluster/clustering": 1900,
     "securecluster/commands": 590,
     "securecluster/core": 1780,
-    "securecluster/data": 4480,
+    "securecluster/data": 4920,
     "securecluster/figures": 800,
-    "securecluster/folders": 800,
+    "securecluster/folders": 780,
     "securecluster/messaging": 1890,
     "securecluster/models": 2100,
     "securecluster/nodes": 2400,
@@ -65,9 +65,9 @@ CODE_LINES = {
     "securecluster/runs": 1490,
     "securecluster/runtime": 3460,
     "securecluster/statements": 1360,
-    "securecluster/studies": 3370,
+    "securecluster/studies": 3320,
     "securecluster/training": 1750,
-    "tests": 71450,
+    "tests": 71380,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
