@@ -230,14 +230,19 @@ def method_page(own: Section) -> str:
 def options_table(kind: Any) -> str:
     """Return a table of the options that a protocol has, and the base of all has not."""
     from securecluster.commands import command_line
+    from securecluster.core.validation import python_only_fields
     from securecluster.protocols.registry import protocol_class
 
     shared = {option.name for option in fields(protocol_class(None))}
     rows = []
-    for option in command_line._options(command_line.Section("", kind)):
+    in_python = python_only_fields(kind)
+    for option in command_line._options(command_line.Section("", kind, all_options=True)):
         if option.field not in shared:
             default = f"`{option.default}`" if option.default else ""
-            rows.append([f"`{option.label}`", default, escaped(option.text)])
+            label = f"`{option.label}`"
+            if option.field in in_python:
+                label = f"`{option.field}`, in Python"
+            rows.append([label, default, escaped(option.text)])
     return table(["option", "default", "meaning"], rows)
 
 

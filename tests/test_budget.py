@@ -67,7 +67,7 @@ CODE_LINES = {
     "securecluster/statements": 1360,
     "securecluster/studies": 3320,
     "securecluster/training": 1750,
-    "tests": 71380,
+    "tests": 71390,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
