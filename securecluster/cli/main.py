@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from securecluster.cli import (
     check_command,
+    describe_command,
     flower_project,
     node_command,
     plan_command,
@@ -43,6 +44,7 @@ USAGE = """usage: securecluster COMMAND
   compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
   sweep PROTOCOLS [options]      run protocols at many levels of noise or ε, with several seeds
   plan PROTOCOLS [options]       say what ε buys, or what clusters cost, without private data
+  describe TABLE [options]       say what is understood of your own table, and what would be refused
   resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
@@ -175,6 +177,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "compare": compare.start,
         "sweep": sweep.start,
         "plan": plan_command.start,
+        "describe": describe_command.describe,
         "resume": _resume,
         "replay": _replay,
         "report": report_command.report,

@@ -133,19 +133,27 @@ def check_spelling(labels: Mapping[str, Sequence[Array]], classes: ClassNames | 
         )
 
 
+def numeric(labels: Iterable[Any]) -> list[float] | None:
+    """Return labels as numbers, where all are numbers or texts of some; else None.
+
+    Args:
+        labels: of classes.
+    """
+    try:
+        numbers = [float(label) for label in labels]
+    except (TypeError, ValueError):
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
 def fractional(labels: Sequence[Any]) -> Any | None:
     """Return a label that is no whole number where all are numbers or texts of some; else None.
 
     Args:
         labels: different ones.
     """
-    try:
-        numbers = [float(label) for label in labels]
-    except (TypeError, ValueError):
-        return None
-    if not np.isfinite(numbers).all():
-        return None
-    return next((label for label, n in zip(labels, numbers, strict=True) if n % 1), None)
+    pairs = zip(labels, numeric(labels) or (), strict=False)
+    return next((label for label, number in pairs if number % 1), None)
 
 
 def kind_of(client: str, labels: Array) -> str | None:

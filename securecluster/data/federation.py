@@ -741,7 +741,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     feature_names = arrays.columns
     if feature_names is None:
         feature_names = columns.names
-    classes, doubts = _count_outputs(arrays, splits, names)
+    classes, doubts = _count_outputs(arrays, splits, named.get("class_names", names))
     truth = None
     if arrays.truth is not None:
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
@@ -953,8 +953,8 @@ def _count_outputs(
     for train_pair, test_pair in splits:
         pairs += [train_pair, test_pair]
     if arrays.objective.kind == Classification.kind:
-        is_number = not any(isinstance(name, str) for name in names or ())
-        return plausibility.count_classes([y for _, y in pairs], is_number)
+        is_numeric = class_names.numeric(names or ()) is not None
+        return plausibility.count_classes([y for _, y in pairs], is_numeric)
     return outputs(pairs, arrays.objective), []
 
 

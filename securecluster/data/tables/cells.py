@@ -221,12 +221,10 @@ def _parsed(table: Table, name: str, cells: Any) -> tuple[Any, str | None]:
         raise ColumnError(subject, f"{text}number would lose", ADVICE)
     mark = None if first(r"\.") is None else POINT
     if first(DECIMAL_COMMA, False) is None and first(",") is not None:
-        fraction = first(FRACTION)
-        if fraction is None:
-            text = (
-                f"holds {cells[first(',')].as_py()!r}, whose comma may mark decimals or thousands"
-            )
-            raise ColumnError(subject, text, "write such numbers as 1000 or 1.000")
+        if first(FRACTION) is None:
+            row = first(",") or 0
+            text = f"holds {cells[row].as_py()!r} ({table.place(row)}), whose comma may mark "
+            raise ColumnError(subject, f"{text}decimals or thousands", "write 1000, or 1.000")
         mark = COMMA
         cells = compute.replace_substring(cells, ",", ".")
     bad = first(NUMBER, False)

@@ -6,6 +6,7 @@ tables. pyarrow reads text, the first line too, all of it as text: types are fou
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections import Counter
@@ -178,31 +179,28 @@ def _text(file: Path, begin: bytes, wanted: Sequence[str]) -> Any:
     def opened() -> Any:
         return arrow.input_stream(str(file), compression=compression)
 
-    width, separator = _separator(opened, wanted)
+    with opened() as stream:
+        first_lines = stream.read(BLOCK)
+    width, separator = _separator(first_lines, wanted)
     if width < 2:
         frame = need("pandas").read_csv(
             opened(), sep=r"\s+", header=None, dtype=str, keep_default_na=False
         )
         return _of_frame(frame)
-    ragged: list[Any] = []
-    cells = _parsed("read_csv", opened(), separator, ragged, width)
-    if ragged:
-        # a single thread counts the lines
-        _parsed("read_csv", opened(), separator, ragged := [], width, use_threads=False)
-        row = ragged[0]
-        raise ValueError(
-            f"line {row.number} has {row.actual_columns} columns, and not {row.expected_columns}"
-        )
-    return cells
+    try:
+        return _parsed("read_csv", opened(), separator, width)
+    except arrow.ArrowInvalid:
+        # a single thread counts the lines, of which it says the first that is no part of the table
+        return _parsed("read_csv", opened(), separator, width, use_threads=False)
 
 
 def _parsed(
     reader: str,
     source: Any,
     separator: str,
-    ragged: list[Any],
     width: int = 0,
     use_threads: bool = True,
+    invalid: Callable[[Any], str] | None = None,
 ) -> Any:
     """Return what a reader of `pyarrow.csv` makes of a text, with columns f0, f1, …
 
@@ -210,41 +208,46 @@ def _parsed(
         reader: "read_csv" or "open_csv".
         source: of the text.
         separator: of the columns.
-        ragged: to which lines with another number of columns are added.
         width: how many columns stay text, of which pyarrow does not guess the types.
-        use_threads: without them lines have numbers.
+        use_threads: without them errors have the numbers of lines.
+        invalid: says what to do with lines with another number of columns; None is an error.
     """
     arrow_csv = need("pyarrow.csv")
-
-    def note(row: Any) -> str:
-        ragged.append(row)
-        return "skip"
-
     return getattr(arrow_csv, reader)(
         source,
         arrow_csv.ReadOptions(
             autogenerate_column_names=True, block_size=BLOCK, use_threads=use_threads
         ),
         arrow_csv.ParseOptions(
-            delimiter=separator, newlines_in_values=True, invalid_row_handler=note
+            delimiter=separator, newlines_in_values=True, invalid_row_handler=invalid
         ),
         arrow_csv.ConvertOptions(column_types={f"f{k}": "string" for k in range(width)}),
     )
 
 
-def _separator(opened: Callable[[], Any], wanted: Sequence[str]) -> tuple[int, str]:
+def _separator(first_lines: bytes, wanted: Sequence[str]) -> tuple[int, str]:
     """Return how many columns a text has, and what separates them.
 
     It is what makes the first lines have the wanted columns, or else agree best.
 
     Args:
-        opened: opens the text.
+        first_lines: of the text, of which the last may be cut off.
         wanted: columns that it should have.
     """
+    arrow = need("pyarrow")
+    codecs.getincrementaldecoder("utf-8")().decode(first_lines)
+    if len(first_lines) == BLOCK:
+        first_lines = first_lines.rpartition(b"\n")[0] or first_lines
     ranks = []
     for separator in SEPARATORS:
         ragged: list[Any] = []
-        with _parsed("open_csv", opened(), separator, ragged) as reader:
+
+        def skip(row: Any, ragged: list[Any] = ragged) -> str:
+            ragged.append(row)
+            return "skip"
+
+        source = arrow.BufferReader(first_lines)
+        with _parsed("open_csv", source, separator, invalid=skip) as reader:
             batch = reader.read_next_batch()
         names = {str(values[0]).strip() for values in batch.columns if len(values)}
         found = sum(name in names for name in wanted)

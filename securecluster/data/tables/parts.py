@@ -121,9 +121,12 @@ class Table:
         cells = [_plain(self._read(part, name)) for part in self.parts]
         if len(cells) == 1:
             return cells[0]
-        tables = [arrow.table({name: values}) for values in cells]
         try:
-            return arrow.concat_tables(tables, promote_options="permissive").column(0)
+            return _joined(name, cells)
+        except arrow.ArrowException:
+            pass
+        try:  # text in some files, and numbers in others
+            return _joined(name, [values.cast(arrow.string()) for values in cells])
         except arrow.ArrowException:
             types = {str(values.type): part for values, part in zip(cells, self.parts, strict=True)}
             held = [f"{kind} in {Path(part.title).name}" for kind, part in types.items()]
@@ -174,6 +177,13 @@ class Table:
             texts.append(f"and {len(faults) - SHOWN} more")
         advice = "; ".join(dict.fromkeys(fault.advice for fault in faults[:SHOWN]))
         return UsageError(f"{self.title} has {len(faults)} faults, {'; '.join(texts)}: {advice}")
+
+
+def _joined(name: str, cells: Sequence[Any]) -> Any:
+    """Return the columns (pyarrow) of several files as one, with integers among floats as such."""
+    arrow = need("pyarrow")
+    tables = [arrow.table({name: values}) for values in cells]
+    return arrow.concat_tables(tables, promote_options="permissive").column(0)
 
 
 def _plain(cells: Any) -> Any:

@@ -1,0 +1,93 @@
+"""`securecluster describe`: what would be understood of a table, before a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securecluster.commands import command_line
+from securecluster.commands.command_line import Section
+from securecluster.commands.options import as_typed
+from securecluster.core.noted_warnings import noted
+from securecluster.core.number_format import printable
+from securecluster.core.stops import output
+from securecluster.errors import UsageError
+
+ABOUT = (
+    "Show what is understood of your own table before a run: its files, clients, classes by client "
+    "and columns, and what a run would refuse."
+)
+
+
+@dataclass(frozen=True)
+class Describe:
+    """The columns of a table."""
+
+    client_column: str | None = None
+    """the column that names each row's client; @file or @folder where each file or folder is one"""
+    label_column: str | None = None
+    """the column to learn"""
+    classes: tuple[str, ...] | None = None
+    """the labels in the order of their class numbers; None is all that occur"""
+    truth_column: str | None = None
+    """the column with each client's true cluster"""
+    feature_columns: tuple[str, ...] | None = None
+    """the columns that are features; None is all remaining ones"""
+    drop_columns: tuple[str, ...] | None = None
+    """columns that are no features"""
+    missing: tuple[str, ...] | None = None
+    """texts that stand for missing values beside empty cells; None is ?, -, NA and their like"""
+
+
+def describe(argv: list[str]) -> int:
+    """Print what is understood of a table.
+
+    Args:
+        argv: the file or folder, then the options.
+
+    Raises:
+        UsageError: no table, or one that cannot be read.
+    """
+    sections = {"options": Section("options", Describe)}
+    wants_help = command_line.asks_for_help(argv[:1])
+    if not wants_help and (not argv or argv[0].startswith("-")):
+        raise UsageError("describe takes a file or a folder first: securecluster describe TABLE")
+    arguments = argv if wants_help else argv[1:]
+    options = command_line.parsed("securecluster describe TABLE", arguments, ABOUT, sections)
+    from securecluster.data.tables.description import lines
+    from securecluster.data.tables.files import file_table
+
+    columns: Describe = options.options
+    wanted = [columns.client_column, columns.label_column, columns.truth_column]
+    named = [name for name in wanted if name is not None]
+    table = file_table(Path(argv[0]), named)
+    table.check(named)
+    with output():
+        for line in lines(table, columns.client_column, columns.label_column, columns.missing):
+            print(printable(line))
+        for line in _outcome(argv[0], columns):
+            print(printable(as_typed(line)))
+    return 0
+
+
+def _outcome(path: str, columns: Describe) -> list[str]:
+    """Return what a run would refuse or note, in lines.
+
+    Args:
+        path: of the table.
+        columns: as given.
+    """
+    given: dict[str, Any] = {**vars(columns), "drop_columns": columns.drop_columns or ()}
+    if columns.client_column is None or columns.label_column is None:
+        return ["for clients and classes give --client-column (or @file) and --label-column"]
+    from securecluster.data import Federation
+
+    notes: list[str] = []
+    try:
+        with noted(notes.append):
+            federation = Federation.from_csv(path, **given, seed=0)
+    except UsageError as error:
+        return [f"a run would refuse this: {error}"]
+    says = [f"note: {note}" for note in notes]
+    return [f"a run would train on {len(federation)} clients", *says]
