@@ -118,10 +118,12 @@ def test_force_leaves_other_runs_in_the_folder_alone(
     assert seed_of(run) == seed_of(run / "second") == seed_of(out / "mine") == 0
 
 
+# in this process
+NOISES = ["--clip", "1", "--noise", "0", "1", "--seeds", "1", "--jobs", "1"]
 STARTS = {
     "run": RUN,
     "compare": ["compare", "fedavg", "local", *SMALL],
-    "sweep": ["sweep", "fedavg", *SMALL, *"--clip 1 --noise 0 1 --seeds 1 --jobs 1".split()],
+    "sweep": ["sweep", "fedavg", *SMALL, *NOISES],
 }
 
 
