@@ -417,8 +417,8 @@ def test_the_notebook_of_an_audit_has_an_attack_that_fails_and_two_that_win(
 
 def test_the_notebook_of_a_sweep_ends_in_a_figure(notebook: Notebook, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    names = notebook("noise", "seeds=5", "seeds=2")
-    assert set(names.runs["status"]) == {"done"} and len(names.runs) == 16
+    names = notebook("noise", "seeds=5", "seeds=1")
+    assert set(names.runs["status"]) == {"done"} and len(names.runs) == 8
     ari = names.scores["ari"]
     assert ari["signature", 1.0] > ari["flhc", 1.0]
     assert ari["signature", math.inf] == ari["flhc", math.inf] == 1.0

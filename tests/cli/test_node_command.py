@@ -125,13 +125,17 @@ def test_a_run_over_processes_survives_the_death_of_a_node(
     made = FedAvg(rounds=3, epochs=1, model="linear", aggregation="secagg")
     proposal = Proposal.of(made, federation.facts, "float32", roster)
 
+    messages: list[Mapping[int, bytes]] = []
+
     def agree(sent: Mapping[int, bytes]) -> dict[int, str]:
-        # kill -9 before each message, between a commitment and its nonce too, and start it again
-        end(agents[0])
-        agents[0] = start(folders[0], 0)
+        messages.append(sent)
+        if len(messages) == 2:  # between a commitment and its nonce: kill -9, and start it again
+            end(agents[0])
+            agents[0] = start(folders[0], 0)
         return {i: ask(folders[i] / "socket", AGREE, data).decode() for i, data in sent.items()}
 
     proposal = agreed(proposal, roster, [*range(CLIENTS)], agree)
+    assert len(messages) > 2
     killed: list[int] = []
 
     def door(client: int) -> Any:

@@ -91,11 +91,11 @@ def test_without_a_target_nothing_is_chosen(digits: Federation) -> None:
 
 
 def test_clusters_get_a_share_of_the_budget(digits: Federation) -> None:
-    made = Signature(target_epsilon=4.0, k=2, rounds=20)
+    made = Signature(target_epsilon=4.0, k=2, rounds=8)
     chosen = chosen_for(made, digits.facts)
     assert chosen["cluster_noise"] < 1
     usual = made.privacy.settled(made, digits.facts).config(digits, "float32")
-    equal = Signature(target_epsilon=4.0, k=2, rounds=20, cluster_noise=1.0)
+    equal = Signature(target_epsilon=4.0, k=2, rounds=8, cluster_noise=1.0)
     other = equal.privacy.settled(equal, digits.facts).config(digits, "float32")
     assert usual["signature_noise"] == chosen["cluster_noise"] * usual["noise"]
     assert other["signature_noise"] == other["noise"]
@@ -110,10 +110,10 @@ def test_gram_matrices_have_the_same_option(digits: Federation) -> None:
 
 
 def test_methods_with_several_mechanisms_take_one_that_bears_noise(digits: Federation) -> None:
-    chosen = chosen_for(CFL(target_epsilon=8.0, dp_unit="example"), digits.facts)
+    chosen = chosen_for(CFL(target_epsilon=8.0, dp_unit="example", rounds=24), digits.facts)
     assert chosen["signature"] == "gradient"
     # a mechanism that is given is the only one
-    given = CFL(target_epsilon=8.0, dp_unit="example", sketch=32)
+    given = CFL(target_epsilon=8.0, dp_unit="example", rounds=8, sketch=32)
     assert not {"signature", "sketch"} & chosen_for(given, digits.facts).keys()
 
 
@@ -142,9 +142,9 @@ def test_a_network_that_is_tuned_without_noise_stays_until_it_is_drowned(
 @pytest.mark.parametrize(
     "made",
     [
-        CFL(target_epsilon=8.0, dp_unit="example"),
-        Hidden(target_epsilon=8.0, k=2),
-        Signature(target_epsilon=4.0, k=2),
+        CFL(target_epsilon=8.0, dp_unit="example", rounds=8),
+        Hidden(target_epsilon=8.0, k=2, rounds=8),
+        Signature(target_epsilon=4.0, k=2, rounds=8),
     ],
 )
 def test_the_choice_searches_for_no_exact_noise(
@@ -183,9 +183,9 @@ def test_no_data_are_read(digits: Federation, monkeypatch: pytest.MonkeyPatch) -
 
     facts = digits.facts
     monkeypatch.setattr(LocalTrainer, "train", read)
-    one = chosen_for(CFL(target_epsilon=5.0), facts)
+    one = chosen_for(CFL(target_epsilon=5.0, rounds=8), facts)
     others = Federation.simulate("digits", clients=12, samples=40, seed=9, scenario=LabelSwap(2))
-    assert chosen_for(CFL(target_epsilon=5.0), others.facts) == one
+    assert chosen_for(CFL(target_epsilon=5.0, rounds=8), others.facts) == one
 
 
 def test_options_that_cannot_work_are_refused_in_their_own_words(digits: Federation) -> None:

@@ -29,7 +29,7 @@ def test_a_protocol_of_this_project_passes_every_check(protocol: Protocol) -> No
     assert [result.name for result in report.results] == list(CHECKS)
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("protocol", [IFCA, CLoVE])
 def test_methods_with_several_models_pass_every_check(protocol: Protocol) -> None:
     report = check(protocol, **cases.SMALL[protocol])
