@@ -20,13 +20,15 @@ from securecluster.attacks.base import Attack, Knowledge, View
 from securecluster.attacks.views import RecordedView
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.bounds import declared
-from securecluster.messaging.messages import Picks, Rows, Shared, select
+from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Picks, Rows, Shared, select
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import SERVER, Party, client
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy, releases_of
+
+ROUNDING = 64  # of a row's largest number, in units of its last place: no mask leaves more
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ class UndoneView(View):
             round: only those of this round; None for all.
         """
         for message in self.view.messages(method, round):
-            yield replace(message, content=self._undone(message))
+            # models that are posted since averages are masked: those of averages, and no updates
+            if not self.unmasks or message.step < FIRST_SEPARATE_STEP:
+                yield replace(message, content=self._undone(message))
         for message in self._read_of_sums:
             if method in (None, message.method) and round in (None, message.round):
                 yield message
@@ -102,7 +106,7 @@ class UndoneView(View):
             rows = getattr(content, name, None)
             # what is sealed is bytes, and a row in a secure sum integers
             if isinstance(rows, Rows) and rows.table.is_floating_point():
-                changes[name] = replace(rows, table=self._of(name).inverse(rows.table, step))
+                changes[name] = replace(rows, table=self._inverse(name, rows.table, step))
         return dataclasses.replace(content, **changes)  # type: ignore[type-var]
 
     def _query(self, content: Any) -> Any:
@@ -118,7 +122,7 @@ class UndoneView(View):
             if isinstance(value, Picks) and value.table.is_floating_point():
                 changes[name] = replace(value, table=self._table(content, sent, value.table))
             elif isinstance(value, Shared) and value.value.is_floating_point():
-                changes[name] = Shared(self._of(sent).inverse(value.value, int(content.step)))
+                changes[name] = Shared(self._inverse(sent, value.value, int(content.step)))
         return dataclasses.replace(content, **changes)  # type: ignore[type-var]
 
     def _table(self, content: Any, sent: str, table: torch.Tensor) -> torch.Tensor:
@@ -133,16 +137,18 @@ class UndoneView(View):
             return table
         steps = getattr(content, "steps", None)
         if steps is None:
-            return self._of(sent).inverse(table, int(content.step))
+            return self._inverse(sent, table, int(content.step))
         rows = [
-            self._of(sent).inverse(row[None], int(step))[0]
+            self._inverse(sent, row[None], int(step))[0]
             for row, step in zip(table, steps.table, strict=True)
         ]
         return torch.stack(rows)
 
-    def _of(self, name: str) -> Pipeline:
-        """Return the mask of a field."""
-        return self.pipeline.of(name).masking_stages
+    def _inverse(self, name: str, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Return rows of a field without the mask of a call, whose rounding leaves no zeros."""
+        undone = self.pipeline.of(name).masking_stages.inverse(rows, step)
+        rounding = ROUNDING * torch.finfo(rows.dtype).eps * rows.abs().amax(-1, keepdim=True)
+        return torch.where(undone.abs() > rounding, undone, 0.0)
 
     @cached_property
     def _read_of_sums(self) -> list[ObservedMessage]:
@@ -178,7 +184,8 @@ class UndoneView(View):
                 row = self._sent(outcome, number, name)
                 if row is None:
                     return None
-                rest -= row.to(rest).reshape(rest.shape)
+                # what a client computes has room for its mask
+                rest -= row.to(rest)[..., : rest.shape[-1]]
             changes[name] = Rows(rest)
         return dataclasses.replace(content, **changes)
 
@@ -221,7 +228,7 @@ def undone(
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    if attack.of_masks or not knowledge.colluders or not isinstance(view, RecordedView):
+    if attack.of_masks or not isinstance(view, RecordedView):
         return view, knowledge
     method = fitted.result_.method
     pipeline = method.pipeline(knowledge.config)
@@ -230,9 +237,43 @@ def undone(
         for number, colluder in knowledge.colluders.items()
         if number in colluder.secrets.seed
     ]
-    if seeds:
+    seeds += _in_frames(fitted, view)
+    # of a run without a mask nothing is left to undo
+    if seeds and pipeline.keyed:
         pipeline.unlock(seeds[0])
         knowledge = replace(knowledge, unmasked=True, width=knowledge.dimension)
     replies = {number: colluder.replies for number, colluder in knowledge.colluders.items()}
     releases = releases_of(method.client)
-    return UndoneView(view, pipeline, releases, replies, bool(seeds)), knowledge
+    return UndoneView(view, pipeline, releases, replies, knowledge.unmasked), knowledge
+
+
+def _in_frames(fitted: ClusteringProtocol, view: RecordedView) -> list[bytes]:
+    """Return the clients' seed where a frame that was observed holds it as it is.
+
+    Whoever has a candidate sees by the rows that it unmasks whether it is the seed. Here it is
+    compared with the seed itself, where the run's folder has that.
+
+    Args:
+        fitted: the run.
+        view: what was observed.
+    """
+    known: dict[frozenset[Party], list[bytes]] = vars(fitted).setdefault("seeds_in_frames_", {})
+    if view.parties not in known:
+        seeds = set(fitted.kept_.clients.secrets.seed.values())
+        found = {
+            seed
+            for message in view.messages()
+            for row in _octets(message.content)
+            for seed in seeds
+            if seed in row
+        }
+        known[view.parties] = sorted(found)
+    return known[view.parties]
+
+
+def _octets(content: Any) -> Iterator[bytes]:
+    """Yield the rows of bytes of a frame."""
+    for value in vars(content).values() if dataclasses.is_dataclass(content) else ():
+        tensor = getattr(value, "table", getattr(value, "value", None))
+        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.uint8:
+            yield tensor.contiguous().numpy().tobytes()

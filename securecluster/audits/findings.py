@@ -31,6 +31,7 @@ FAILED = "failed: "
 INAPPLICABLE = "not applicable"
 SKIPPED = "skipped: "
 EVERYTHING = "any protection"  # what a twin without all of them is without
+HALF = "half of the noise"  # of an audit of noise, drawn anew
 NO_TWIN = "there is no run without a protection, on which it would show that it can succeed"
 ENOUGH = 1e5  # a larger bound of ε is as good as infinite
 
@@ -119,7 +120,10 @@ class Finding:
             return BROKEN
         if self.outcome == BETTER:
             return BROKEN if self.claims else VISIBLE
-        if self.outcome in (CHANCE, WITHIN) and any(map(self._succeeds, self.twins.values())):
+        told = [self._succeeds(twin) for twin in self.twins.values()]
+        # an audit of noise is to find half of it, too
+        powerful = all(told) if self.bounds else any(told)
+        if self.outcome in (CHANCE, WITHIN) and told and powerful:
             return CHANCE
         return UNTOLD
 
@@ -129,7 +133,7 @@ class Finding:
         if self.verdict != CHANCE:
             return ()
         names = [name for name, twin in self.twins.items() if self._succeeds(twin)]
-        return tuple(name for name in names if name != EVERYTHING)
+        return tuple(name for name in names if name not in (EVERYTHING, HALF))
 
     @property
     def protections(self) -> str:
@@ -170,9 +174,12 @@ class Finding:
     def _why_at_chance(self) -> str:
         """Return on which twins the attack succeeds."""
         if self.bounds:
-            (twin,) = self.twins.values()
-            assert twin.score is not None
-            return f"{WITHIN}, and without noise its bound is {number(twin.score.value)}"
+            bounds = [
+                f"{number(twin.score.value)} without {name}"
+                for name, twin in self.twins.items()
+                if twin.score is not None
+            ]
+            return f"{WITHIN}, and its bound would be {' and '.join(bounds)}"
         if self.held:
             return f"{' and '.join(self.held)} held: without it alone the attack succeeds"
         untested = [name for name, twin in self.twins.items() if twin.score is None]
@@ -197,15 +204,16 @@ class Finding:
                 f"{NO_TWIN}, and with {self.score.units} to guess chance reaches from "
                 f"{number(reached.low)} to {number(reached.high)}: more clients would tell"
             )
-        without, twin = next(iter(self.twins.items()))
+        missed = {name: twin for name, twin in self.twins.items() if not self._succeeds(twin)}
+        without, twin = next(iter(missed.items()))
         if twin.score is None:
             more = ": more seconds would tell (--budget)" if SKIPPED in twin.reason else ""
             return f"the attack has no score without {without} either ({twin.reason}){more}"
         value = number(twin.score.value)
         if self.bounds:
             return (
-                f"without any noise its bound is {value}, which is not above the ledger's ε of "
-                f"{self.claimed:.3g} either: more clients would tell, or more rounds"
+                f"without {without} its bound would be {value}, which is not above the ledger's "
+                f"ε of {self.claimed:.3g} either: more clients would tell, or more rounds"
             )
         return (
             f"without {without} it is not beyond the range of chance either ({value}): more "

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 import securecluster
 from securecluster.attacks import experiments
 from securecluster.attacks.base import Attack, Guess, Tap, Truth, View, unmet
-from securecluster.attacks.dp_audit import CanaryAudit, Planted
+from securecluster.attacks.dp_audit import CanaryAudit, Planted, with_half_the_noise
 from securecluster.attacks.hidden_sums import TwoSums
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import BETTER, CHANCE, Score, score
@@ -51,6 +51,7 @@ from securecluster.audits.findings import (
     BROKEN,
     EVERYTHING,
     FAILED,
+    HALF,
     UNTOLD,
     VISIBLE,
     WITHIN,
@@ -490,7 +491,7 @@ class _Twins:
         if finding.outcome not in (CHANCE, WITHIN):
             return {}
         if isinstance(attack, CanaryAudit):
-            return {twins.noise_of(self._target.run.protocol): bare}
+            return {twins.noise_of(self._target.run.protocol): bare, **finding.twins}
         if attack.of_mechanism:
             # rows of its own have no other protection
             return {" and ".join(sorted(attack.hidden_by)): bare}
@@ -844,6 +845,7 @@ def _bounded(
     protocol = target.run.protocol
     config = target.run.config["network"]
     result: Score | None = None
+    further: dict[str, Finding] = {}
     claimed: float | None = None
     reason = trace = ""
     if not any(config.get(name) for name in ("noise", "gram_noise", "signature_noise")):
@@ -864,6 +866,7 @@ def _bounded(
             planted = repetitions[attack.release]
             claimed = planted.claimed
             result = planted.score(attack.scorer, target.federation)
+            further = _with_half(attack, planted, result) if column == RUN else {}
     except OutOfTime:
         reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
     except UsageError as error:
@@ -872,7 +875,23 @@ def _bounded(
         reason = failure(error)
         trace = traceback_of(error)
     seconds = time.monotonic() - start
-    return Finding(attack.name, result, reason, seconds, claimed=claimed, trace=trace)
+    return Finding(
+        attack.name, result, reason, seconds, claimed=claimed, trace=trace, twins=further
+    )
+
+
+def _with_half(attack: CanaryAudit, planted: Planted, result: Score) -> dict[str, Finding]:
+    """Return what an audit of noise would find with half of the noise that the ledger has.
+
+    Args:
+        attack: the audit.
+        planted: what the run's repetition shows.
+        result: of the audit.
+    """
+    if not math.isfinite(planted.claimed):
+        return {}
+    half = replace(result, value=with_half_the_noise(planted, attack.scorer))
+    return {HALF: Finding(attack.name, half, "", 0.0, claimed=planted.claimed)}
 
 
 def _active(
@@ -901,21 +920,24 @@ def _active(
             key_source=KeySource(secrets=kept_run.secrets()),
         )
     if isinstance(attack, TwoSums) and fitted.name == attack.protocol:
-        active.second = _runs_without_one(fitted, federation, adversary)
+        active.second = _runs_without_one(attack, fitted, federation, adversary)
     made: Attack = active
     return made
 
 
 def _runs_without_one(
-    fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
+    attack: Attack, fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
 ) -> dict[int, View]:
     """Return by client what the server sees of the same run without it, for the first clients.
 
-    They stay with the run, since several attacks read them.
+    They stay with the run, since several attacks read them. Colluders are in them, too.
     """
     runs: dict[int, ClusteringProtocol] = vars(fitted).setdefault("runs_without_one_", {})
     settings = _repeating(fitted.kept_.learned.settings)
+    views = {}
     for position in range(min(LEAVING, len(federation))):
+        if position in adversary.clients:
+            continue
         if position not in runs:
             excluded = at(position)
             try:
@@ -923,7 +945,12 @@ def _runs_without_one(
             except UsageError:
                 # the method refuses as few clients, so that no server has such a run
                 break
-    return {position: view_of(run, (SERVER,)) for position, run in runs.items()}
+        others = federation.select([at(k) for k in range(len(federation)) if k != position])
+        helpers = [at(helper - (helper > position)) for helper in adversary.clients]
+        knowledge = knowledge_of(runs[position], others, helpers)
+        view = view_of(runs[position], (SERVER,))
+        views[position], _ = undone(runs[position], attack, view, knowledge)
+    return views
 
 
 def asks_about_candidates(attack: Attack) -> bool:

@@ -79,6 +79,7 @@ STANDINGS = {
     "membership-likelihood-ratio-offline": OF_UPDATES,
     "membership-loss-threshold": OF_UPDATES,
     "relevance-oracle": NEVER,
+    "repeated-mask": OF_UPDATES,
     "repeated-seed": OF_NOISE,
     "secure-sum-conformance": (UNTESTED, UNTESTED, BROKEN, UNTESTED),
     "signature-label-counts": NEVER,
