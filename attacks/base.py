@@ -136,6 +136,7 @@ class Knowledge:
         colluders: by number, the clients that share their data and secrets with the adversary.
         samples: public samples (X, y) of the same distribution as the clients', or None.
         names: of the clients, by which they draw batches; their numbers, where there are none.
+        unmasked: True where the adversary has undone the mask of all that it observed.
     """
 
     protocol: str
@@ -147,6 +148,7 @@ class Knowledge:
     colluders: Mapping[int, Colluder] = field(default_factory=dict)
     samples: tuple[Array, Array] | None = None
     names: tuple[str, ...] = ()
+    unmasked: bool = False
 
     def name_of(self, number: int) -> str:
         """Return the name by which a client draws batches; of nobody, its number.
@@ -173,8 +175,8 @@ class Knowledge:
 
     @property
     def mask(self) -> str:
-        """Return the name of the mask of updates, "none" without one."""
-        return str(self.config.get("mask", "none"))
+        """Return the name of the mask of updates, "none" without one, and where it is undone."""
+        return "none" if self.unmasked else str(self.config.get("mask", "none"))
 
     @property
     def has_labels(self) -> bool:
@@ -393,6 +395,7 @@ class Attack(ABC):
             is of something that the run leaves visible.
         of_mechanism: True if it tries the protections of `hidden_by` with rows of its own. It then
             says nothing of a run that has none of them.
+        of_masks: True if it attacks masks themselves, and so runs on rows under them.
     """
 
     name: ClassVar[str]
@@ -407,6 +410,7 @@ class Attack(ABC):
     reads: ClassVar[Collection[str]] = frozenset()
     hidden_by: ClassVar[Collection[str]] = frozenset()
     of_mechanism: ClassVar[bool] = False
+    of_masks: ClassVar[bool] = False
 
     @abstractmethod
     def applies(self, view: View, knowledge: Knowledge) -> str | None:

@@ -337,11 +337,16 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
     if knowledge.mask != "none":
         return {}
     models: dict[int, torch.Tensor] = {}
+    held: dict[int, torch.Tensor] = {}  # by client
     for message in view.messages():
         content: Any = message.content
         receiver = message.receiver
+        absolute = getattr(content, "absolute", None)
         # IFCA's averages are of several models at once
-        if not getattr(content, "absolute", False) or hasattr(content, "models"):
+        if absolute is None or hasattr(content, "models"):
+            continue
+        # moves between rounds come where averages are masked, and add up where the mask is undone
+        if not absolute and not knowledge.unmasked:
             continue
         if receiver.kind != "client" or receiver.index is None:
             continue
@@ -349,10 +354,12 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
             continue
         # an absolute message holds displacements from θ_0; the last one is the newest model
         chosen = list(content.means.picks[0])
-        rows = content.means.table[chosen]
+        rows = content.means.table[chosen].to(knowledge.initial)
         if len(rows) and rows.shape[-1] == knowledge.dimension:
             cluster = view.clusters[receiver.index]
-            models[cluster] = knowledge.initial + rows[-1].to(knowledge.initial)
+            begin = knowledge.initial if absolute else held.get(receiver.index, knowledge.initial)
+            model = begin + (rows[-1] if absolute else rows.sum(0))
+            models[cluster] = held[receiver.index] = model
     return models
 
 

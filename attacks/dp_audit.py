@@ -24,9 +24,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,7 @@ ERROR = 0.05  # probability that a bound of one run is false
 # Canaries reach the whole μ of Gaussian noise, so a bound of two worlds is above a true claim this
 # often: audits of many runs must not refute one.
 TWO_WORLD_ERROR = 1e-3
+HALVED = 40  # audits of half of the noise that are drawn
 DELTA = 1e-5
 CANARIES = "canaries"  # method of the tap that holds the coins
 HALVES = "canaries of one half"  # the same, where half of the coins are heads
@@ -157,10 +158,26 @@ class Planted:
             scorer: one- or two-world scorer.
             federation: the clients.
         """
-        if not self.gaussian:
-            scorer = RateScorer()
+        guess, truth = self._guessed(federation)
+        return score(self._scorer(scorer), guess, truth)
+
+    def bound(self, scorer: Scorer) -> float:
+        """Return the lower bound of ε alone.
+
+        Args:
+            scorer: one- or two-world scorer.
+        """
+        used = self._scorer(scorer)
+        return used.summary(used.units(*self._guessed(None)))
+
+    def _scorer(self, scorer: Scorer) -> Scorer:
+        """Return the scorer that fits the statistics."""
+        return scorer if self.gaussian else RateScorer()
+
+    def _guessed(self, federation: Any) -> tuple[Guess, Truth]:
+        """Return the statistics as a guess, and the coins as the truth."""
         truth = Truth(federation, taps=(tap_of(self.coins, self.balanced),))
-        return score(scorer, Guess("canaries", self.statistics), truth)
+        return Guess("canaries", self.statistics), truth
 
 
 def heads(clients: int, seed: int = 0) -> tuple[bool, ...]:
@@ -372,6 +389,61 @@ class OneRunScorer(CanaryScorer):
         return one_run_epsilon(len(units), len(units), correct, DELTA)
 
 
+def by_outlier(present: Array, absent: Array) -> float:
+    """Return the lower bound of ε by the statistic of the canary that shows most.
+
+    One client whose contribution is not bounded is lost in means. Of an (ε, δ)-private release a
+    statistic of probability p without the canary has one of e^ε·p + δ at most with it, and there
+    are as many tries as canaries.
+
+    Args:
+        present: statistics of canaries, (n,).
+        absent: those of the others, (m,), at least two.
+    """
+    from scipy import stats
+
+    deviation = float(absent.std(ddof=1))
+    if not deviation:
+        return 0.0
+    distance = (float(present.max()) - float(absent.mean())) / deviation
+    # the mean and the deviation are estimated of m
+    chance = float(stats.t.sf(distance / math.sqrt(1 + 1 / len(absent)), len(absent) - 1))
+    beyond_delta = TWO_WORLD_ERROR / len(present) - DELTA
+    if beyond_delta <= 0:
+        return 0.0
+    return max(0.0, math.log(beyond_delta) - math.log(max(chance, math.ulp(0.0))))
+
+
+def with_half_the_noise(planted: Planted, scorer: Scorer, draws: int = HALVED) -> float:
+    """Return the bound that half of the claimed noise would give in nineteen of twenty audits.
+
+    The statistics are drawn anew: of a Gaussian release whose ε is the ledger's, with half of its
+    noise. An audit that would not refute this cannot tell whether the noise is there.
+
+    Args:
+        planted: with the coins, and the ledger's ε.
+        scorer: one- or two-world scorer.
+        draws: of all statistics.
+    """
+    low, high = 0.0, 1.0
+    while gaussian_epsilon(high, DELTA) < planted.claimed and high < NOISELESS:
+        high *= 2
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if gaussian_epsilon(middle, DELTA) < planted.claimed:
+            low = middle
+        else:
+            high = middle
+    draw = np.random.default_rng(0)
+    bounds = []
+    for _ in range(draws):
+        noise = draw.normal(size=len(planted.coins))
+        shown = 2 * high * np.asarray(planted.coins, dtype=float) + noise
+        drawn = replace(planted, statistics=dict(enumerate(shown.tolist())))
+        bounds.append(drawn.bound(scorer))
+    return float(np.quantile(bounds, 0.05))
+
+
 class TwoWorldScorer(CanaryScorer):
     """Lower bound of ε by the distance of the statistics with and without a canary."""
 
@@ -392,7 +464,7 @@ class TwoWorldScorer(CanaryScorer):
             return float(gaussian_epsilon(NOISELESS, DELTA))
         # for Gaussian noise (ε, δ) follows from μ exactly (Dong et al. 2022, Cor. 2.13)
         mu = Audit(present, absent, 1 - TWO_WORLD_ERROR).by_moments(TWO_WORLD_ERROR)
-        return float(gaussian_epsilon(mu, DELTA))
+        return max(float(gaussian_epsilon(mu, DELTA)), by_outlier(present, absent))
 
 
 class RateScorer(CanaryScorer):

@@ -266,4 +266,9 @@ def _calls(view: View, knowledge: Knowledge) -> list[Labels]:
         call = (update.method, update.step)
         rows = calls.setdefault(call, {})
         rows[label] = as_array(update.row)
-    return [rows for rows in calls.values() if len(rows) >= FEWEST]
+    return [_by_norm(rows) for rows in calls.values() if len(rows) >= FEWEST]
+
+
+def _by_norm(rows: Labels) -> Labels:
+    """Return rows in an order that masks keep, from which the search for a matching begins."""
+    return dict(sorted(rows.items(), key=lambda item: float(np.linalg.norm(item[1]))))

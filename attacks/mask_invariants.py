@@ -79,6 +79,7 @@ class MaskInvariants(Attack):
     )
     needs = "single masked updates of the first round, and public samples with labels"
     scorer = PresenceByClass()
+    of_masks = True
     reads = ("delta",)
     hidden_by = (SUMS,)  # a mask keeps what it is named after
 

@@ -33,6 +33,7 @@ class MaskKnownPlaintext(Attack):
         "that took part in the same call"
     )
     scorer = unmasking.UnmaskedCosine()
+    of_masks = True
     requires = (TAPS,)
     reads = ("delta",)
     hidden_by = (SUMS,)  # a mask falls with one known row

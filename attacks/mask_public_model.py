@@ -22,6 +22,7 @@ class MaskPublicModel(Attack):
     source = "this project's threat model: ranks of known values against a permutation"
     needs = "single updates of the first round under a mask that moves numbers, and θ_0"
     scorer = unmasking.RecoveredCoordinates()
+    of_masks = True
     requires = (TAPS,)
     reads = ("delta",)
     hidden_by = (MASK, SUMS)

@@ -49,6 +49,7 @@ ATTACKS = {  # module and class
     "membership-likelihood-ratio-offline": "likelihood_ratio:OfflineLikelihoodRatio",
     "membership-loss-threshold": "loss_threshold:LossThreshold",
     "relevance-oracle": "relevance_oracle:RelevanceOracle",
+    "repeated-mask": "repeated_mask:RepeatedMask",
     "repeated-seed": "repeated_seed:RepeatedSeed",
     "secure-sum-conformance": "secure_sum_conformance:SecureSumConformance",
     "signature-label-counts": "signatures:SignatureLabelCounts",

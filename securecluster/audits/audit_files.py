@@ -23,7 +23,8 @@ from typing import Any
 
 from securecluster.audits import audit_overview, audit_page, audit_table
 from securecluster.audits.audit_table import AuditTable
-from securecluster.audits.run_audit import BUDGET, FAILED, RUN, TWIN, Adversary
+from securecluster.audits.findings import FAILED
+from securecluster.audits.run_audit import BUDGET, RUN, TWIN, Adversary
 from securecluster.core import atomic_files, manifest
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.folders import run_folder
@@ -312,10 +313,12 @@ def _leaving(table: AuditTable, run: FinishedRun, with_uncovered: bool) -> Any:
     if with_uncovered:
         return content
     for row in content["attacks"]:
-        for column in (RUN, TWIN):
-            # texts of errors may have names of clients
-            if row[column]["verdict"].startswith(FAILED):
-                row[column]["verdict"] = "failed"
+        outcomes = [row[RUN], row[TWIN], *row[RUN]["without"]]
+        # texts of errors may have names of clients
+        for outcome in outcomes:
+            for name in ("verdict", "why"):
+                if FAILED in outcome.get(name, ""):
+                    outcome[name] = "failed"
     return content | {"adversary": table["numbered"]}
 
 

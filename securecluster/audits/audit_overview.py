@@ -12,14 +12,13 @@ from typing import Any
 
 from securecluster.attacks.base import Harm
 from securecluster.audits import audit_summary
-from securecluster.audits.run_audit import BROKEN, HELD, READING, RUN, VISIBLE
+from securecluster.audits.findings import BROKEN, VERDICTS, VISIBLE
+from securecluster.audits.run_audit import READING, RUN
 from securecluster.reports import html_page as html
 
 NAME = "audit-overview.html"
 FEWEST = 2  # audits
-# of cells, what means most to people first
-STANDINGS = (BROKEN, VISIBLE, HELD, None)
-KINDS: dict[str | None, str] = {BROKEN: "bad", VISIBLE: "seen", HELD: "good"}
+KINDS = {BROKEN: "bad", VISIBLE: "seen"}
 Content = Mapping[str, Any]
 
 
@@ -92,7 +91,7 @@ def _rank(row: Content, entries: Any) -> tuple[int, int]:
         row: of an audit's table.
         entries: of the run, of the adversaries with a score.
     """
-    best = min(STANDINGS.index(entry.get("standing")) for entry in entries)
+    best = min(VERDICTS.index(entry["verdict"]) for entry in entries)
     harm = str(row.get("harm", Harm.MESSAGES.name)).upper()
     return best, Harm[harm] if harm in Harm.__members__ else Harm.MESSAGES
 
@@ -111,7 +110,7 @@ def _cell(entry: Content | None) -> html.Cell:
         f"{score['value']:.3g}; chance {chance['low']:.3g} to {chance['high']:.3g}: "
         f"{entry['verdict']}"
     )
-    standing = entry.get("standing")
-    if standing in (BROKEN, VISIBLE):
-        text += f", {standing}"
-    return text, KINDS.get(standing, html.PLAIN)
+    if entry["held"]:
+        text += f", {' and '.join(entry['held'])} held"
+        return text, "good"
+    return text, KINDS.get(entry["verdict"], html.PLAIN)

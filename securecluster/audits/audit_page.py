@@ -11,21 +11,18 @@ from numpy.typing import NDArray
 
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
-from securecluster.attacks.scoring import BETTER
+from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.audits import audit_summary
+from securecluster.audits.findings import BROKEN, VISIBLE, Finding
 from securecluster.audits.run_audit import (
-    BROKEN,
     COLUMNS,
-    HELD,
     READING,
     RUN,
     SERVER,
     TWIN,
-    VISIBLE,
     Adversary,
     Audit,
-    Finding,
-    headline,
+    lines,
     score_text,
     unscored,
     without_errors,
@@ -39,15 +36,15 @@ from securecluster.reports.finished_run import FinishedRun
 MOST_CLIENTS = 3  # with pictures of their own
 MOST_IMAGES = 8  # of one client
 MOST_CLASSES = 20  # bars of a chart
+RATES = ("false positive rate", "true positive rate")  # axes of ROC curves
 EXPLAINED = (
     "Each attack guesses something about clients from what the adversary observed. "
     f"{READING} A score beyond the range is better than chance if its own interval, a bootstrap "
-    "over clients, lies beyond the range, too; else nothing is decided, and more clients would "
-    "tell. What is better than chance breaks a protection where the run claims one that is said to "
-    "hide it, and is else visible, as the report says. "
+    "over clients, lies beyond the range, too. What is better than chance is broken where the run "
+    "claims a protection that is said to hide it, and is else visible, as the report says. "
     "Audits of noise repeat what clients release, with canaries, and bound ε from below. A bound "
-    "above the ledger's ε refutes it; one below proves nothing. Their unprotected twin has no "
-    "noise. "
+    "above the ledger's ε refutes it. One below is at chance where the bound without any noise "
+    "would have been above it; else the audit could not tell. "
     "The adversary knows the configuration and some test samples as public ones; attacks on "
     "membership are asked about these and as many training samples."
 )
@@ -111,7 +108,9 @@ def page(run: FinishedRun, audit: Audit, command: str) -> str:
         command: that made the audit.
     """
     sections = [
-        audit_summary.section(audit, summary(run, audit), facts_of(run)),
+        audit_summary.section(
+            audit, len(run.names), guarantee(run, audit.adversary), facts_of(run)
+        ),
         results(audit),
         advice(audit),
         pictures(audit),
@@ -182,7 +181,7 @@ def results(audit: Audit) -> str:
         better = "higher" if result_of.higher else "lower"
         score = f"{finding.attack}: {result_of.metric} ({better} is a better attack)"
         cells = [finding.learns[:1].upper() + finding.learns[1:], score]
-        for result, judgement in ((finding, finding.judgement), (twin, twin.verdict)):
+        for result, judgement in ((finding, finding.judgement), (twin, twin.outcome)):
             cells += [without_errors(score_text(result)), judgement if result.score else "–"]
         kinds = ["", "", "", _kind(finding), "", ""]
         rows.append([(text, style) for text, style in zip(cells, kinds, strict=True)])
@@ -206,10 +205,10 @@ def results(audit: Audit) -> str:
     line = f"{count} attacks apply neither to the run nor to its unprotected twin: why"
     return html.section(
         "Attacks",
-        html.shown(html.items(headline(audit))),
         *named,
         html.shown(
             *blocks,
+            html.items(lines(audit)),
             html.folded(line, _reasons(inapplicable)),
             html.paragraph(_unprotected(audit)),
             html.items(audit.notes),
@@ -245,7 +244,9 @@ def _unprotected(audit: Audit) -> str:
 
 def _kind(finding: Finding) -> str:
     """Return the class of a verdict's cell."""
-    return {BROKEN: "bad", VISIBLE: "seen", HELD: "good"}.get(finding.standing, html.PLAIN)
+    if finding.held or (finding.bounds and finding.verdict == CHANCE):
+        return "good"
+    return {BROKEN: "bad", VISIBLE: "seen"}.get(finding.verdict, html.PLAIN)
 
 
 def pictures(audit: Audit) -> str:
@@ -380,7 +381,7 @@ def _roc(columns: Mapping[str, Finding]) -> Iterator[str]:
             series.append((column, roc(*scores)))
     if series:
         names = ", ".join(name for name, _ in series)
-        yield html.curves(f"True positives over false positives: {names}", series)
+        yield html.curves(f"Members found: {names}; the diagonal is chance", RATES, series)
 
 
 def _given(finding: Finding) -> tuple[NDArray[Any], NDArray[Any]] | None:
@@ -434,7 +435,7 @@ def advice(audit: Audit) -> str:
     """
     blocks = []
     for finding in audit.findings[RUN]:
-        if finding.verdict == BETTER:
+        if finding.outcome == BETTER:
             advised = _advised(finding.attack, audit.protections)
             blocks.append(html.subsection(finding.attack, html.items(advised)))
     if not audit.tried:

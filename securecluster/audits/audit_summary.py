@@ -1,33 +1,23 @@
 """The beginning of an audit's page: what the adversary could learn, in words for everybody.
 
-Whoever answers for the data reads this paragraph alone: what could be learned, about whom, under
-which assumptions, what was tried and what could not be. Findings are in the order of what they mean
-for the people in the data: protections that broke first, then what is visible, and within these
-records before memberships, contents, groups and messages.
+Whoever answers for the data reads one sentence, and then a few lines: who attacked, what else was
+learned, what was not, what this audit could not tell, and what ε limits. Findings are in the order
+of what they mean for the people in the data: protections that broke first, then what is visible,
+then what could not be told, and within these records before memberships, contents, groups and
+messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from securecluster.attacks.scoring import BETTER, UNDECIDED
-from securecluster.audits.run_audit import (
-    BROKEN,
-    RUN,
-    TWIN,
-    VISIBLE,
-    WIRE,
-    WITHIN,
-    Adversary,
-    Audit,
-    Finding,
-)
+from securecluster.attacks.scoring import BETTER, CHANCE
+from securecluster.audits.findings import BROKEN, NOT_TRIED, UNTOLD, VERDICTS, VISIBLE, Finding
+from securecluster.audits.run_audit import RUN, TWIN, WIRE, Adversary, Audit
 from securecluster.reports import html_page as html
 
 HEADING = "In short"
 MOST_NAMED = 4  # findings of one kind in a sentence
-# of findings, by what the adversary has of them
-OUTCOMES = ("broken", "visible", "undecided", "resisted", "bounded", "none")
 NO_PROOF = "That is no proof that no attack can."
 
 
@@ -38,24 +28,7 @@ def ordered(audit: Audit) -> list[tuple[Finding, Finding]]:
         audit: the results.
     """
     pairs = list(zip(audit.findings[RUN], audit.findings[TWIN], strict=True))
-    return sorted(pairs, key=lambda pair: (OUTCOMES.index(outcome(pair[0])), pair[0].harm))
-
-
-def outcome(finding: Finding) -> str:
-    """Return which of `OUTCOMES` a finding on the run is.
-
-    Args:
-        finding: on the run.
-    """
-    if finding.score is None:
-        return "none"
-    if finding.verdict == WITHIN:
-        return "bounded"
-    if finding.standing == BROKEN:
-        return "broken"
-    if finding.standing == VISIBLE:
-        return "visible"
-    return "undecided" if finding.verdict == UNDECIDED else "resisted"
+    return sorted(pairs, key=lambda pair: (VERDICTS.index(pair[0].verdict), pair[0].harm))
 
 
 def summary(audit: Audit, clients: int, guarantee: str) -> str:
@@ -66,15 +39,16 @@ def summary(audit: Audit, clients: int, guarantee: str) -> str:
         clients: their number.
         guarantee: what ε bounds, in a sentence.
     """
-    return " ".join([*_answers(audit, clients), guarantee])
+    return " ".join([headline(audit, clients), *lines(audit, guarantee)])
 
 
-def section(audit: Audit, text: str, facts: Sequence[tuple[str, str]]) -> str:
-    """Return the paragraph, and the table of what was audited, when and with what.
+def section(audit: Audit, clients: int, guarantee: str, facts: Sequence[tuple[str, str]]) -> str:
+    """Return the headline, the lines, and the table of what was audited, when and with what.
 
     Args:
         audit: the results.
-        text: the paragraph.
+        clients: their number.
+        guarantee: what ε bounds, in a sentence.
         facts: further rows of the table, on what was audited.
     """
     made = [
@@ -82,7 +56,94 @@ def section(audit: Audit, text: str, facts: Sequence[tuple[str, str]]) -> str:
         ("audited", f"{audit.made:%Y-%m-%d %H:%M} UTC, with securecluster {audit.version}"),
         ("time", f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"),
     ]
-    return html.section(HEADING, html.shown(html.paragraph(text), facts_table(made)))
+    return html.section(
+        HEADING,
+        html.shown(
+            html.paragraph(headline(audit, clients), "headline"),
+            html.items(lines(audit, guarantee)),
+            facts_table(made),
+        ),
+    )
+
+
+def headline(audit: Audit, clients: int) -> str:
+    """Return what the adversary could learn, in one sentence.
+
+    Args:
+        audit: the results.
+        clients: their number.
+    """
+    who = audit.adversary.numbered
+    who = who[:1].upper() + who[1:]
+    of = f"of the {clients} clients and their records"
+    found = {verdict: _found(audit, verdict) for verdict in VERDICTS}
+    ran = [finding for finding in audit.findings[RUN] if finding.guess is not None]
+    if found[BROKEN]:
+        protections = ", ".join(dict.fromkeys(finding.protections for finding in found[BROKEN]))
+        return (
+            f"{who} could learn {_named(found[BROKEN])}: the run claims to hide this by "
+            f"{protections}, which broke."
+        )
+    if found[VISIBLE]:
+        return f"{who} could learn {_named(found[VISIBLE])}: no protection of this run hides it."
+    failed = len(audit.judged(CHANCE))
+    if failed:
+        text = f"{who} learned nothing {of} by attacks that succeed without protection ({failed})"
+        untold = len(audit.judged(UNTOLD))
+        return f"{text}; of {untold} more this audit could not tell." if untold else f"{text}."
+    if audit.tried:
+        return f"This audit could not tell what {audit.adversary.numbered} learns {of}."
+    if ran:
+        return (
+            f"Nothing was measured: {len(ran)} of {len(audit.findings[RUN])} attacks guessed "
+            f"something from what {audit.adversary.numbered} observed of {clients} clients, and "
+            "without the clients' data nobody knows whether they are right."
+        )
+    return (
+        f"Nothing was tried: none of {len(audit.findings[RUN])} attacks has what it needs in what "
+        f"{audit.adversary.numbered} observed of {clients} clients, so this page says neither that "
+        "data are safe nor that they are not."
+    )
+
+
+def lines(audit: Audit, guarantee: str) -> list[str]:
+    """Return what belongs to the headline, in five lines at most.
+
+    Args:
+        audit: the results.
+        guarantee: what ε bounds, in a sentence.
+    """
+    found = {verdict: _found(audit, verdict) for verdict in VERDICTS}
+    learned = []
+    if found[BROKEN] and found[VISIBLE]:
+        learned.append(f"It could also learn {_named(found[VISIBLE])}, which nothing hides.")
+    prevented = _prevented(audit)
+    if prevented:
+        learned.append(
+            f"Without the protections of the run, attacks also learn {_named(prevented)}."
+        )
+    chance = []
+    if found[CHANCE]:
+        chance.append(f"At chance, with twins that show it: {_named(found[CHANCE])}. {NO_PROOF}")
+    held = dict.fromkeys(name for finding in audit.judged(CHANCE) for name in finding.held)
+    if held:
+        chance.append(f"Held, by a run without it alone: {', '.join(held)}.")
+    untold = list(_untried(audit))
+    if found[UNTOLD]:
+        untold.insert(0, f"Could not tell of {_named(found[UNTOLD])}: the table says what would.")
+    texts = [[assumption(audit.adversary)], learned, chance, untold, [guarantee]]
+    return [" ".join(sentences) for sentences in texts if any(sentences)]
+
+
+def _found(audit: Audit, verdict: str) -> list[Finding]:
+    """Return the findings of one verdict, of which each says what no earlier one says."""
+    said: set[str] = set()
+    found = []
+    for finding, _ in ordered(audit):
+        if finding.learns not in said and finding.verdict == verdict != NOT_TRIED:
+            found.append(finding)
+        said.add(finding.learns) if finding.score is not None else None
+    return found
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> str:
@@ -92,50 +153,6 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> str:
         facts: name and text of each.
     """
     return html.table(("", ""), [(name, (text, html.LONG)) for name, text in facts])
-
-
-def _answers(audit: Audit, clients: int) -> Iterator[str]:
-    """Yield what the adversary could learn, in sentences.
-
-    Args:
-        audit: the results.
-        clients: their number.
-    """
-    adversary = audit.adversary.numbered
-    ran = [finding for finding in audit.findings[RUN] if finding.guess is not None]
-    if audit.tried:
-        yield (
-            f"What could {adversary} learn about the {clients} clients and the records that they "
-            "hold?"
-        )
-    elif ran:
-        yield (
-            f"Nothing was measured: {len(ran)} of {len(audit.findings[RUN])} attacks guessed "
-            f"something from what {adversary} observed of {clients} clients, and without the "
-            "clients' data nobody knows whether they are right."
-        )
-    else:
-        yield (
-            f"Nothing was tried: none of {len(audit.findings[RUN])} attacks has what it needs in "
-            f"what {adversary} observed of {clients} clients, so this page says neither that data "
-            "are safe nor that they are not."
-        )
-    yield assumption(audit.adversary)
-    by_outcome: dict[str, list[Finding]] = {}
-    for finding, _ in ordered(audit):
-        by_outcome.setdefault(outcome(finding), []).append(finding)
-    said: set[str] = set()
-    for outcome_name in OUTCOMES[:-1]:
-        # what one attack learns is not also what another one does not
-        findings = by_outcome.get(outcome_name, ())
-        new = [finding for finding in findings if finding.learns not in said]
-        if new:
-            yield _sentence(outcome_name, new)
-        said |= {finding.learns for finding in new}
-    prevented = _prevented(audit)
-    if prevented:
-        yield f"Without the protections of the run, attacks also learn {_named(prevented)}."
-    yield from _untried(audit)
 
 
 def assumption(adversary: Adversary) -> str:
@@ -155,34 +172,14 @@ def assumption(adversary: Adversary) -> str:
     return f"{text}."
 
 
-def _sentence(outcome_name: str, findings: Sequence[Finding]) -> str:
-    """Return what findings of one kind say.
-
-    Args:
-        outcome_name: one of `OUTCOMES`.
-        findings: of this kind.
-    """
-    learned = _named(findings)
-    if outcome_name == "broken":
-        protections = ", ".join(dict.fromkeys(finding.protections for finding in findings))
-        return f"It could learn {learned}. The run claims to hide it, by {protections}: this broke."
-    if outcome_name == "visible":
-        return f"It could learn {learned}. This run claims to hide none of it."
-    if outcome_name == "undecided":
-        return f"With so few clients it is not decided whether it could learn {learned}."
-    if outcome_name == "bounded":
-        return f"Audits of the noise found no more than the ledger's ε allows: {learned}."
-    return f"The attacks of this audit did no better than chance at learning {learned}. {NO_PROOF}"
-
-
 def _prevented(audit: Audit) -> list[Finding]:
     """Return the findings that are better than chance on the unprotected twin alone."""
     prevented = []
     learned = set()
     for finding, twin in ordered(audit):  # those that learned on the run come first
-        if outcome(finding) in OUTCOMES[:2]:
+        if finding.verdict in (BROKEN, VISIBLE):
             learned.add(finding.learns)
-        elif twin.verdict == BETTER and finding.learns not in learned:
+        elif twin.outcome == BETTER and finding.learns not in learned:
             prevented.append(finding)
     return prevented
 

@@ -12,7 +12,7 @@ from securecluster.core import serialization
 from securecluster.errors import RunFolderError
 from securecluster.folders import run_folder
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 class Range(TypedDict):
@@ -45,17 +45,43 @@ class ScoreEntry(TypedDict):
     """how the interval was found, or why there is none"""
 
 
-class Outcome(TypedDict):
-    """Outcome of an attack on the run or on its twin."""
+class TwinOutcome(TypedDict):
+    """Outcome of an attack on a twin of the run."""
 
     verdict: str
     """against chance or the ledger's ε, or why there is no score"""
     score: ScoreEntry | None
     """null where there is none"""
-    standing: NotRequired[Literal["broken", "visible", "held"] | None]
-    """of the run: what it says of the protections that the run claims"""
-    claims: NotRequired[list[str]]
-    """of the run: protections that are said to hide what the attack guesses"""
+    ledger_epsilon: NotRequired[float | None]
+    """of audits of noise: the ledger's ε; null is ∞"""
+    said: NotRequired[list[str]]
+    """what the attack says besides, in sentences"""
+    seconds: float
+    """that it took"""
+
+
+class Without(TwinOutcome):
+    """Outcome of an attack on a twin without one protection, or without all."""
+
+    protection: str
+    """that it is without"""
+
+
+class Outcome(TypedDict):
+    """Outcome of an attack on the run."""
+
+    verdict: Literal["broken", "visible", "could not tell", "at chance", "not tried"]
+    """what it says of the run"""
+    why: str
+    """the reason of the verdict"""
+    score: ScoreEntry | None
+    """null where there is none"""
+    claims: list[str]
+    """protections that are said to hide what the attack guesses"""
+    held: list[str]
+    """protections without one of which alone it succeeds"""
+    without: list[Without]
+    """of what is at chance: outcomes on twins, by what they are without"""
     ledger_epsilon: NotRequired[float | None]
     """of audits of noise: the ledger's ε; null is ∞"""
     said: NotRequired[list[str]]
@@ -79,7 +105,7 @@ class Row(TypedDict):
     """of what kind that is"""
     run: Outcome
     """on the run"""
-    unprotected: Outcome
+    unprotected: TwinOutcome
     """on the twin"""
 
 

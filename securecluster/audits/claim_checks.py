@@ -18,7 +18,9 @@ from securecluster.attacks.base import Tap
 from securecluster.attacks.experiments import tapped, with_malicious_updates
 from securecluster.attacks.registry import attack_named
 from securecluster.audits.claims import Claim, Row
-from securecluster.audits.run_audit import Finding, adversary_of, finding_of, twin_of
+from securecluster.audits.findings import Finding
+from securecluster.audits.run_audit import adversary_of, finding_of
+from securecluster.audits.twins import twin_of
 from securecluster.core import installed_packages
 from securecluster.data.federation import Federation
 from securecluster.errors import UsageError, unknown

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from securecluster.attacks.scoring import BETTER, CHANCE
-from securecluster.audits.run_audit import Finding
+from securecluster.audits.findings import Finding
 from securecluster.data import Dirichlet
 from securecluster.data.scenario_base import Scenario
 
@@ -82,20 +82,20 @@ class Row:
         options = ", ".join(f"{name}={value!r}" for name, value in claim.protection.items())
         protected = f"with {options or 'no protection'} {_outcome(self.on)}"
         unprotected = "where clients send weights" if claim.weights else "without any protection"
-        if not claim.hidden and self.on.verdict != BETTER:
+        if not claim.hidden and self.on.outcome != BETTER:
             return f"{claim.sentence!r} is not shown: {protected}; name a run on which it succeeds"
-        if self.off.verdict != BETTER:
+        if self.off.outcome != BETTER:
             return (
                 f"{claim.sentence!r} proves nothing: {unprotected} {_outcome(self.off)}; name a "
                 "run on which it succeeds"
             )
         if not claim.hidden:
             return ""
-        if self.on.verdict == BETTER:
+        if self.on.outcome == BETTER:
             return f"{claim.sentence!r} is broken: {protected}; correct the claim or the protection"
         # where nothing is left to attack, nothing is found either
         nothing = self.on.score is None and self.on.reason.startswith("not applicable: ")
-        if nothing or self.on.verdict == CHANCE:
+        if nothing or self.on.outcome == CHANCE:
             return ""
         return f"{claim.sentence!r} is not shown: {protected}; only an attack at chance shows it"
 
@@ -112,6 +112,6 @@ def _outcome(finding: Finding) -> str:
         return f"{finding.attack} is {finding.reason}"
     chance = finding.score.chance_interval
     return (
-        f"{finding.attack} is {finding.verdict}, at {finding.score.value:.3g} where chance is "
+        f"{finding.attack} is {finding.outcome}, at {finding.score.value:.3g} where chance is "
         f"{chance.low:.3g} to {chance.high:.3g}"
     )

@@ -25,6 +25,7 @@ from securecluster.attacks.linkage import LinkedClients
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import Score, score
 from securecluster.audits import audit_page, audit_summary, recording_report
+from securecluster.audits.findings import Finding
 from securecluster.audits.recording_report import price
 from securecluster.audits.run_audit import (
     BUDGET,
@@ -35,7 +36,6 @@ from securecluster.audits.run_audit import (
     Adversary,
     Audit,
     Clock,
-    Finding,
     OutOfTime,
     adversary_of,
     asks_about_candidates,
@@ -367,10 +367,9 @@ def page(recording: Recording, audit: Audit, command: str) -> str:
     table = html.table(recording_report.HEADINGS, recording_report.messages(recording))
     sentences = (price(recording), recording_report.sampling(recording))
     guarantee = " ".join(sentence for sentence in sentences if sentence) or NO_EPSILON
-    text = audit_summary.summary(audit, len(recording.nodes), guarantee)
     facts = [("app", f"{recording.app}, over Flower")]
     sections = [
-        audit_summary.section(audit, text, facts),
+        audit_summary.section(audit, len(recording.nodes), guarantee, facts),
         html.section("The app", html.items(recording_report.summary(recording))),
         audit_page.results(audit),
         audit_page.pictures(audit),

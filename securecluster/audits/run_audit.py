@@ -1,7 +1,9 @@
 """Audit of a finished run: every attack that applies, on the run and on its unprotected twin.
 
 The twin is the same run without mask, noise and secure sums. A score on the run means little by
-itself: beside the twin's it shows what the protection is worth.
+itself: beside the twin's it shows what the protection is worth. What is at chance is attacked on
+further twins, each without one protection alone, where the attack succeeds without all of them;
+each twin is run once, for all attacks.
 
 Half of the budget of time is for the run, an attack gets at most half of what is left, and a timer
 ends it; whatever did not fit is named. An attack that fails ends no audit and no audit hides it: it
@@ -33,16 +35,29 @@ from numpy.typing import NDArray
 
 import securecluster
 from securecluster.attacks import experiments
-from securecluster.attacks.base import Attack, Guess, Harm, Tap, Truth, View, unmet
-from securecluster.attacks.dp_audit import CanaryAudit, Planted
+from securecluster.attacks.base import Attack, Guess, Tap, Truth, View, unmet
+from securecluster.attacks.dp_audit import CanaryAudit, Planted, with_half_the_noise
 from securecluster.attacks.hidden_sums import TwoSums
 from securecluster.attacks.registry import attack_named, attack_names
-from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Score, score
+from securecluster.attacks.scoring import BETTER, CHANCE, Score, score
 from securecluster.attacks.source_inference import OwnersFound
 from securecluster.attacks.subspaces import SampleMembership
+from securecluster.attacks.undone import undone
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.audits import claimed_protections as protections
+from securecluster.audits import twins
 from securecluster.audits.audit_table import SCHEMA
+from securecluster.audits.findings import (
+    BROKEN,
+    EVERYTHING,
+    FAILED,
+    HALF,
+    UNTOLD,
+    VISIBLE,
+    WITHIN,
+    Finding,
+    number,
+)
 from securecluster.commands import execution
 from securecluster.commands.failures import traceback_of
 from securecluster.core.client_names import ClientNames, at, called_by_position
@@ -71,6 +86,7 @@ if TYPE_CHECKING:
     from securecluster.data.federation import Federation
 
 BUDGET = 180.0  # seconds
+LEFT_FOR_ALL = 2 / 3  # of the time that the twin without all protections may take
 LEAVING = 16  # clients without each of which a run is repeated, for sums that differ in one client
 KNOWN = 8  # test samples of each client that the adversary has
 SERVER = "server"
@@ -83,22 +99,14 @@ BETWEEN_PARTIES = re.compile(rf",(?=\s*(?:client:|(?:{'|'.join(SINGLE)})\s*(?:,|
 RUN = "run"
 TWIN = "unprotected"
 COLUMNS = {RUN: "as run", TWIN: "unprotected"}
-WITHIN = "not above the ledger's ε"
-REFUTED = "above the ledger's ε: refuted"
-# what a finding on the run says of the protections that the run claims
-BROKEN = "broken"
-HELD = "held"
-VISIBLE = "visible"
-CLAIMED_NOISE = "noise as the ledger has it"
-FAILED = "failed: "
-INAPPLICABLE = "not applicable"
 UNTESTED = "not applicable: it tests "
-ENOUGH = 1e5  # a larger bound of ε is as good as infinite
 MOST_LETTERS = 300  # of an error in one line
+WORDS = {VISIBLE: "Visible, as the report says", UNTOLD: "Could not tell", CHANCE: "At chance"}
 READING = (
     "A score stands with its 95 % interval, and chance with its level and, in parentheses, the "
-    "range that decides: 95 % of the same guesses against shuffled clients are in it, and a score "
-    "within it is at chance."
+    "range that decides: 95 % of the same guesses against shuffled clients are in it. A score "
+    "within it is at chance where the same attack is beyond it without the protection; else the "
+    "audit could not tell."
 )
 Note = Callable[[str], None]
 
@@ -123,102 +131,6 @@ class Adversary:
         words = [SINGLE[party] for party in self.parties if isinstance(party, str)]
         words += [f"client #{position}" for position in self.clients]
         return " and ".join(dict.fromkeys(words))
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one attack on one run.
-
-    Args:
-        attack: its name.
-        score: of its guess; None if there is none.
-        reason: why there is no score: "not applicable: …", "skipped: …" or "failed: …".
-        seconds: that it took.
-        guess: of the attack, for pictures.
-        truth: that it was compared with.
-        claimed: the ledger's ε of what an audit of noise bounds from below; None for other attacks.
-        claims: protections of the run that are said to hide what the attack guesses.
-        trace: where it failed, as Python tells it; empty if it did not.
-    """
-
-    attack: str
-    score: Score | None
-    reason: str
-    seconds: float
-    guess: Guess | None = None
-    truth: Truth | None = None
-    claimed: float | None = None
-    claims: tuple[str, ...] = ()
-    trace: str = field(default="", repr=False)
-
-    @property
-    def learns(self) -> str:
-        """Return what the attack would learn, in words; its name where it does not say."""
-        return attack_named(self.attack).learns or f"what {self.attack} guesses"
-
-    @property
-    def harm(self) -> Harm:
-        """Return of what kind this is."""
-        return attack_named(self.attack).harm
-
-    @property
-    def said(self) -> tuple[str, ...]:
-        """Return what the attack says of the run besides its guess, in sentences."""
-        if self.guess is None:
-            return ()
-        return tuple(self.guess.details.get("said", ()))
-
-    @property
-    def inapplicable(self) -> bool:
-        """Return True if the attack has nothing to work on in this run."""
-        return self.score is None and self.reason.startswith(INAPPLICABLE)
-
-    @property
-    def failed(self) -> bool:
-        """Return True if the attack could not be run because it failed."""
-        return self.reason.startswith(FAILED)
-
-    @property
-    def standing(self) -> str:
-        """Return `BROKEN` or `HELD` of protections that the run claims, or `VISIBLE`, or no text.
-
-        What is better than chance is visible, as the run's report says, unless a protection that
-        the run claims is said to hide it.
-        """
-        if self.verdict in (REFUTED, WITHIN):
-            return BROKEN if self.verdict == REFUTED else HELD
-        if self.verdict == BETTER:
-            return BROKEN if self.claims else VISIBLE
-        return HELD if self.claims and self.verdict == CHANCE else ""
-
-    @property
-    def protections(self) -> str:
-        """Return the protections of the run that it is about, in words."""
-        if self.claimed is not None:
-            return CLAIMED_NOISE
-        return " and ".join(self.claims)
-
-    @property
-    def judgement(self) -> str:
-        """Return the verdict, and what it says of the run's protections."""
-        words = {
-            BROKEN: f"{self.protections} broken",
-            HELD: f"{self.protections} held",
-            VISIBLE: "visible, as the report says",
-        }
-        # a verdict on ε is about the noise already
-        if self.standing not in words or self.claimed is not None:
-            return self.verdict
-        return f"{self.verdict} ({words[self.standing]})"
-
-    @property
-    def verdict(self) -> str:
-        """Return the verdict against chance or a finite ε, or why there is none."""
-        if self.score is None:
-            return self.reason
-        if self.claimed is not None and math.isfinite(self.claimed):
-            return REFUTED if self.score.value > self.claimed else WITHIN
-        return self.score.verdict
 
 
 @dataclass(frozen=True)
@@ -255,7 +167,25 @@ class Audit:
     @property
     def broken(self) -> list[Finding]:
         """Return the findings that break a protection which the run claims."""
-        return [finding for finding in self.findings[RUN] if finding.standing == BROKEN]
+        return self.judged(BROKEN)
+
+    @property
+    def untold(self) -> list[str]:
+        """Return the protections that were put to a test which could not tell whether they hold."""
+        tested: dict[str, None] = {}
+        for finding in self.tried:
+            tested |= dict.fromkeys(finding.twins if finding.bounds else finding.claims)
+        told = [*self.judged(CHANCE), *self.broken]
+        names = {name for f in told for name in (f.held if f.verdict == CHANCE else f.claims)}
+        return [name for name in tested if name not in names]
+
+    def judged(self, verdict: str) -> list[Finding]:
+        """Return the findings on the run with a verdict.
+
+        Args:
+            verdict: of `findings.VERDICTS`.
+        """
+        return [finding for finding in self.findings[RUN] if finding.verdict == verdict]
 
     @property
     def failed(self) -> list[Finding]:
@@ -368,29 +298,6 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
     return Adversary(tuple(parties), tuple(dict.fromkeys(clients)), text)
 
 
-def twin_of(protocol: ClusteringProtocol) -> ClusteringProtocol:
-    """Return the protocol of the twin, without mask, noise, seals and secure sums.
-
-    Args:
-        protocol: with the run's hyper-parameters.
-    """
-    return experiments.unprotected(protocol)
-
-
-def protections_of(protocol: ClusteringProtocol) -> dict[str, Any]:
-    """Return the options of a protocol that protect, with their values.
-
-    Args:
-        protocol: with the run's hyper-parameters.
-    """
-    plain = twin_of(protocol).get_params()
-    protections = {}
-    for name, value in protocol.get_params().items():
-        if value != plain[name]:
-            protections[name] = value
-    return protections
-
-
 def audited(
     run: FinishedRun | ClusteringProtocol | Path | str,
     federation: Federation,
@@ -433,7 +340,7 @@ def audited(
         notes.append(text)
         note(text)
 
-    protecting = protections_of(run.protocol)
+    protecting = twins.protections_of(run.protocol)
     if AUTHORITY in adversary.parties and not run.protocol.pairs.by_authority:
         raise UsageError(
             "this run has no key authority, since nothing in it is encrypted: give --as server"
@@ -446,7 +353,13 @@ def audited(
         if protecting:
             # a mechanism that the run does not have is not tried on its twin either
             untested = {finding.attack: finding for finding in findings[RUN] if _untested(finding)}
-            findings[TWIN] = _column(target, chosen, TWIN, Clock(clock.left), untested)
+            single = _Twins(target)
+            time_left = clock.left * (LEFT_FOR_ALL if single.further else 1)
+            findings[TWIN] = _column(target, chosen, TWIN, Clock(time_left), untested)
+            findings[RUN] = [
+                replace(finding, twins=single.findings(attack, finding, twin, clock))
+                for attack, finding, twin in zip(chosen, *findings.values(), strict=True)
+            ]
     if not protecting:
         # without protections the two are the same run
         findings[TWIN] = findings[RUN]
@@ -542,6 +455,71 @@ def _check_secret(run: FinishedRun, adversary: Adversary) -> None:
         return
     if not Settings(**run.config["settings"]).keys_from_seed and not run_secret.read(run.folder):
         raise run_secret.missing(run.folder)
+
+
+class _Twins:
+    """Twins of a run, each without one protection alone; each is run once, where it is needed.
+
+    Args:
+        target: what is attacked.
+    """
+
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+        bare = twins.twin_of(target.run.protocol).get_params()
+        self._protocols = twins.twins_of(target.run.protocol)
+        # where it is the only protection, the unprotected twin is that without it alone
+        self._alike = {name for name, twin in self._protocols.items() if twin.get_params() == bare}
+        self._repeated: dict[str, tuple[ClusteringProtocol, list[Tap]] | str] = {}
+
+    @property
+    def further(self) -> bool:
+        """Return True if there are twins beside the unprotected one."""
+        return len(self._protocols) > len(self._alike)
+
+    def findings(
+        self, attack: Attack, finding: Finding, bare: Finding, clock: Clock
+    ) -> dict[str, Finding]:
+        """Return what an attack that is at chance on the run achieves on its twins.
+
+        Args:
+            attack: the attack.
+            finding: on the run.
+            bare: on the unprotected twin; of an audit of noise on the run without noise.
+            clock: of the audit.
+        """
+        if finding.outcome not in (CHANCE, WITHIN):
+            return {}
+        if isinstance(attack, CanaryAudit):
+            return {twins.noise_of(self._target.run.protocol): bare, **finding.twins}
+        if attack.of_mechanism:
+            # rows of its own have no other protection
+            return {" and ".join(sorted(attack.hidden_by)): bare}
+        if self._alike:
+            return dict.fromkeys(self._alike, bare)
+        found = {EVERYTHING: bare}
+        if bare.outcome == BETTER:
+            for name in self._protocols:
+                found[name] = self._attacked(attack, name, clock)
+        return found
+
+    def _attacked(self, attack: Attack, name: str, clock: Clock) -> Finding:
+        """Return what an attack achieves on the twin without one protection."""
+        protocol = self._protocols[name]
+        target = self._target
+        if AUTHORITY in target.adversary.parties and not protocol.pairs.by_authority:
+            target = replace(target, adversary=_without_authority(target.adversary))
+        if name not in self._repeated:
+            try:
+                self._repeated[name] = _repeated(target, protocol, clock)
+            except OutOfTime:
+                self._repeated[name] = "skipped: the budget was used up"
+            except UsageError as error:
+                self._repeated[name] = f"not applicable: {error}"
+        made = self._repeated[name]
+        if isinstance(made, str):
+            return Finding(attack.name, None, made, 0.0)
+        return _attacked(attack, target, *made, clock)
 
 
 @dataclass(frozen=True)
@@ -681,15 +659,11 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
         if obstacle is not None:
             target.say(f"Attacks on masks have no score: {obstacle}.")
             return restored, []
-    if run.result["seconds"] > clock.left:
-        raise OutOfTime
     protocol = run.protocol
     if column == TWIN:
-        protocol = twin_of(run.protocol)
-    settings = _repeating(Settings(**run.config["settings"]))
+        protocol = twins.twin_of(run.protocol)
     secret = run_secret.read(run.folder) if column == RUN else None
-    with clock.limit():
-        repeated, taps = experiments.tapped(protocol, target.federation, settings, secret)
+    repeated, taps = _repeated(target, protocol, clock, secret)
     if in_folder:
         return restored, taps
     if column == TWIN:
@@ -697,6 +671,27 @@ def _fitted(target: _Target, column: str, clock: Clock) -> tuple[ClusteringProto
     else:
         _say_repeated(target, repeated)
     return repeated, taps
+
+
+def _repeated(
+    target: _Target, protocol: ClusteringProtocol, clock: Clock, secret: bytes | None = None
+) -> tuple[ClusteringProtocol, list[Tap]]:
+    """Return the run once more, or a twin of it, and replies before protection.
+
+    Args:
+        target: what is attacked.
+        protocol: of the run or of a twin.
+        clock: that limits it.
+        secret: of the run; None draws a new one.
+
+    Raises:
+        OutOfTime: it does not fit into the time that is left.
+    """
+    if target.run.result["seconds"] > clock.left:
+        raise OutOfTime
+    settings = _repeating(Settings(**target.run.config["settings"]))
+    with clock.limit():
+        return experiments.tapped(protocol, target.federation, settings, secret)
 
 
 def _obstacle(run: FinishedRun, clock: Clock) -> str | None:
@@ -809,6 +804,7 @@ def finding_of(
         clients = map(at, adversary.clients)
         knowledge = knowledge_of(fitted, federation, clients, samples, taps)
         truth = truth_of(fitted, federation, view, taps)
+        view, knowledge = undone(fitted, attack, view, knowledge)
         reason = unmet(attack, truth) or attack.applies(view, knowledge) or ""
         if not reason:
             guess = attack.run(view, knowledge)
@@ -833,26 +829,6 @@ def failure(error: Exception) -> str:
     return FAILED + printable(" ".join(text.split()))[:MOST_LETTERS]
 
 
-def noiseless(protocol: ClusteringProtocol) -> ClusteringProtocol:
-    """Return the twin of an audit of noise: canaries have the clip norm, and nothing hides them.
-
-    Args:
-        protocol: with the run's hyper-parameters.
-    """
-    params = protocol.get_params()
-    changes = {
-        "noise": 0.0,
-        "gram_noise": 0.0,
-        "signature_noise": 0.0,
-        "target_epsilon": None,
-        "placement": "local",
-    }
-    for name, value in changes.items():
-        if name in params:
-            params[name] = value
-    return type(protocol)(**params)
-
-
 def _bounded(
     attack: CanaryAudit, target: _Target, column: str, clock: Clock, repetitions: dict[Any, Planted]
 ) -> Finding:
@@ -869,6 +845,7 @@ def _bounded(
     protocol = target.run.protocol
     config = target.run.config["network"]
     result: Score | None = None
+    further: dict[str, Finding] = {}
     claimed: float | None = None
     reason = trace = ""
     if not any(config.get(name) for name in ("noise", "gram_noise", "signature_noise")):
@@ -876,7 +853,7 @@ def _bounded(
     if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
     if column == TWIN:
-        protocol = noiseless(protocol)
+        protocol = twins.noiseless(protocol)
     settings = _repeating(Settings(**target.run.config["settings"]))
     try:
         with clock.limit(), warnings.catch_warnings():
@@ -889,6 +866,7 @@ def _bounded(
             planted = repetitions[attack.release]
             claimed = planted.claimed
             result = planted.score(attack.scorer, target.federation)
+            further = _with_half(attack, planted, result) if column == RUN else {}
     except OutOfTime:
         reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
     except UsageError as error:
@@ -897,7 +875,23 @@ def _bounded(
         reason = failure(error)
         trace = traceback_of(error)
     seconds = time.monotonic() - start
-    return Finding(attack.name, result, reason, seconds, claimed=claimed, trace=trace)
+    return Finding(
+        attack.name, result, reason, seconds, claimed=claimed, trace=trace, twins=further
+    )
+
+
+def _with_half(attack: CanaryAudit, planted: Planted, result: Score) -> dict[str, Finding]:
+    """Return what an audit of noise would find with half of the noise that the ledger has.
+
+    Args:
+        attack: the audit.
+        planted: what the run's repetition shows.
+        result: of the audit.
+    """
+    if not math.isfinite(planted.claimed):
+        return {}
+    half = replace(result, value=with_half_the_noise(planted, attack.scorer))
+    return {HALF: Finding(attack.name, half, "", 0.0, claimed=planted.claimed)}
 
 
 def _active(
@@ -926,21 +920,24 @@ def _active(
             key_source=KeySource(secrets=kept_run.secrets()),
         )
     if isinstance(attack, TwoSums) and fitted.name == attack.protocol:
-        active.second = _runs_without_one(fitted, federation, adversary)
+        active.second = _runs_without_one(attack, fitted, federation, adversary)
     made: Attack = active
     return made
 
 
 def _runs_without_one(
-    fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
+    attack: Attack, fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
 ) -> dict[int, View]:
     """Return by client what the server sees of the same run without it, for the first clients.
 
-    They stay with the run, since several attacks read them.
+    They stay with the run, since several attacks read them. Colluders are in them, too.
     """
     runs: dict[int, ClusteringProtocol] = vars(fitted).setdefault("runs_without_one_", {})
     settings = _repeating(fitted.kept_.learned.settings)
+    views = {}
     for position in range(min(LEAVING, len(federation))):
+        if position in adversary.clients:
+            continue
         if position not in runs:
             excluded = at(position)
             try:
@@ -948,7 +945,12 @@ def _runs_without_one(
             except UsageError:
                 # the method refuses as few clients, so that no server has such a run
                 break
-    return {position: view_of(run, (SERVER,)) for position, run in runs.items()}
+        others = federation.select([at(k) for k in range(len(federation)) if k != position])
+        helpers = [at(helper - (helper > position)) for helper in adversary.clients]
+        knowledge = knowledge_of(runs[position], others, helpers)
+        view = view_of(runs[position], (SERVER,))
+        views[position], _ = undone(runs[position], attack, view, knowledge)
+    return views
 
 
 def asks_about_candidates(attack: Attack) -> bool:
@@ -1057,10 +1059,16 @@ def _entry(finding: Finding, on_run: bool) -> dict[str, Any]:
         finding: on the run, or on its twin.
         on_run: True on the run, whose protections the finding is about.
     """
-    entry: dict[str, Any] = {"verdict": finding.verdict, "score": None}
+    entry: dict[str, Any] = {"verdict": finding.outcome, "score": None}
     if on_run:
-        entry["standing"] = finding.standing or None
+        entry["verdict"] = finding.verdict
+        entry["why"] = finding.why
         entry["claims"] = list(finding.claims)
+        entry["held"] = list(finding.held)
+        entry["without"] = [
+            {"protection": name, **_entry(twin, on_run=False)}
+            for name, twin in finding.twins.items()
+        ]
     if finding.score is not None:
         entry["score"] = dataclasses.asdict(finding.score)
     if finding.claimed is not None:
@@ -1078,38 +1086,51 @@ def headline(audit: Audit) -> list[str]:
     Args:
         audit: the results.
     """
-    on_run = audit.findings[RUN]
-    tried = audit.tried
-    sentences = [f"{len(tried)} of {len(on_run)} attacks could be tried on the run."]
-    held = [finding for finding in tried if finding.standing == HELD]
+    return [sentence(audit), *lines(audit)]
+
+
+def sentence(audit: Audit) -> str:
+    """Return what an audit found, in one sentence.
+
+    Args:
+        audit: the results.
+    """
+    held = [f for f in audit.judged(CHANCE) if f.held]
     if audit.broken:
         names = [f"{finding.protections} by {finding.attack}" for finding in audit.broken]
-        sentences.append(f"Broken, although the run claims it: {', '.join(names)}.")
-    elif held:
+        return f"Broken, although the run claims it: {', '.join(names)}."
+    if held:
         names = [f"{finding.protections} against {finding.attack}" for finding in held]
-        sentences.append(f"No protection that the run claims was broken: {', '.join(names)}.")
-        if all(attack_named(finding.attack).of_mechanism for finding in held):
-            sentences.append(
-                "These try mechanisms with rows of their own: nothing that this run released was "
-                "tested."
-            )
-    elif tried:
-        sentences.append(
-            "None of them is known to test a protection that the run claims, so nothing is said "
-            "for or against one."
+        return f"No protection that the run claims was broken, and these held: {', '.join(names)}."
+    if not audit.tried:
+        return "Nothing was tried, so this audit says nothing of what the adversary could learn."
+    if audit.judged(VISIBLE):
+        return "What this run shows can be read, and no protection was put to the test."
+    return "This audit could not tell whether any protection of the run holds."
+
+
+def lines(audit: Audit) -> list[str]:
+    """Return by verdict which attacks have it, in a few lines.
+
+    Args:
+        audit: the results.
+    """
+    on_run = audit.findings[RUN]
+    listed = [f"{len(audit.tried)} of {len(on_run)} attacks could be tried on the run."]
+    for verdict in (VISIBLE, UNTOLD, CHANCE):
+        names = [finding.attack for finding in audit.judged(verdict)]
+        if names:
+            listed.append(f"{WORDS[verdict]}: {', '.join(names)}.")
+    held = [finding for finding in on_run if finding.held]
+    if held and all(attack_named(finding.attack).of_mechanism for finding in held):
+        listed.append(
+            "What held are mechanisms, with rows of the attacks' own: nothing that this run "
+            "released was tested."
         )
-    else:
-        sentences.append("So this audit says nothing of what the adversary could learn.")
-    for heading, chosen in (
-        ("Visible, as the report says", [f for f in tried if f.standing == VISIBLE]),
-        ("Not decided", [f for f in tried if f.verdict == UNDECIDED]),
-        ("At chance", [f for f in tried if f.verdict == CHANCE and not f.claims]),
-        ("Failed", [f for f in on_run if f.failed]),
-    ):
-        if chosen:
-            listed = ", ".join(finding.attack for finding in chosen)
-            sentences.append(f"{heading}: {listed}.")
-    return sentences
+    failed = [finding.attack for finding in on_run if finding.failed]
+    if failed:
+        listed.append(f"Failed: {', '.join(failed)}.")
+    return listed
 
 
 def unscored(
@@ -1149,25 +1170,16 @@ def score_text(finding: Finding) -> str:
     result = finding.score
     if result is None:
         return finding.reason
-    text = _number(result.value)
+    text = number(result.value)
     if result.interval is not None:
-        text += f" ({_number(result.interval.low)} to {_number(result.interval.high)})"
+        text += f" ({number(result.interval.low)} to {number(result.interval.high)})"
     reached = result.chance_interval
-    chance = f"{_number(result.chance)} ({_number(reached.low)} to {_number(reached.high)})"
+    chance = f"{number(result.chance)} ({number(reached.low)} to {number(reached.high)})"
     text = f"{text}; chance {chance}"
     if finding.claimed is None:
         return text
     claimed = f"{finding.claimed:.3g}" if math.isfinite(finding.claimed) else "infinite"
     return f"{text}; the ledger's ε is {claimed}"
-
-
-def _number(value: float) -> str:
-    """Return a score as text; of a large one, which is a bound of ε, that it is large."""
-    if value > ENOUGH:
-        return f"over {ENOUGH:,.0f}"
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def scored(audit: Audit) -> Iterator[tuple[Finding, Finding, str]]:
@@ -1197,7 +1209,7 @@ def show(audit: Audit) -> None:
     rows = []
     for finding, twin, metric in scored(audit):
         name = terminal.lines(finding.attack, metric)
-        rows.append((name, _cell(finding, finding.judgement), _cell(twin, twin.verdict)))
+        rows.append((name, _cell(finding, finding.judgement), _cell(twin, twin.outcome)))
     if rows:
         table = terminal.table(("attack", *COLUMNS.values()), rows, title)
         table.show_lines = True

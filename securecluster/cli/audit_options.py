@@ -14,7 +14,8 @@ class Audit:
 
     Each adversary and budget has a page and a table of its own, such as audit-server.html and
     audit-server.json. The exit code is 0, also where attacks succeed; 2 after a mistake; 3 if an
-    attack could not be run because it failed; 4 with --strict if a protection is broken.
+    attack could not be run because it failed; with --strict 4 if a protection is broken, and 5 if
+    of a protection that the run claims no attack could tell whether it holds.
     """
 
     party: str = field(default=SERVER, metadata={"flag": "--as"})
@@ -46,6 +47,8 @@ class Audit:
     traceback: bool = False
     """show the file and line of attacks that fail"""
     strict: bool = False
-    """exit with 4 if a protection that the run claims is broken"""
+    """exit with 4 if a protection that the run claims is broken, and with 5 if attacks on one could
+    not tell
+    """
     quiet: bool = False
     """print nothing but errors"""

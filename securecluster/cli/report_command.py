@@ -23,6 +23,7 @@ RECORDING = "recording.json"  # of a recorded app; its module imports torch
 # exit codes of `audit`, besides 0 and 2
 ATTACK_FAILED = 3
 PROTECTION_BROKEN = 4
+PROTECTION_UNTOLD = 5
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,11 @@ def _exit_code(results: Any, options: Any) -> int:
         _warn("note: --traceback shows the file and line of what failed")
     if results.failed:
         return ATTACK_FAILED
-    return PROTECTION_BROKEN if options.strict and results.broken else 0
+    if not options.strict:
+        return 0
+    if results.broken:
+        return PROTECTION_BROKEN
+    return PROTECTION_UNTOLD if results.untold else 0
 
 
 def _warn(text: str) -> None:

@@ -193,8 +193,8 @@ RESULT: Rule = {
     "seed": OWNER,
 }
 RANGE: Rule = _all(PUBLIC, "low high")
-OUTCOME: Rule = {
-    **_all(PUBLIC, "verdict standing claims ledger_epsilon said seconds"),
+OUTCOME: dict[str, Rule] = {
+    **_all(PUBLIC, "verdict why claims held ledger_epsilon said seconds"),
     "score": (
         PUBLIC,  # null where there is none
         {
@@ -211,7 +211,11 @@ AUDIT: Rule = {
     ),
     "protections": OPTIONS,
     "attacks": Each(
-        {**_all(PUBLIC, "attack source needs learns harm"), **_all(OUTCOME, "run unprotected")}
+        {
+            **_all(PUBLIC, "attack source needs learns harm"),
+            "run": {**OUTCOME, "without": Each({**OUTCOME, "protection": PUBLIC})},
+            "unprotected": OUTCOME,
+        }
     ),
     "adversary": UNCOVERED,
     "run": OWNER,  # digest with what stays

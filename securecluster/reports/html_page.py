@@ -26,6 +26,7 @@ body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--page);
 h1 { font-size: 1.6rem; line-height: 1.2; }
 h2 { font-size: 1.25rem; margin-top: 2rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 h3 { font-size: 1.05rem; }
+.headline { font-size: 1.2rem; font-weight: 600; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
 th { overflow-wrap: normal; }
@@ -58,8 +59,10 @@ svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
   .seen { color: #000000; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   details::details-content { content-visibility: visible; block-size: auto; opacity: 1; }
-  body { max-width: none; font-size: 10pt; } h2 { break-after: avoid; }
-  figure, tr { break-inside: avoid; } .scroll { overflow: visible; } }
+  body { max-width: none; font-size: 10pt; }
+  h2, h3, summary, thead { break-after: avoid; }
+  .head { break-inside: avoid; }
+  figure, tr, li, p { break-inside: avoid; } .scroll { overflow: visible; } }
 """
 # a browser refuses whatever is not in the page itself, and runs no script
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -194,13 +197,15 @@ def section(heading: str, *blocks: str) -> str:
 
 
 def subsection(heading: str, *blocks: str) -> str:
-    """Return HTML under a heading of the third level.
+    """Return HTML under a heading of the third level, which is printed beside its first block.
 
     Args:
         heading: as plain text.
         blocks: as HTML.
     """
-    return "\n".join([f"<h3>{escape(heading)}</h3>", *blocks])
+    first, *others = [*blocks, ""]
+    head = f'<div class="head">\n<h3>{escape(heading)}</h3>\n{first}\n</div>'
+    return "\n".join([head, *others])
 
 
 def paragraph(text: str, css_class: str = PLAIN) -> str:
@@ -347,25 +352,35 @@ def bars(caption: str, labels: Sequence[str], series: Sequence[tuple[str, Sequen
     return _chart(caption, width, 164, shapes, [name for name, _ in series])
 
 
-def curves(caption: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+def curves(
+    caption: str, axes: tuple[str, str], series: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+) -> str:
     """Return a chart of one curve or two in the unit square, with its diagonal, such as a ROC.
 
     Args:
         caption: plain text.
+        axes: names of x and y.
         series: name and points (x, y) in [0, 1].
     """
+    across, up = map(escape, axes)
     shapes = [
-        '<rect x="30" y="10" width="200" height="200" fill="none" stroke="var(--line)"/>',
-        '<line x1="30" y1="210" x2="230" y2="10" stroke="var(--faint)" stroke-dasharray="4"/>',
-        '<text x="26" y="14" text-anchor="end">1</text>',
-        '<text x="26" y="214" text-anchor="end">0</text>',
-        '<text x="230" y="226" text-anchor="middle">1</text>',
+        '<rect x="50" y="10" width="200" height="200" fill="none" stroke="var(--line)"/>',
+        '<line x1="50" y1="210" x2="250" y2="10" stroke="var(--faint)" stroke-dasharray="4"/>',
+        f'<text x="150" y="240" text-anchor="middle">{across}</text>',
+        f'<text x="14" y="110" text-anchor="middle" transform="rotate(-90 14 110)">{up}</text>',
     ]
+    for share in (0, 0.5, 1):
+        x, y = 50 + 200 * share, 210 - 200 * share
+        shapes.append(f'<text x="{x:g}" y="224" text-anchor="middle">{share:g}</text>')
+        shapes.append(f'<text x="44" y="{y + 4:g}" text-anchor="end">{share:g}</text>')
     for s, (_, points) in enumerate(series):
         colour = ("var(--chart)", "var(--other)")[s % 2]
-        path = " ".join(f"{30 + 200 * x:.1f},{210 - 200 * y:.1f}" for x, y in points)
-        shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    return _chart(caption, 250, 232, shapes, [name for name, _ in series])
+        path = " ".join(f"{50 + 200 * x:.1f},{210 - 200 * y:.1f}" for x, y in points)
+        dashes = ' stroke-dasharray="6 3"' if s % 2 else ""
+        shapes.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+        )
+    return _chart(caption, 270, 248, shapes, [name for name, _ in series])
 
 
 def steps(caption: str, points: Sequence[tuple[float, float]]) -> str:

@@ -9,6 +9,7 @@ from securecluster.core.number_format import enumerated, times
 from securecluster.folders.schemas import Mask, PricedRelease, Privacy, UnsharedModels
 from securecluster.privacy.dp.ledger import COSTLESS
 from securecluster.reports import terminal
+from securecluster.statements import odds
 
 
 class Statements(NamedTuple):
@@ -75,6 +76,7 @@ def guarantee(privacy: Privacy) -> list[Statements]:
         Statements("free", "It costs nothing", privacy.get("free", ())),
         Statements("declared public", "Declared public", privacy.get("declared_public", ())),
         Statements("ε", "In full", [_epsilon(privacy)]),
+        Statements("odds", "", odds.in_words(privacy)[:1]),
         Statements("assumed", "It assumes", privacy.get("assumed", ())),
         Statements("not covered", "It does not cover", privacy["not_covered"]),
         Statements("not covered", "Files that it does not cover", uncovered_files),

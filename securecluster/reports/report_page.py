@@ -24,9 +24,12 @@ from securecluster.reports.finished_run import (
 )
 from securecluster.reports.privacy_report import Statements
 from securecluster.reports.report import bytes_table, megabytes
+from securecluster.statements import odds
 from securecluster.statements.disclosures import READERS, Disclosure, protections
 
 PAGE = "report.html"
+OF_NOBODY = "0: it depends on nobody's data"
+MADE_OF_EARLIER = "none of its own: it is made of earlier messages, and tells what they tell"
 MOST_NAMES = 12  # classes or features
 MOST_CLIENTS = 40  # rows of the table of ε by client
 SERVER_IS = (
@@ -173,7 +176,10 @@ def _field_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
         field = Disclosure.read(entry)
         epsilon = epsilon_of_field(run.ledger, field.method, field.field, delta)
         reader = READERS.get(field.reader, field.reader)
-        yield (reader, f"{field.name} ({field.verb})", field.form(kinds), _epsilon(epsilon))
+        alone = MADE_OF_EARLIER if field.derived else _epsilon(epsilon)
+        if not field.derived and epsilon == 0:
+            alone = OF_NOBODY
+        yield (reader, f"{field.name} ({field.verb})", field.form(kinds), alone)
 
 
 def _query_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
@@ -207,14 +213,15 @@ def _epsilon(value: float) -> str:
 def guarantee(run: FinishedRun) -> str:
     """Return ε with its assumptions, for each client and over the rounds."""
     privacy = run.result["privacy"]
-    blocks = [html.shown(html.paragraph(f"ε is {epsilon_text(privacy)}."))]
+    paragraphs = [*odds.in_words(privacy), f"ε is {epsilon_text(privacy)}."]
+    blocks = [html.shown(*map(html.paragraph, paragraphs))]
     if privacy["epsilon"] is not None and privacy["delta"]:
         blocks += _over_rounds(run, privacy["delta"])
     if privacy["exact"]:
         exact = ", ".join(privacy["exact"])
         blocks.append(html.shown(html.paragraph(f"Released without noise: {exact}.")))
     statements = _statements(privacy_report.guarantee(privacy))
-    return html.section("What ε guarantees", html.shown(*statements), *blocks)
+    return html.section("What ε guarantees", *blocks, html.shown(*statements))
 
 
 def _over_rounds(run: FinishedRun, delta: float) -> list[str]:

@@ -231,7 +231,7 @@ def test_an_audit_repeats_the_run_for_the_server_alone() -> None:
     fitted, taps = tapped(Hidden(**{**SMALL, **dict(PLAIN)}), federation(), FULL)
     server = Adversary(("server",), (), "the server")
     found = finding_of(hidden_sums.HiddenDifferencing(), fitted, federation(), server, taps)
-    assert found.score is not None and found.verdict == BETTER and found.score.units == CLIENTS
+    assert found.score is not None and found.outcome == BETTER and found.score.units == CLIENTS
     alone = finding_of(
         hidden_sums.HiddenDifferencing(), fitted, federation(), Adversary((1,), (1,), ""), taps
     )

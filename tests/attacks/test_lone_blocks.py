@@ -16,7 +16,8 @@ from securecluster.attacks.experiments import tapped
 from securecluster.attacks.lone_blocks import LoneBlocks
 from securecluster.attacks.lone_members import MEMBERS
 from securecluster.attacks.scoring import BETTER, CHANCE, score
-from securecluster.audits.run_audit import BROKEN, HELD, adversary_of, audited, finding_of
+from securecluster.audits.findings import BROKEN, UNTOLD
+from securecluster.audits.run_audit import adversary_of, audited, finding_of
 from securecluster.core.option_groups import group
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.messaging.parties import client as client_party
@@ -131,19 +132,19 @@ def test_the_server_reads_blocks_of_one_without_mask_and_noise(
 ) -> None:
     monkeypatch.setattr(Victim, "members", members)
     found = achieved(**options)
-    assert (found.verdict, found.score and found.score.value) == (verdict, read), found.reason
+    assert (found.outcome, found.score and found.score.value) == (verdict, read), found.reason
 
 
-@pytest.mark.parametrize(("members", "standing"), [(1, BROKEN), (3, HELD)])
-def test_an_audit_says_that_secure_sums_are_broken_or_held(
-    members: int, standing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+@pytest.mark.parametrize(("members", "verdict"), [(1, BROKEN), (3, UNTOLD)])
+def test_an_audit_says_that_secure_sums_are_broken(
+    members: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setattr(Victim, "members", members)
     fitted = made()
     fitted.fit(FEDERATION, FULL, folder=tmp_path / "run")
     results = audited(fitted, FEDERATION, "server", attacks=["lone-blocks"])
     (finding,) = results.findings["run"]
-    assert finding.standing == standing
+    assert finding.verdict == verdict
 
 
 def test_without_blocks_it_is_not_applicable() -> None:

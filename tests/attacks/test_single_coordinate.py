@@ -65,7 +65,7 @@ def test_the_update_of_one_client_is_read_where_it_alone_has_a_category(
     owners: int, options: dict[str, Any], verdict: str
 ) -> None:
     result = found(owners, **options)
-    assert result.verdict == verdict, result.reason
+    assert result.outcome == verdict, result.reason
     assert result.score is not None
     assert result.score.value == (verdict == BETTER)
 
@@ -74,8 +74,8 @@ def test_the_update_of_one_client_is_read_where_it_alone_has_a_category(
 def test_a_mask_hides_whose_column_it_is_until_a_client_undoes_it(mask: str) -> None:
     alone = found(1, mask=mask)
     assert alone.score is None and "a mask hides which coordinate" in alone.reason
-    assert found(1, "client:c0", mask=mask).verdict == BETTER
-    assert found(3, "client:c0", mask=mask).verdict == CHANCE
+    assert found(1, "client:c0", mask=mask).outcome == BETTER
+    assert found(3, "client:c0", mask=mask).outcome == CHANCE
 
 
 def test_the_labels_of_the_records_with_the_category_are_counted() -> None:

@@ -328,7 +328,7 @@ def test_an_audit_of_hidden_says_that_secure_sums_are_broken(
     results = audit_of(HALF, tmp_path / "run")
     (broken,) = results.broken
     assert broken.attack == AUDITED[0]
-    assert "secure sums by sums-over-rounds-clusters" in audit.headline(results)[1]
+    assert "secure sums by sums-over-rounds-clusters" in audit.sentence(results)
     solved = f"rank {CLIENTS}: {CLIENTS} of {CLIENTS} clients can be solved for"
     (row, *_) = audit.content(results)["attacks"]
     assert row["run"]["said"][0].endswith(solved)
@@ -346,8 +346,8 @@ def test_an_audit_in_which_no_sums_differ_says_that_nothing_was_tried(
     assert not results.broken and not results.tried
     said = audit.headline(results)
     assert said == [
+        "Nothing was tried, so this audit says nothing of what the adversary could learn.",
         "0 of 3 attacks could be tried on the run.",
-        "So this audit says nothing of what the adversary could learn.",
     ]
     assert "better than chance" not in audit_page.advice(results)
     assert f"have rank 1: 0 of {CLIENTS} clients can be solved for" in audit_page.results(results)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from securecluster.audits.claims import Claim
-from securecluster.audits.run_audit import REFUTED, WITHIN, Finding
+from securecluster.audits.findings import REFUTED, WITHIN, Finding
 
 # options of claims on signatures and on hidden
 # with a centre that no client is asked for, and that is far from the mean of the digits
@@ -488,7 +488,7 @@ class NoiseRow:
     @property
     def holds(self) -> bool:
         """Return True if the bound is not above the ledger's ε, and that of half the noise is."""
-        return self.whole.verdict == WITHIN and self.halved.verdict == REFUTED
+        return self.whole.outcome == WITHIN and self.halved.outcome == REFUTED
 
 
 NEVER_ABOVE = (

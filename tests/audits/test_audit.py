@@ -31,9 +31,9 @@ from securecluster.attacks import experiments, registry, relevance_oracle
 from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
-from securecluster.audits import audit_page, audit_summary
+from securecluster.audits import audit_page, audit_summary, findings, twins
 from securecluster.audits import run_audit as audit
-from securecluster.audits.run_audit import Finding
+from securecluster.audits.findings import BROKEN, REFUTED, WITHIN, Finding
 from securecluster.cli import compatibility
 from securecluster.cli.main import main
 from securecluster.folders import run_folder
@@ -166,7 +166,7 @@ def test_a_run_without_protection_is_its_own_twin(tmp_path: Path) -> None:
     adversary = audit.adversary_of(run.names, "server")
     results = audit.audited(run, audit.federation_of(run), adversary, attacks=["label-counts"])
     assert results.findings[audit.RUN] is results.findings[audit.TWIN]
-    assert results.findings[audit.RUN][0].verdict == BETTER
+    assert results.findings[audit.RUN][0].outcome == BETTER
     assert results.notes[0].startswith("The run kept no contents of messages: the run was")
     page = audit_page.page(run, results, "securecluster audit plain")
     assert "secure sums (--aggregation secagg)" in page and "Labels of client 0, as run" in page
@@ -251,31 +251,31 @@ def test_what_does_not_fit_into_the_budget_is_skipped_and_named(
     results = audit.audited(run, audit.federation_of(run), adversary, 3, attacks)
     assert time.monotonic() - start < 20
     broken, slow, skipped = results.findings[audit.RUN]
-    assert broken.verdict == "failed: ZeroDivisionError: a mistake"
-    assert slow.verdict.startswith("skipped: ") and slow.score is None
-    assert skipped.score is not None or skipped.verdict.startswith("skipped: ")
+    assert broken.reason == "failed: ZeroDivisionError: a mistake"
+    assert slow.reason.startswith("skipped: ") and slow.score is None
+    assert skipped.score is not None or skipped.reason.startswith("skipped: ")
 
 
 def test_the_twin_is_without_every_protection() -> None:
     from securecluster.protocols import CFL, SRFCA, OneShot
 
-    plain = audit.twin_of(OneShot(gram_noise=2.0, clip=1.0, noise=1.0, dp_unit="client"))
-    assert audit.protections_of(plain) == {}
+    plain = twins.twin_of(OneShot(gram_noise=2.0, clip=1.0, noise=1.0, dp_unit="client"))
+    assert twins.protections_of(plain) == {}
     assert (
         not plain.sums.hide_replies and plain.mask == "none" and not getattr(plain, "sealed", True)
     )
     pads = OneShot(relevance="pads")
     for protocol in (CFL(aggregation="secagg", sketch=64), SRFCA(sealed=True), pads):
-        assert audit.protections_of(protocol)
-        assert audit.protections_of(audit.twin_of(protocol)) == {}
-    assert audit.protections_of(pads)["relevance"] == "pads"
+        assert twins.protections_of(protocol)
+        assert twins.protections_of(twins.twin_of(protocol)) == {}
+    assert twins.protections_of(pads)["relevance"] == "pads"
 
 
 def test_the_twin_is_without_whatever_protects() -> None:
     for method in compatibility.methods():
-        plain = audit.twin_of(compatibility.build(method, compatibility.DEFAULT)).get_params()
+        plain = twins.twin_of(compatibility.build(method, compatibility.DEFAULT)).get_params()
         for values in compatibility.cells():
-            twin = audit.twin_of(compatibility.build(method, values))
+            twin = twins.twin_of(compatibility.build(method, values))
             assert twin.get_params() == plain, (method, values)
 
 
@@ -301,8 +301,8 @@ def test_an_audit_as_the_key_authority_sets_it_beside_a_plain_server(
     adversary = audit.adversary_of(finished.names, "authority")
     federation = audit.federation_of(finished)
     results = audit.audited(finished, federation, adversary, attacks=["mean-image"])
-    assert results.findings[audit.RUN][0].verdict.startswith("not applicable")
-    assert results.findings[audit.TWIN][0].verdict == BETTER
+    assert results.findings[audit.RUN][0].reason.startswith("not applicable")
+    assert results.findings[audit.TWIN][0].outcome == BETTER
     assert "No message has what the key authority decrypted" in results.notes[0]
     assert results.adversary.text == "the key authority"
 
@@ -325,7 +325,7 @@ def test_an_active_server_asks_clients_that_are_made_again(
         found[party] = results.findings[audit.RUN][0]
     asked = found["server"].score
     assert asked is not None and asked.units == 6
-    assert found["client:1"].verdict.startswith("not applicable: the adversary only observed")
+    assert found["client:1"].reason.startswith("not applicable: the adversary only observed")
     # what the registry has is left as it is
     assert getattr(registry.attack_named("relevance-oracle"), "endpoint", 0) is None
 
@@ -365,6 +365,55 @@ def scored(name: str, low: float, value: float, *claims: str) -> Finding:
     return Finding(name, result, "", 0.0, claims=claims)
 
 
+def judged(finding: Finding, twins: dict[str, float]) -> Finding:
+    """Return a finding with scores of its attack on twins, by what they are without."""
+    found = {name: scored(finding.attack, value - 0.1, value) for name, value in twins.items()}
+    return replace(finding, twins=found)
+
+
+@pytest.mark.parametrize(
+    ("value", "claims", "on_twins", "verdict", "held"),
+    [
+        (0.9, ("a mask",), {}, "broken", ()),
+        (0.9, (), {}, "visible", ()),
+        (0.5, ("a mask",), {"a mask": 0.9}, "at chance", ("a mask",)),
+        # noise alone is enough, and so is the mask: neither is shown to hold
+        (0.5, ("a mask",), {"any protection": 0.9, "a mask": 0.5, "noise": 0.5}, "at chance", ()),
+        # the mask is not what hides it
+        (0.5, ("a mask",), {"any protection": 0.9, "a mask": 0.5, "noise": 0.9}, "at chance",
+         ("noise",)),
+        # nothing shows that the attack could have succeeded
+        (0.5, ("a mask",), {"a mask": 0.5}, "could not tell", ()),
+        (0.5, ("a mask",), {"a mask": 0.65}, "could not tell", ()),
+        (0.5, ("a mask",), {}, "could not tell", ()),
+        (0.5, (), {}, "could not tell", ()),
+    ],
+)  # fmt: skip
+def test_a_verdict_follows_from_twins(
+    value: float,
+    claims: tuple[str, ...],
+    on_twins: dict[str, float],
+    verdict: str,
+    held: tuple[str, ...],
+) -> None:
+    finding = judged(scored("label-counts", value - 0.1, value, *claims), on_twins)
+    assert (finding.verdict, finding.held) == (verdict, held)
+    assert finding.judgement.startswith(f"{verdict}: ") and len(finding.why) > 20
+
+
+def test_a_bound_tells_of_noise_only_what_it_could_have_refuted() -> None:
+    bound = Score("ε", 0.0, None, 0.0, Interval(0.0, 0.0), True, 20)
+    for without_noise, verdict in ((1.82, "could not tell"), (3.0, "at chance")):
+        twin = Finding(
+            "dp-audit-one-run", replace(bound, value=without_noise), "", 0.0, claimed=9.0
+        )
+        finding = Finding("dp-audit-one-run", bound, "", 0.0, claimed=2.34, twins={"noise": twin})
+        assert finding.verdict == verdict
+        assert f"{without_noise:.3g}" in finding.why
+    results = results_of(replace(finding, twins={"noise": replace(twin, score=bound)}))
+    assert results.untold == ["noise"] and results.broken == []
+
+
 NOTHING = Finding("mean-image", None, "not applicable: no eigenvectors", 0.0)
 
 
@@ -380,10 +429,12 @@ def test_the_page_says_at_once_what_is_broken_and_what_is_visible() -> None:
     )
     text = html.unescape(audit_page.results(results))
     assert "4 of 6 attacks could be tried on the run." in text
-    assert "Broken, although the run claims it: secure sums by differencing." in text
-    assert "Visible, as the report says: linkage." in text and "Not decided: label-counts." in text
-    # the broken protection and the one that held, and nothing else
-    assert text.count('class="bad">') == text.count('class="good">') == 1
+    assert "Visible, as the report says: linkage." in text
+    assert "Could not tell: label-counts, low-bits." in text
+    assert audit.sentence(results).startswith("Broken, although the run claims it: secure sums by")
+    # the broken protection, and none that held: nothing shows that an attack could have succeeded
+    assert text.count('class="bad">') == 1 and text.count('class="good">') == 0
+    assert text.index("broken: the run claims") < text.index("visible: no protection")
     assert "mean-image, subspace-composition: not applicable: no eigenvectors" in text
 
 
@@ -399,22 +450,26 @@ def test_the_first_paragraph_says_what_could_be_learned_in_the_order_of_harm() -
     twin = [scored(finding.attack, 0.7, 0.9) for finding in results.findings[audit.RUN]]
     results = replace(results, findings={**results.findings, audit.TWIN: twin})
     failed = Finding("label-counts", None, "failed: ValueError: of charite", 0.0)
-    findings = {column: [*found, failed] for column, found in results.findings.items()}
-    text = audit_summary.summary(replace(results, findings=findings), 7, "No ε bounds it.")
-    assert text == (
-        "What could the server learn about the 7 clients and the records that they hold? It is "
-        "taken to follow the protocol, to keep and study all that it observes, and to know the "
-        "configuration and some public samples. It could learn a client's update behind the mask. "
-        "The run claims to hide it, by a mask: this broke. It could learn which client a record "
-        "belongs to; which messages of different rounds are of the same client. This run claims to "
-        "hide none of it. With so few clients it is not decided whether it could learn whether a "
-        "record is in a client's data. The attacks of this audit did no better than chance at "
-        "learning which labels a client holds. That is no proof that no attack can. Without the "
-        "protections of the run, attacks also learn whether a record is in a client's data; which "
-        "labels a client holds; the direction of the mean of a client's samples. 5 of 7 attacks "
-        "could be tried, and 1 found nothing to work on in this run; 1 failed or took too long, so "
-        "nothing is known of these. No ε bounds it."
+    columns = {column: [*found, failed] for column, found in results.findings.items()}
+    whole = replace(results, findings=columns)
+    assert audit_summary.headline(whole, 7) == (
+        "The server could learn a client's update behind the mask: the run claims to hide this by "
+        "a mask, which broke."
     )
+    who, learned, untold, guarantee = audit_summary.lines(whole, "No ε bounds it.")
+    assert who.startswith("It is taken to follow the protocol, to keep and study all that it")
+    assert learned == (
+        "It could also learn which client a record belongs to; which messages of different rounds "
+        "are of the same client, which nothing hides. Without the protections of the run, attacks "
+        "also learn whether a record is in a client's data; which labels a client holds; the "
+        "direction of the mean of a client's samples."
+    )
+    assert untold == (
+        "Could not tell of whether a record is in a client's data; which labels a client holds: "
+        "the table says what would. 5 of 7 attacks could be tried, and 1 found nothing to work on "
+        "in this run; 1 failed or took too long, so nothing is known of these."
+    )
+    assert guarantee == "No ε bounds it."
     page = audit_page.results(results)
     names = ("mask-public-model", "source-inference", "linkage", "membership-loss", "mask-inv")
     table = page[page.index("<table") :]
@@ -450,7 +505,9 @@ def test_a_page_begins_with_what_it_is_of(audited: Path, folder: Path) -> None:
     assert digest in first and f"with securecluster {securecluster.__version__}" in first
     table = json.loads((audited / "audit-server.json").read_text())
     assert table["made"][:10] in first and ">run, by securecluster" in first
-    assert table["summary"] in html.unescape(first)
+    headline, _, _ = table["summary"].partition(". ")
+    assert f'<p class="headline">{headline}' in html.unescape(first)
+    assert 1 <= first.count("<li>") <= 5
     assert datetime.fromisoformat(table["made"]).utcoffset() == timedelta(0)
     assert table["version"] == securecluster.__version__
 
@@ -465,19 +522,18 @@ def test_no_page_is_a_clean_bill_where_nothing_was_tried(
     audit.show(results)
     for said in (text, " ".join(capsys.readouterr().out.split())):
         assert "0 of 1 attacks could be tried on the run." in said
-        assert "So this audit says nothing of what the adversary could learn." in said
         assert "mean-image: not applicable: no eigenvectors" in said
     assert "<table" not in text
     # visible things alone are no protection that held
     visible = audit.headline(results_of(scored("linkage", 0.7, 0.9), NOTHING))
-    assert "nothing is said for or against one" in visible[1]
-    held = audit.headline(results_of(scored("label-counts", 0.4, 0.5, "a mask"), NOTHING))
-    assert held[1] == "No protection that the run claims was broken: a mask against label-counts."
-    assert len(held) == 2
+    assert "no protection was put to the test" in visible[0]
+    counts = judged(scored("label-counts", 0.4, 0.5, "a mask"), {"a mask": 0.9})
+    held = audit.headline(results_of(counts, NOTHING))
+    assert held[0].endswith("was broken, and these held: a mask against label-counts.")
     # rules that hold for rows of one's own say nothing of the rows of this run
     rules = scored("secure-sum-conformance", 0.4, 0.5, "secure sums")
-    said = audit.headline(results_of(rules, NOTHING))
-    assert said[2].endswith("nothing that this run released was tested.")
+    said = audit.headline(results_of(judged(rules, {"secure sums": 0.9}), NOTHING))
+    assert said[-1].endswith("nothing that this run released was tested.")
     assert "No attack could be tried" in audit_page.advice(results)
 
 
@@ -509,7 +565,7 @@ def test_a_bound_that_is_as_good_as_infinite_reads_so() -> None:
         "over 100,000; chance 0 (0 to 0); the ledger's ε is infinite"
     )
     refuted = Finding("dp-audit-two-worlds", result, "", 0.0, claimed=2.0)
-    assert (refuted.standing, refuted.judgement) == (audit.BROKEN, audit.REFUTED)
+    assert (refuted.verdict, refuted.outcome) == (BROKEN, REFUTED)
 
 
 def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path) -> None:
@@ -631,6 +687,7 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
 ) -> None:
     monkeypatch.setattr(audit, "attack_named", lambda name: Copied())
     monkeypatch.setattr(audit_page, "attack_named", lambda name: Copied())
+    monkeypatch.setattr(findings, "attack_named", lambda name: Copied())
     run = open_run(folder, "audit")
     federation = audit.federation_of(run)
     adversary = audit.adversary_of(run.names, "server")
@@ -639,11 +696,11 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
     assert own.count(": reconstructed</span>") == own.count(": original</span>") == 2
     for with_uncovered in (False, True):
         handed_over = html_page.handed_over(own, with_uncovered)
-        for picture in (": reconstructed</span>", ": original</span>", "True positives over false"):
+        for picture in (": reconstructed</span>", ": original</span>", "true positive rate"):
             assert picture in own and picture not in handed_over
     samples = federation.shards[2].x
     assert np.array_equal(audit_page.nearest(samples[3] + 0.01, samples), samples[3])
-    assert "True positives over false positives: as run, unprotected" in own
+    assert "as run, unprotected" in own
 
 
 @pytest.mark.exhaustive
@@ -744,8 +801,8 @@ def test_an_audit_bounds_epsilon_beside_the_ledgers(folder: Path) -> None:
     claimed = run.ledger.price(1e-5).epsilon
     for finding in (one_run, two_worlds):
         assert finding.claimed == pytest.approx(claimed, rel=1e-6)
-        assert finding.verdict == audit.WITHIN
-    assert losses.verdict == "not applicable: no losses leave clients in this run"
+        assert finding.outcome == WITHIN
+    assert losses.reason == "not applicable: no losses leave clients in this run"
     # its twin has canaries and no noise
     bare = results.findings[audit.TWIN][1]
     assert bare.score is not None and bare.score.value > 1000
@@ -757,22 +814,19 @@ def test_an_audit_bounds_epsilon_beside_the_ledgers(folder: Path) -> None:
     assert f"the ledger&#x27;s ε is {claimed:.3g}" in page and "the ledger&#x27;s ε is inf" in page
     wire = audit.audited(run, federation, audit.adversary_of(run.names, "wire"), 9, attacks[1:])
     for finding in wire.findings[audit.RUN]:
-        assert finding.verdict.startswith("not applicable: ")
+        assert finding.reason.startswith("not applicable: ")
 
 
 def test_a_bound_above_the_ledgers_epsilon_is_a_bad_finding() -> None:
     score = Score("ε", 2.0, Interval(1.5, 2.5), 0.0, Interval(0.0, 0.0), True, 9)
-    for claimed, verdict in ((1.9, audit.REFUTED), (2.0, audit.WITHIN), (math.inf, BETTER)):
+    for claimed, verdict in ((1.9, REFUTED), (2.0, WITHIN), (math.inf, BETTER)):
         finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
-        assert finding.verdict == verdict
+        assert finding.outcome == verdict
+    bare = Finding("dp-audit-losses", replace(score, value=2.1), "", 0.0, claimed=math.inf)
     kinds = {1.9: "bad", 2.0: "good", math.inf: "seen"}
     for claimed, kind in kinds.items():
-        finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
+        finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed, twins={"noise": bare})
         assert audit_page._kind(finding) == kind
-    within = Finding("dp-audit-losses", score, "", 0.0, claimed=2.0)
-    text = audit_summary.summary(results_of(within), 4, "")
-    assert "no more than the ledger's ε allows: who is in the losses." in text
-    assert "chance" not in text
 
 
 def test_a_run_without_noise_has_no_epsilon_to_be_refuted(
@@ -783,7 +837,7 @@ def test_a_run_without_noise_has_no_epsilon_to_be_refuted(
     run = open_run(target, "audit")
     server = audit.adversary_of(run.names, "server")
     results = audit.audited(run, audit.federation_of(run), server, attacks=["dp-audit-losses"])
-    assert results.findings[audit.RUN][0].verdict == "not applicable: the run has no noise"
+    assert results.findings[audit.RUN][0].reason == "not applicable: the run has no noise"
 
 
 def test_what_lowers_the_scores_of_two_sums_is_noise_and_not_secure_sums() -> None:

@@ -19,7 +19,7 @@ from securecluster import Federation
 from securecluster.attacks import registry
 from securecluster.attacks.base import TAPS, TRUE_CLUSTERS, Guess
 from securecluster.attacks.label_counts import LabelCounts
-from securecluster.audits import audit_files, audit_page
+from securecluster.audits import audit_files, audit_page, findings
 from securecluster.audits import run_audit as audit
 from securecluster.audits.run_audit import Adversary
 from securecluster.cli.main import main
@@ -107,7 +107,7 @@ def test_all_audits_of_a_run_stand_side_by_side_on_one_page(
     # only the server reads updates; and whoever has the bundle can say of which run it is
     counts = re.search(r"<tr><td[^>]*>How many samples of each label.*?</tr>", own)
     assert counts is not None
-    assert counts.group().count("better than chance, visible") == 1
+    assert counts.group().count(": visible") == 1
     assert counts.group().count("\N{EN DASH}</td>") == 1
     assert "1 of 2 attacks have no score for any of these adversaries." in own
     for text in (own, handed_over):
@@ -209,7 +209,7 @@ class Clustered(LabelCounts):
 def own_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"broken": Broken(), "clustered": Clustered()}
     original = registry.attack_named
-    for module in (audit, audit_page):
+    for module in (audit, audit_page, findings):
         monkeypatch.setattr(module, "attack_named", lambda name: made.get(name) or original(name))
 
 
@@ -264,7 +264,7 @@ def test_a_fitted_object_and_a_folders_path_are_runs(tmp_path: Path, own_attacks
         counts, clustered = results.findings[audit.RUN]
         assert counts.score is not None and results.adversary.text == "the server"
         needed = "not applicable: it needs true clusters, which this run does not have"
-        assert clustered.verdict == needed and not results.failed
+        assert clustered.reason == needed and not results.failed
     client = audit.audited(path, federation, "client:east", attacks=["label-counts"])
     assert client.adversary.clients == (2,)
     with pytest.raises(UsageError, match="was fitted in no folder"):

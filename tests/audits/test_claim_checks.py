@@ -105,7 +105,7 @@ def test_a_declared_claim_is_checked_by_its_name() -> None:
     assert claim_names() == sorted(POINTS)
     row = check_claim("in-sums")
     assert row.claim.sentence == "Sums hide updates"
-    assert (row.off.verdict, row.off.attack) == (BETTER, "seeing")
+    assert (row.off.outcome, row.off.attack) == (BETTER, "seeing")
     assert row.on.reason == "not applicable: no single update was observed"
     assert row.holds and row.failure == ""
 
@@ -113,7 +113,7 @@ def test_a_declared_claim_is_checked_by_its_name() -> None:
 def test_a_claim_whose_attack_also_works_with_the_protection_is_broken() -> None:
     masked = replace(claim_named("in-sums"), protection={"mask": "permutation"})
     row = check_claim(masked)
-    assert row.on.verdict == BETTER and not row.holds
+    assert row.on.outcome == BETTER and not row.holds
     assert row.failure.startswith(
         "'Sums hide updates' is broken: with mask='permutation' seeing is better than chance"
     )
@@ -146,7 +146,7 @@ def test_clients_differ_as_the_claim_says() -> None:
 def test_a_check_repeats(own_secrets: None) -> None:
     masked = Claim("labels", "README.md", "label-counts", {"mask": "permutation"}, clients=6)
     first, second = check_claim(masked), check_claim(masked)
-    assert first.on.score == second.on.score and first.on.verdict == CHANCE
+    assert first.on.score == second.on.score and first.on.outcome == CHANCE
 
 
 def test_the_same_options_of_both_runs_are_those_of_the_claim() -> None:

@@ -12,7 +12,7 @@ from securecluster.attacks.registry import ATTACKS, attack_named
 from securecluster.attacks.scoring import Interval, Score
 from securecluster.audits import claimed_protections as protections
 from securecluster.audits import run_audit as audit
-from securecluster.audits.run_audit import BROKEN, HELD, VISIBLE, Finding
+from securecluster.audits.findings import BROKEN, UNTOLD, VISIBLE, Finding
 from securecluster.protocols.registry import protocol_class
 from securecluster.statements.disclosures import disclosures
 
@@ -79,6 +79,7 @@ STANDINGS = {
     "membership-likelihood-ratio-offline": OF_UPDATES,
     "membership-loss-threshold": OF_UPDATES,
     "relevance-oracle": NEVER,
+    "repeated-mask": OF_UPDATES,
     "repeated-seed": OF_NOISE,
     "secure-sum-conformance": (UNTESTED, UNTESTED, BROKEN, UNTESTED),
     "signature-label-counts": NEVER,
@@ -145,7 +146,7 @@ def standing_of(name: str, run: str, parties: tuple[Any, ...], value: float = 0.
     if name in audit._untried([attack], {name: claims}):
         return UNTESTED
     result = Score("x", value, None, 0.5, Interval(0.4, 0.6), True, 9)
-    return Finding(name, result, "", 0.0, claims=claims).standing
+    return Finding(name, result, "", 0.0, claims=claims).verdict
 
 
 def test_every_attack_has_a_row() -> None:
@@ -155,8 +156,8 @@ def test_every_attack_has_a_row() -> None:
 @pytest.mark.parametrize(("attack", "run", "standing"), TABLE)
 def test_a_success_breaks_only_what_the_run_claims(attack: str, run: str, standing: str) -> None:
     assert standing_of(attack, run, ("server",)) == standing
-    # at chance a claimed protection held, and nothing else is said
-    failed = {BROKEN: HELD, VISIBLE: "", UNTESTED: UNTESTED}
+    # without a twin nothing follows from a score within the range of chance
+    failed = {BROKEN: UNTOLD, VISIBLE: UNTOLD, UNTESTED: UNTESTED}
     assert standing_of(attack, run, ("server",), 0.5) == failed[standing]
 
 

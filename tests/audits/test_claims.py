@@ -82,7 +82,7 @@ def test_a_claims_sentence_stands_in_its_source(claim: Claim) -> None:
 def test_a_claim_without_its_protection_does_not_hold() -> None:
     bare = Claim("labels are hidden", "docs/privacy.md", "label-counts")
     row = check_claim(bare)
-    assert row.on.verdict == row.off.verdict == BETTER and not row.holds
+    assert row.on.outcome == row.off.outcome == BETTER and not row.holds
     # an attack that never works supports no claim
     failed = Finding("label-counts", None, "not applicable: nothing", 0.0)
     assert not Row(bare, failed, failed).holds

@@ -139,7 +139,7 @@ def test_attacks_on_an_app_are_scored_by_the_clients_data(
         )
         by_name = found(results.findings[RUN])
         for name in ("linkage", "label-counts"):
-            assert by_name[name].verdict == BETTER, by_name[name]
+            assert by_name[name].outcome == BETTER, by_name[name]
         # the step is of all samples, so the counts are nearly exact
         score = by_name["label-counts"].score
         assert score is not None and score.value < 0.1 < score.chance
@@ -155,7 +155,7 @@ def test_attacks_on_an_app_are_scored_by_the_clients_data(
 def test_what_is_absent_is_said(tmp_path: Path, federation: Federation) -> None:
     app(tmp_path, federation, TrainingFacts(epochs=1))
     without = found(audit_recording(tmp_path / "server").findings[RUN])
-    assert without["linkage"].verdict == BETTER
+    assert without["linkage"].outcome == BETTER
     assert without["label-counts"].reason == ("not applicable: needs the app's network (model)")
     with_model = audit_recording(tmp_path / "server", federation, model=Net())
     by_name = found(with_model.findings[RUN])
@@ -248,7 +248,7 @@ def test_noise_of_a_mod_of_flower_leaves_little_to_attacks(
         partitions=clients.partition,
         attacks=["linkage", "label-counts"],
     )
-    assert [finding.verdict == BETTER for finding in results.findings[RUN]] == [False, False]
+    assert [finding.outcome == BETTER for finding in results.findings[RUN]] == [False, False]
 
 
 def test_declared_noise_is_priced_where_its_parameters_are_known(
@@ -292,7 +292,7 @@ def test_a_model_of_another_framework_is_attacked_as_far_as_its_functions_go(
         assert reason.endswith("give outputs=, of (arrays, x)") and not silent[name].trace
     telling = tried(scores)
     for some in (silent, telling):
-        assert some["linkage"].verdict == BETTER
+        assert some["linkage"].outcome == BETTER
         assert "through which no gradient is taken" in some["gradient-inversion-dlg"].reason
     # what torch's own network scores
     own = audit_recording(

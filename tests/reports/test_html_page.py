@@ -42,7 +42,7 @@ def test_no_number_of_a_chart_over_rounds_is_cut_off(highest: float, last: float
 
 
 def test_no_number_of_a_roc_curve_is_cut_off() -> None:
-    assert not cut_off(html_page.curves("rates", [("run", [(0.0, 0.0), (1.0, 1.0)])]))
+    assert not cut_off(html_page.curves("rates", ("x", "y"), [("run", [(0.0, 0.0), (1.0, 1.0)])]))
 
 
 PARTS = ("for the owner", "for all", "not covered", "once more for all")
