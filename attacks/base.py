@@ -364,6 +364,14 @@ class Scorer(ABC):
         """
         return float(np.mean(units))
 
+    def exact_interval(self, units: Array) -> tuple[float, float] | None:
+        """Return the interval of `summary` where its distribution is known; None for a bootstrap.
+
+        Args:
+            units: (n, …).
+        """
+        return None
+
     def fixed(self, units: Array) -> Callable[[Array], float]:
         """Return `summary` for resamples, with whatever it fits to units as it fits these.
 

@@ -91,18 +91,19 @@ def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
     return models
 
 
-def initial_model(knowledge: Knowledge, number: int) -> torch.Tensor:
-    """Return an initial model, (d,): θ_0 is number 0, and clients of IFCA draw the others.
+def initial_model(knowledge: Knowledge, number: int, start: int = 0) -> torch.Tensor:
+    """Return an initial model, (d,): the first is θ_0, and clients of IFCA draw the others.
 
     Args:
         knowledge: of the network and of the seed.
         number: of the model.
+        start: of several, each with models of its own.
     """
-    if number == 0:
+    if number == start == 0:
         return knowledge.initial
     # the labels under which IFCA's clients and server draw the same initial models
     randomness = Randomness(int(knowledge.config["seed"]))
-    drawn = knowledge.network.redrawn(randomness, "start", 0, number)
+    drawn = knowledge.network.redrawn(randomness, "start", start, number)
     return drawn.to(knowledge.initial)
 
 

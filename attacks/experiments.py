@@ -11,8 +11,10 @@ configuration, and only if the adversary is a server.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -276,3 +278,43 @@ def with_hook(
     fitted = made.fit(federation, settings)
     del vars(made)[ATTRIBUTE]
     return fitted
+
+
+def with_server(
+    protocol: ClusteringProtocol,
+    federation: Federation,
+    server: Callable[[ClusteringProtocol, Any], None],
+    settings: Settings | None = None,
+    secret: bytes | None = None,
+) -> None:
+    """Run the clients of a protocol with a server of the adversary's own.
+
+    Clients are the protocol's, behind their own endpoints, and refuse what they refuse of anyone.
+
+    Args:
+        protocol: its hyper-parameters; it is left as it is.
+        federation: the clients and their data.
+        server: called with the protocol and a server's channel in place of `run_server`.
+        settings: of the run.
+        secret: of a run whose clients these are; None draws a new one.
+
+    Raises:
+        SecureClusterError: the clients refuse what this server asks.
+    """
+
+    class Over(Exception):  # noqa: N818
+        """The server is done: what a protocol computes after its loop is not made."""
+
+    class Dishonest(type(protocol)):  # type: ignore[misc]
+        """The protocol with this server."""
+
+        @functools.wraps(type(protocol).run_server)  # what follows from its annotations stays
+        def run_server(self, net: Any, run: Any) -> Any:
+            """Run the server, and end the run."""
+            server(self, net)
+            raise Over
+
+    with contextlib.suppress(Over):
+        made = Dishonest(**protocol.get_params())
+        vars(made)[ATTRIBUTE] = Experiment(secret=secret)
+        made.fit(federation, settings)

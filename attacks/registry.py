@@ -20,7 +20,9 @@ from securecluster.errors import UsageError, unknown
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
     "ckks-release": "ckks_release:CkksRelease",
+    "cluster-identity": "on_models.clusters:ClusterIdentity",
     "cluster-property": "cluster_property:ClusterProperty",
+    "crafted-model": "on_models.crafted:CraftedModel",
     "differencing": "differencing:Differencing",
     "dp-audit-eigenvectors": "release_audits:EigenvectorAudit",
     "dp-audit-gram": "release_audits:GramAudit",
@@ -45,6 +47,8 @@ ATTACKS = {  # module and class
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
     "mask-public-model": "mask_public_model:MaskPublicModel",
     "mean-image": "subspaces:MeanImage",
+    "membership-all-rounds": "on_models.all_rounds:AllRounds",
+    "membership-cluster-model": "on_models.clusters:ClusterModelMembership",
     "membership-likelihood-ratio": "likelihood_ratio:LikelihoodRatio",
     "membership-likelihood-ratio-offline": "likelihood_ratio:OfflineLikelihoodRatio",
     "membership-loss-threshold": "loss_threshold:LossThreshold",

@@ -9,7 +9,9 @@ and a maximum that is taken anew on each lies above the score itself, so that it
 begin there. The best choice, held fixed, is the derivative of the maximum, by which the bootstrap
 is right again where one choice is best (Fang & Santos 2019, Inference on Directionally
 Differentiable Functions, Theorem 3.2). A bound with an error of its own has no interval, and
-neither has a score without spread between units, of which a bootstrap tells no width.
+neither has a score without spread between units, of which a bootstrap tells no width. A true
+positive rate has the exact interval of Clopper and Pearson (1934), at the threshold that the
+non-members give: at low rates few members are found, of which a bootstrap makes too little.
 
 A score within the range of shuffled truths is at chance; one beyond it whose own interval reaches
 into it is undecided. A rate is told where units suffice for it: a true positive rate at 0.1 % takes
@@ -37,6 +39,7 @@ CHANCE = "at chance"
 UNDECIDED = "not decided"
 # how an interval was found, or why there is none
 BOOTSTRAP = "bootstrap"
+EXACT = "exact (Clopper–Pearson)"
 OF_BOUND = "none: the score is a bound with an error of its own"
 OF_COUNT = "none: what was read is counted, and not estimated"
 OF_EQUALS = "none: all units score alike"
@@ -270,6 +273,9 @@ def _interval(
         return None, OF_BOUND
     if scorer.counted:
         return None, OF_COUNT
+    exact = scorer.exact_interval(units)
+    if exact is not None:
+        return Interval(*exact), EXACT
     summary = scorer.fixed(units)
     # Units are resampled whole: rows of one client depend on each other.
     resampled = []

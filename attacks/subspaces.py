@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
+from scipy.stats import binomtest
 
 from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array, flat_rows, sample_keys
@@ -33,7 +34,7 @@ from securecluster.attacks.base import (
     Truth,
     View,
 )
-from securecluster.attacks.scoring import cosine
+from securecluster.attacks.scoring import LEVEL, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Picks
@@ -315,6 +316,19 @@ class MembershipAtLowRate(SampleMembership):
         """
         scores, answers = units.reshape(-1, 2).T
         return true_positive_rate(scores, answers > 0, self.rate)
+
+    def exact_interval(self, units: Array) -> tuple[float, float] | None:
+        """Return the Clopper–Pearson interval of the rate; None where there are no members.
+
+        Args:
+            units: (n, candidates, 2).
+        """
+        members = int((units.reshape(-1, 2)[:, 1] > 0).sum())
+        if not members:
+            return None
+        detected = round(self.summary(units) * members)
+        interval = binomtest(detected, members).proportion_ci(LEVEL)
+        return float(interval.low), float(interval.high)
 
 
 # true positive rates of every attack on membership

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from securecluster.attacks import experiments
 from securecluster.attacks.base import Attack, Guess, Tap, Truth, View, unmet
 from securecluster.attacks.dp_audit import CanaryAudit, Planted, with_half_the_noise
 from securecluster.attacks.hidden_sums import TwoSums
+from securecluster.attacks.on_models.crafted import CraftedModel, Server
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import BETTER, CHANCE, Score, score
 from securecluster.attacks.source_inference import OwnersFound
@@ -919,10 +921,20 @@ def _active(
             kept_run.learned.settings,
             key_source=KeySource(secrets=kept_run.secrets()),
         )
+    if isinstance(attack, CraftedModel):
+        active.clients = partial(_with_server, fitted, federation)
     if isinstance(attack, TwoSums) and fitted.name == attack.protocol:
         active.second = _runs_without_one(attack, fitted, federation, adversary)
     made: Attack = active
     return made
+
+
+def _with_server(fitted: ClusteringProtocol, federation: Federation, server: Server) -> None:
+    """Run the clients of a run, as they were before it, with a server of the adversary's own."""
+    kept = fitted.kept_
+    experiments.with_server(
+        fitted, federation, server, _repeating(kept.learned.settings), kept.secret
+    )
 
 
 def _runs_without_one(

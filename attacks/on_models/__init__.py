@@ -1,0 +1,1 @@
+"""Attacks on models: of clusters, over all rounds, and such as a server crafts."""
