@@ -32,7 +32,7 @@ FOLDERS = tuple(str(Path(str(package.__file__)).parent) for package in (securecl
 LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 690,
-    "attacks": 6120,
+    "attacks": 6870,
     "benchmarks": 16250,
     "protocols": 700,
     "protocols/cfl": 980,
@@ -45,12 +45,12 @@ CODE_LINES = {
     "protocols/oneshot": 1040,
     "protocols/srfca": 1380,
     "securecluster": 270,
-    "securecluster/audits": 2160,
-    "securecluster/cli": 1210,
+    "securecluster/audits": 2410,
+    "securecluster/cli": 1270,
     "securecluster/clustering": 1900,
     "securecluster/commands": 590,
     "securecluster/core": 1780,
-    "securecluster/data": 4920,
+    "securecluster/data": 5010,
     "securecluster/figures": 800,
     "securecluster/folders": 780,
     "securecluster/messaging": 1890,
@@ -60,14 +60,14 @@ CODE_LINES = {
     "securecluster/privacy": 5100,
     "securecluster/protections": 4580,
     "securecluster/recordings": 1090,
-    "securecluster/reports": 1330,
+    "securecluster/reports": 1350,
     "securecluster/results": 1510,
     "securecluster/runs": 1490,
     "securecluster/runtime": 3460,
-    "securecluster/statements": 1360,
+    "securecluster/statements": 1410,
     "securecluster/studies": 3320,
     "securecluster/training": 1750,
-    "tests": 71390,
+    "tests": 72180,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -111,7 +111,12 @@ def test_a_colluders_own_noise_is_not_guessed() -> None:
 
 def test_masks_themselves_are_attacked_as_they_are() -> None:
     names = [name for name in attack_names() if attack_named(name).of_masks]
-    assert names == ["mask-invariants", "mask-known-plaintext", "mask-public-model", "repeated-mask"]
+    assert names == [
+        "mask-invariants",
+        "mask-known-plaintext",
+        "mask-public-model",
+        "repeated-mask",
+    ]
     fitted, taps = tapped(build(CFL, mask="permutation", model="linear"), federation(), EXACT)
     attack = attack_named("mask-known-plaintext")
     found = finding_of(attack, fitted, federation(), ADVERSARY, taps)
