@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -69,21 +69,6 @@ def steps(event: Mapping[str, Any], samples: int | None) -> list[tuple[float, fl
     if batch is None or batch >= samples:
         return [(z, 1.0, epochs)]
     return [(z, batch / samples, epochs * math.ceil(samples / batch))]
-
-
-def undominated(found: Iterable[History]) -> list[History]:
-    """Return the histories that no other one holds as a part."""
-    kept: list[History] = []
-    for history in sorted(found, key=lambda one: -sum(times for _, _, times in one)):
-        if not any(is_part(history, other) for other in kept):
-            kept.append(history)
-    return kept
-
-
-def is_part(history: History, other: History) -> bool:
-    """Return whether every release of one history is in another."""
-    times = {(z, q): count for z, q, count in other}
-    return all(times.get((z, q), 0) >= count for z, q, count in history)
 
 
 @lru_cache(4096)
@@ -162,7 +147,7 @@ def price(ledger: Mapping[str, Any], replaced: bool = False) -> float:
 
     The bound of Skellam noise is one of Rényi divergences, so its ledgers are held to these.
     """
-    own = undominated(histories(ledger, replaced))
+    own = histories(ledger, replaced)
     delta = ledger["delta"]
     if any((z, q) == EXACT for history in own for z, q, _ in history):
         return math.inf

@@ -43,7 +43,6 @@ MOVES = (
 )
 RARER = ("docs/evidence/", "CHANGELOG.md")  # search shows other pages first
 LATER = "---\nsearch:\n  boost: 0.3\n---\n\n"
-COLUMNS = "100"  # of help texts
 OF_RUNS = """Options of every method; [each method](../docs/protocols.md) has its own besides. In
 Python they are arguments of the same names, with `_` for `-`: those of the method and of privacy of
 its class, those of the run of `Settings`."""
@@ -72,8 +71,8 @@ def on_config(config: Any) -> Any:
         for title, pages in entry.items():
             if isinstance(pages, str):
                 entry[title] = whole.get(pages, pages)
-    # laid out as in the installed package; the folder goes with the process
-    config.extra["sources"] = tempfile.TemporaryDirectory()
+    # laid out as in the installed package
+    config.extra["sources"] = tempfile.TemporaryDirectory()  # which goes with the process
     top = Path(config.extra["sources"].name)
     shutil.copytree(ROOT / "securecluster", top / "securecluster")
     for name in ("protocols", "attacks"):
@@ -96,7 +95,7 @@ def on_files(files: Any, config: Any) -> Any:
         page = File.generated(config, path, content=text)
         page.dest_uri = File.generated(config, place(path), content="").dest_uri
         files.append(page)
-    for path in linked_files():
+    for path in paths(FILES):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
 
@@ -141,11 +140,6 @@ def paths(patterns: Iterable[str]) -> list[str]:
     """Return the paths of files from the top of the repository."""
     found = (path for pattern in patterns for path in sorted(ROOT.glob(pattern)))
     return [path.relative_to(ROOT).as_posix() for path in found]
-
-
-def linked_files() -> list[str]:
-    """Return the files of the site that are no pages."""
-    return paths(FILES)
 
 
 def notebooks() -> list[Path]:
@@ -255,7 +249,8 @@ def disclosed(method: Any) -> Iterator[str]:
         ("other clients", views.clients),
     ):
         if sentences:
-            yield f"## Learned by {readers} beside replies\n\n{bullets(sentences)}"
+            lines = "\n".join(f"- {sentence}" for sentence in sentences)
+            yield f"## Learned by {readers} beside replies\n\n{lines}"
     head = ["message", "its reply", "is read", "masked fields", "never masked"]
     yield (
         "## Messages\n\nThe replies that clients can give; which of them a run asks for, its "
@@ -305,8 +300,8 @@ def evidence(own: Section) -> str:
         page = path.removeprefix("docs/")
         named = re.search(rf"`{own.name}`|^\| `?{own.name}\b", text, re.M)
         if named or page in own.text:
-            links.append(f"[{text.partition(chr(10))[0].removeprefix('# ')}]({page})")
-    return bullets(links) if links else "No page of evidence names it."
+            links.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({page})")
+    return "\n".join(links) or "No page of evidence names it."
 
 
 # --- commands, Python and result.json
@@ -329,7 +324,7 @@ def printed(*arguments: str) -> str:
     """Return what a command prints."""
     from securecluster.cli.main import main
 
-    os.environ["COLUMNS"] = COLUMNS
+    os.environ["COLUMNS"] = "100"
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = main(arguments)
@@ -388,19 +383,11 @@ def result_page() -> str:
     )
 
 
-# --- Markdown
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as Markdown, without columns that are empty in every row."""
     filled = [k for k in range(len(head)) if any(row[k] for row in rows)]
     lines = [[line[k] for k in filled] for line in (head, ["---"] * len(head), *rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) if rows else "None."
-
-
-def bullets(items: Iterable[str]) -> str:
-    """Return a list as Markdown."""
-    return "\n".join(f"- {item}" for item in items)
 
 
 def escaped(text: str) -> str:

@@ -14,6 +14,7 @@ is found in the tables of the evidence pages instead.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import statistics
 import sys
@@ -22,15 +23,21 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from benchmarks import table
 from benchmarks.costs import own_data, protected_rounds, server_scale, speed, terminal
 from benchmarks.grid import script_parser
 from securecluster.core.devices import cpu_threads
+from securecluster.privacy.masking.masks import build
 
 NAME = "ratios"
 FACTOR = 2.0  # times its reference, from which a ratio is too large
 REPEATS = 5
+MASKED_MODEL = "mlp-200"
+MASKS = ("permutation", "rotation")
 RUNS = 3  # of a whole default run
 CLIENTS_OF_DPSGD = 4
 ROWS, CLIENTS_OF_ROWS = 500_000, 500  # of a table
@@ -54,6 +61,28 @@ def training(model: str, clients: int) -> list[float]:
     }
     shortest = protected_rounds.least(tasks, REPEATS)
     return [shortest["batched"] / shortest["plain"]]
+
+
+def masks() -> list[float]:
+    """Return the time of masking an update and unmasking an average, over that of ten plain steps.
+
+    The masks are a permutation and a rotation. Every call has another map, which a client makes.
+    """
+    batched = speed.cohort(MASKED_MODEL, 1)
+    module = copy.deepcopy(batched.model.module)
+    numbers = itertools.count(1)
+    rows = torch.randn(1, batched.model.dimension)
+
+    def masked(stage: Any, step: int) -> None:
+        stage.inverse(stage.overwrite(rows.clone(), step)[0], step)
+
+    tasks: dict[str, Callable[[], Any]] = {"plain": partial(speed.plain, batched, module)}
+    for name in MASKS:
+        stage, *_ = build(name, batched.model.dimension)
+        stage.unlock(bytes(range(32)))
+        tasks[name] = lambda stage=stage: masked(stage, next(numbers))
+    shortest = protected_rounds.least(tasks, REPEATS)
+    return [shortest[name] / shortest["plain"] for name in MASKS]
 
 
 def dp_sgd() -> list[float]:
@@ -92,8 +121,8 @@ def own_table() -> list[float]:
     """Return the time of making a federation of a parquet file over that of pyarrow's read."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "own.parquet"
-        own_data.write_file(path, own_data.COLUMNS, ROWS, CLIENTS_OF_ROWS)
-        read, ours, _ = own_data.least_seconds(path, REPEATS)
+        own_data.write_file(path, ROWS, CLIENTS_OF_ROWS)
+        read, ours = own_data.least_seconds(path, REPEATS)
     return [ours / read]
 
 
@@ -108,7 +137,7 @@ def commands(names: tuple[str, str], repeats: int) -> list[float]:
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             for name in names:
-                seconds, _, _ = terminal.once(terminal.CASES[name], Path(folder))
+                seconds = terminal.once(terminal.CASES[name], Path(folder))
                 shortest[name] = min(shortest[name], seconds)
     ours, other = names
     return [shortest[ours] / shortest[other]]
@@ -118,6 +147,10 @@ def commands(names: tuple[str, str], repeats: int) -> list[float]:
 MEASURES: Mapping[tuple[str, ...], Callable[[], Sequence[float]]] = {
     ("training 20 clients' MLPs at once, over a plain loop",): partial(training, "mlp-200", 20),
     ("training 4 clients' CNNs at once, over a plain loop",): partial(training, "cnn-briggs", 4),
+    (
+        "a permutation of an update and back, over ten plain steps",
+        "a rotation of an update and back, over ten plain steps",
+    ): masks,
     ("DP-SGD with exact noise, over opacus",): dp_sgd,
     ("a round with secure sums, over one with plain sums",): secure_sums,
     ("the check of updates' norms, over their training",): norms,

@@ -32,7 +32,6 @@ RUNS = (
     "securecluster/runtime/endpoint.py",
     "protocols/common/client.py",
 )
-DP_NOISE = ("securecluster/privacy/dp/grid_noise.py", "securecluster/privacy/dp/noise_streams.py")
 SECURE_SUMS = (
     "securecluster/protections/secure_sums/double_mask.py",
     "securecluster/privacy/masking/pads.py",
@@ -42,13 +41,6 @@ SECURE_SUMS = (
     "securecluster/protections/secure_sums/messages.py",
     "securecluster/protections/secure_sums/client.py",
     "securecluster/protections/secure_sums/server.py",
-)
-OVER_FLOWER = (
-    "securecluster/nodes/flower.py",
-    "securecluster/nodes/node.py",
-    "securecluster/nodes/server_run.py",
-    "securecluster/runtime/aggregators.py",
-    *SECURE_SUMS,
 )
 ENCRYPTED_SUMS = (
     "securecluster/protections/encryption/ciphers.py",
@@ -62,74 +54,19 @@ ENCRYPTED_SUMS = (
 )
 # table -> files, relative to the top of the repository, that its times are mostly spent in
 TIMED: Mapping[str, tuple[str, ...]] = {
-    "grid_noise": DP_NOISE,
-    "guards_dry_runs": ("securecluster/parties/dry_run.py", *RUNS),
-    "guards_seconds": (
-        *RUNS,
-        "securecluster/messaging/receipts.py",
-        "securecluster/privacy/dp/target.py",
-        "securecluster/runtime/call_context.py",
-        "securecluster/runtime/relays.py",
-        "securecluster/runtime/release_accounting.py",
-        "securecluster/runtime/release_guard.py",
-        "securecluster/runtime/release_target.py",
-        "securecluster/training/data_access.py",
-    ),
-    "masks": (
-        "securecluster/privacy/masking/hadamard.py",
-        "securecluster/privacy/masking/keystream.py",
-        "securecluster/privacy/masking/masks.py",
-        "securecluster/privacy/masking/rotations.py",
-    ),
-    "over_flower_cost": OVER_FLOWER,
-    "over_flower_cost_200": OVER_FLOWER,
-    "own_data": ("securecluster/data/user_tables.py", "securecluster/data/user_arrays.py"),
-    "papers/nsim_time": ("protocols/nsim/lcss.py", "protocols/nsim/similarity_model.py"),
     "privacy_rounds": (*SECURE_SUMS, *ENCRYPTED_SUMS),
     "privacy_stages": SECURE_SUMS,
     "privacy_sums": (*SECURE_SUMS, *ENCRYPTED_SUMS),
-    "protected_rounds": (
-        "securecluster/training/dp_sgd.py",
-        "securecluster/privacy/keyed_digest.py",
-        *DP_NOISE,
-        *SECURE_SUMS,
-    ),
-    "recurrent": ("securecluster/models/recurrent.py", "securecluster/training/local_trainer.py"),
-    "server_scale_calls": (
-        *RUNS,
-        "securecluster/privacy/masking/key_agreement.py",
-        "securecluster/runtime/aggregators.py",
-        "protocols/common/averages/pending_updates.py",
-    ),
     "server_scale_protocols": (
         *RUNS,
         "securecluster/clustering/agglomerative.py",
         "securecluster/clustering/landmarks.py",
-    ),
-    "server_scale_rounds": (
-        *RUNS,
-        "securecluster/core/randomness.py",
-        "securecluster/messaging/wire.py",
-        "securecluster/messaging/transcript.py",
-        "securecluster/runtime/release_guard.py",
-        "securecluster/training/evaluation.py",
-        "protocols/common/averages/pending_updates.py",
     ),
     "server_scale_sketches": (
         "securecluster/clustering/agglomerative.py",
         "securecluster/clustering/distances.py",
         "securecluster/clustering/landmarks.py",
         "securecluster/clustering/similarity.py",
-    ),
-    "terminal": (
-        "securecluster/cli/main.py",
-        "securecluster/commands/command_line.py",
-        "protocols/registry.py",
-    ),
-    "split_test_cost": (
-        "securecluster/clustering/bipartition.py",
-        "securecluster/clustering/noise_robust.py",
-        "securecluster/clustering/significance.py",
     ),
 }
 

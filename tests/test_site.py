@@ -88,7 +88,7 @@ def test_the_index_of_evidence_links_each_page_of_it(pages: dict[str, str]) -> N
 
 
 def test_every_link_leads_to_a_page_or_a_file_of_the_site(pages: dict[str, str]) -> None:
-    there = {*pages, *SITE.linked_files()}
+    there = {*pages, *SITE.paths(SITE.FILES)}
     there |= {SITE.NOTEBOOK.format(path.stem) for path in SITE.notebooks()}
     dead = {path: links(path, text) - there for path, text in pages.items()}
     assert {path: aims for path, aims in dead.items() if aims} == {}

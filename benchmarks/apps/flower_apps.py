@@ -1,48 +1,33 @@
-"""Apps of Flower that `benchmarks.apps.over_flower` simulates: nodes of many protocols, and FedAvg.
+"""Nodes of many protocols, which `benchmarks.apps.over_flower` simulates as apps of Flower.
 
-Each message says by which case it is meant: a protocol of `benchmarks.golden`, or a size.
+Each message says by which case of `benchmarks.golden` it is meant.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from benchmarks import golden
 from securecluster import Federation, LabelSwap
-from securecluster.core.lazy_torch import torch
 from securecluster.nodes import flower
 from securecluster.nodes.agent import answer
 from securecluster.nodes.flower_messages import bytes_of, record_of
 from securecluster.nodes.node import Node
 from securecluster.nodes.policy import Policy
 from securecluster.parties.endpoints import KeySource, build_client
-from securecluster.protocols import CFL, FedAvg
 from securecluster.runtime.endpoint import Endpoint
 
 CASE = "case"
-SPENT = "spent"  # by a node on its answer
-SECONDS = "processor-seconds"
-# set by `over_flower`, and read by the workers that Flower starts
-VARIABLES = {"clients": "OVER_FLOWER_CLIENTS", "rounds": "OVER_FLOWER_ROUNDS"}
-FOLDER = "OVER_FLOWER_FOLDER"
-SECURE: Mapping[str, Any] = {"aggregation": "secagg"}
-COSTS: Mapping[str, tuple[type, Mapping[str, Any]]] = {
-    "fedavg": (FedAvg, {"mask": "none"}),
-    "fedavg, masked": (FedAvg, {"mask": "permutation"}),
-    "fedavg, secure sums": (FedAvg, {"mask": "none", **SECURE}),
-    "cfl, masked, secure sums": (CFL, {"mask": "permutation", "sketch": 64, **SECURE}),
-}
-BATCH = 20
-LEARNING_RATE = 0.2  # also of Flower's FedAvg, on the same network, samples and batches
+FOLDER = "OVER_FLOWER_FOLDER"  # set by `over_flower`, and read by the workers that Flower starts
+CLIENTS = 6
 
 
 class SeededNode(Node):
@@ -67,33 +52,16 @@ def protocol_of(case: str) -> Any:
     """Return the protocol of a case.
 
     Args:
-        case: a name of `golden.cases`, or of `COSTS`.
+        case: a name of `golden.cases`.
     """
-    if case in COSTS:
-        protocol, options = COSTS[case]
-        training = {"epochs": 1, "model": "mlp-32", "lr": LEARNING_RATE, "batch_size": BATCH}
-        return protocol(rounds=size("rounds"), **training, **options)
     (golden_case,) = [one for one in golden.cases() if one.name == case]
     return golden_case.build()
-
-
-def size(name: str) -> int:
-    """Return a size of the simulation.
-
-    Args:
-        name: clients or rounds.
-    """
-    return int(os.environ[VARIABLES[name]])
 
 
 @functools.cache
 def clients_of_all() -> Federation:
     """Return the clients and their data."""
-    clients = size("clients")
-    samples = min(40, 1200 // clients)  # of 1,797
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(2), clients=clients, samples=samples, seed=0
-    )
+    return Federation.simulate("digits", scenario=LabelSwap(2), clients=CLIENTS, samples=40, seed=0)
 
 
 class OfCase:
@@ -105,14 +73,12 @@ class OfCase:
 
     Attributes:
         messages: number of messages to nodes.
-        spent: processor seconds of all nodes on their answers.
     """
 
     def __init__(self, grid: Grid, case: str) -> None:
         self._grid = grid
         self._case = case
         self.messages = 0
-        self.spent = 0.0
 
     def get_node_ids(self) -> list[int]:
         """Return the numbers of all nodes."""
@@ -136,11 +102,7 @@ class OfCase:
         Args:
             numbers: of the messages.
         """
-        replies = list(self._grid.pull_messages(numbers))
-        for reply in replies:
-            if reply.has_content():
-                self.spent += float(reply.content[SPENT][SECONDS])
-        return replies
+        return list(self._grid.pull_messages(numbers))
 
 
 _NODES: dict[tuple[str, int], Node] = {}  # of this process
@@ -173,51 +135,14 @@ def _handler(message_type: str) -> Callable[[Message, Context], Message]:
     """Return the function that answers messages of a kind."""
 
     def handle(message: Message, context: Context) -> Message:
-        began = time.process_time()
         number = int(context.node_config["partition-id"])
         case = str(message.content[CASE][CASE])
         code, data = answer(lambda: _node(case, number), message_type, bytes_of(message.content))
-        content = record_of(data, code)
-        content[SPENT] = MetricRecord({SECONDS: time.process_time() - began})
-        return Message(content, reply_to=message)
+        return Message(record_of(data, code), reply_to=message)
 
     return handle
-
-
-def network() -> Any:
-    """Return the network that Flower's FedAvg trains, of the size of `mlp-32`."""
-    nn = torch.nn
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 client_app = ClientApp()
 for _kind in flower.KINDS:
     client_app.query(_kind)(_handler(_kind))
-
-
-def train(message: Message, context: Context) -> Message:
-    """Train an epoch, as clients of Flower's FedAvg do.
-
-    Args:
-        message: with the weights.
-        context: with the number of the client.
-    """
-    began = time.process_time()
-    torch.set_num_threads(1)
-    shard = clients_of_all().shards[int(context.node_config["partition-id"])]
-    model = network()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    x = torch.as_tensor(shard.x)
-    y = torch.as_tensor(shard.y)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for batch in torch.split(torch.randperm(len(y)), BATCH):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    weights = ArrayRecord(model.state_dict())
-    metrics = MetricRecord({"num-examples": len(y), SECONDS: time.process_time() - began})
-    return Message(RecordDict({"arrays": weights, "metrics": metrics}), reply_to=message)
-
-
-client_app.train()(train)

@@ -1,13 +1,10 @@
-"""Protocols over Flower's simulation: equal to runs in one process, and what they cost.
+"""Protocols over Flower's simulation, which must equal runs in one process.
 
-python -m benchmarks.apps.over_flower conformance [--only TEXT] [--out FILE]
-python -m benchmarks.apps.over_flower cost --clients 50 --rounds 3 [--out FILE]
+python -m benchmarks.apps.over_flower [--only TEXT] [--out FILE]
 
-`conformance` runs every protocol plain, masked, with secure sums or pads, and with noise, each
-node's endpoint made of its stored state by whichever process takes the message, and compares state,
-labels, calls and bytes with a run in one process. `cost` runs FedAvg and CFL beside Flower's own
-FedAvg on the same nodes, in one start of Ray: seconds a round, messages, bytes of frames, and
-processor time of a message at the server, with Flower's own engine, and at a node.
+Every protocol runs plain, masked, with secure sums or pads, and with noise, each node's endpoint
+made of its stored state by whichever process takes the message. State, labels, calls and bytes are
+compared with a run in one process.
 """
 
 from __future__ import annotations
@@ -18,29 +15,22 @@ import hashlib
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks import golden, timed_code
+from benchmarks import golden
 from benchmarks.apps.flower_apps import (
-    COSTS,
+    CLIENTS,
     FOLDER,
-    SECONDS,
-    VARIABLES,
     OfCase,
     client_app,
     clients_of_all,
-    network,
     protocol_of,
-    size,
 )
 from securecluster import Settings
 from securecluster.errors import UsageError
@@ -109,8 +99,8 @@ def facts_of(fitted: Any) -> Row:
     }
 
 
-def over_flower(grid: Any, context: Any, case: str) -> tuple[Row, Row]:
-    """Return what a run over Flower ends with, and what it costs.
+def over_flower(grid: Any, context: Any, case: str) -> Row:
+    """Return what a run over Flower ends with, and its messages to nodes.
 
     Args:
         grid: Flower's.
@@ -118,44 +108,19 @@ def over_flower(grid: Any, context: Any, case: str) -> tuple[Row, Row]:
         case: its name.
     """
     of_case: Any = OfCase(grid, case)
-    lines: list[float] = []
-    patience = flower.Patience(call=600.0)
-    began = time.process_time()
     # noise and masks are those of the run in one process, which has no number
     with mock.patch.object(run_number, "drawn", lambda: None):
         fitted = flower.serve(
             of_case,
             context,
             protocol_of(case),
-            clients=size("clients"),
+            clients=CLIENTS,
             seed=0,
             classes=10,
-            patience=patience,
-            report=lambda line: lines.append(time.monotonic()),
+            patience=flower.Patience(call=600.0),
+            report=lambda line: None,
         )
-    rounds = max(1, len(lines) - 1)
-    seconds = (lines[-1] - lines[0]) / rounds if len(lines) > 1 else float("nan")
-    spent = (time.process_time() - began, of_case.spent)
-    return {**facts_of(fitted), "lost": len(fitted.dropped_)}, cost(
-        seconds, of_case.messages, *spent
-    )
-
-
-def cost(seconds: float, messages: int, server: float, nodes: float) -> Row:
-    """Return the costs of a run, as the table has them.
-
-    Args:
-        seconds: that a round takes.
-        messages: to nodes, in the whole run.
-        server: processor seconds of the server's process.
-        nodes: processor seconds of all nodes.
-    """
-    return {
-        "seconds": round(seconds, 2),
-        "messages": messages,
-        "server_ms": round(1e3 * server / messages, 1),
-        "node_ms": round(1e3 * nodes / messages, 1),
-    }
+    return {**facts_of(fitted), "messages": of_case.messages}
 
 
 def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
@@ -174,7 +139,7 @@ def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
         variant, _, way = case.partition(", ")
         row: Row = {"case": case, "variant": variant, "way": way}
         try:
-            result, spent = over_flower(grid, context, case)
+            result = over_flower(grid, context, case)
         except Exception as error:
             row |= {"equal": False, "differs": f"{type(error).__name__}: {error}"}
         else:
@@ -183,56 +148,10 @@ def conformance(grid: Any, context: Any, names: Sequence[str]) -> list[Row]:
                 "equal": not differing,
                 "differs": " ".join(differing),
                 "calls": result["calls"],
-                "messages": spent["messages"],
+                "messages": result["messages"],
             }
         rows.append(row)
         print(row, flush=True)
-    return rows
-
-
-def flowers_own(grid: Any, rounds: int, clients: int) -> Row:
-    """Return what Flower's own FedAvg costs.
-
-    Args:
-        grid: Flower's.
-        rounds: number of rounds.
-        clients: m.
-    """
-    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients)
-    weights = ArrayRecord(network().state_dict())
-    began = time.monotonic()
-    began_server = time.process_time()
-    result = strategy.start(grid=grid, initial_arrays=weights, num_rounds=rounds)
-    seconds = (time.monotonic() - began) / rounds
-    server = time.process_time() - began_server
-    # means over the clients of a round, which have equally many samples
-    means = [float(metrics[SECONDS]) for metrics in result.train_metrics_clientapp.values()]
-    return cost(seconds, rounds * clients, server, clients * sum(means))
-
-
-def costs(grid: Any, context: Any, rounds: int, clients: int) -> list[Row]:
-    """Return a row for each of Flower's FedAvg and our protocols: time, messages, bytes.
-
-    Flower's own runs before the others and after them; its first run also starts Ray's workers.
-
-    Args:
-        grid: Flower's.
-        context: of the ServerApp.
-        rounds: number of rounds.
-        clients: m.
-    """
-    rows: list[Row] = []
-
-    def note(case: str, spent: Row, **sent: Any) -> None:
-        rows.append({"case": case, "clients": clients, "rounds": rounds, **spent, **sent})
-        print(rows[-1], flush=True)
-
-    note("Flower's FedAvg, with the start of its workers", flowers_own(grid, 1, clients))
-    note("Flower's FedAvg", flowers_own(grid, rounds, clients))
-    for case in COSTS:
-        result, spent = over_flower(grid, context, case)
-        note(case, spent, **{name: result[name] for name in ("calls", "up", "down", "lost")})
-    note("Flower's FedAvg, again", flowers_own(grid, rounds, clients))
     return rows
 
 
@@ -243,39 +162,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command line; None takes it from the system.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["conformance", "cost"])
     parser.add_argument("--only", default="", help="cases whose names contain this text")
-    parser.add_argument("--clients", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
-    clients = options.clients or (6 if options.what == "conformance" else 50)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        # Ray's workers read it, too
-        os.environ[VARIABLES["clients"]] = str(clients)
-        os.environ[VARIABLES["rounds"]] = str(options.rounds)
-        os.environ[FOLDER] = folder
+        os.environ[FOLDER] = folder  # Ray's workers read it, too
         server_app = ServerApp()
 
         def run(grid: Any, context: Any) -> None:
-            if options.what == "conformance":
-                rows.extend(conformance(grid, context, chosen(options.only)))
-            else:
-                rows.extend(costs(grid, context, options.rounds, clients))
+            rows.extend(conformance(grid, context, chosen(options.only)))
 
         server_app.main()(run)
-        run_simulation(server_app, client_app, clients, backend_config=RAY)
+        run_simulation(server_app, client_app, CLIENTS, backend_config=RAY)
     if options.out is not None:
         names = list(dict.fromkeys(name for row in rows for name in row))
         with options.out.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, names, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        timed_code.record(options.out.stem, options.out.resolve().parent)
-    different = [row["case"] for row in rows if not row.get("equal", True)]
-    if options.what == "conformance":
-        print(f"{len(rows) - len(different)} of {len(rows)} cases are equal")
+    different = [row["case"] for row in rows if not row["equal"]]
+    print(f"{len(rows) - len(different)} of {len(rows)} cases are equal")
     return int(bool(different) or not rows)
 
 

@@ -1,26 +1,17 @@
-"""Measure what CFL's split test costs and finds where it draws a sample of the clients.
+"""How often CFL's split test, which draws a sample of the clients, splits them.
 
-python -m benchmarks.clusters.split_test cost
-python -m benchmarks.clusters.split_test decisions [--minutes 60]
+python -m benchmarks.clusters.split_test [--minutes 60]
 
-"cost" is the server's processor time for one cluster in one round, from the updates to the sides:
-norms, cosines, bipartition, test, and with landmarks the sides of all others. The clients are two
-groups of equal size, which is the costliest case: no draw is as separated, so all are made.
-
-"decisions" counts how often clients are split: those without clusters, and those of whom few or
-half differ. Both parts have the test as it is, and the same test with draws of all clients. The
-latter costs too much to be timed as a whole: the time of `FEW_DRAWS` draws is extrapolated.
+Clients are those without clusters, and those of whom few or half differ. The test is as it is, and
+the same with draws of all clients.
 
 Run with OMP_NUM_THREADS=1: several threads add up to more processor time.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -30,7 +21,7 @@ from scipy.stats import binomtest
 
 from benchmarks.grid import script_parser
 from benchmarks.sheet import Cell, Sheet
-from benchmarks.table import RESULTS, write
+from benchmarks.table import RESULTS
 from securecluster.clustering.bipartition import separated, separation_scores
 from securecluster.clustering.noise_robust import (
     SplitEvidence,
@@ -41,30 +32,14 @@ from securecluster.clustering.noise_robust import (
 )
 from securecluster.clustering.significance import Null, p_value
 from securecluster.core.lazy_torch import torch
-from securecluster.core.randomness import Randomness
-from securecluster.messaging.messages import Rows
-from securecluster.messaging.replies import Replies
 from securecluster.protocols import CFL
-from securecluster.protocols.cfl import protocol as cfl
-from securecluster.protocols.cfl.parameter_tree import ParameterTree
-from securecluster.protocols.cfl.split_test import split_statistics
-from securecluster.protocols.common.averages.pending_updates import PendingUpdates
-from securecluster.protocols.common.messages import Update
 
 Array = NDArray[np.float64]
-Test = Callable[..., SplitEvidence]
 DIRECTIONS = 200  # numbers of an update
 # distance of two clusters' centres from the origin, in norms of the noise: cosines of 0.6 in them
 APART = 1.2
 APART_UNDER_NOISE = 0.9  # in cosines of 0.45
 CLUSTERERS = ("paper", "average")
-COST_SIZES: tuple[tuple[int, int | None], ...] = (
-    (250, None),
-    (1000, None),
-    (2000, None),
-    (10_000, 500),
-)
-FEW_DRAWS = 4
 REPETITIONS = 400  # of clients without clusters
 
 
@@ -149,82 +124,6 @@ def cosines_of(rows: NDArray[np.float32], noise: float, seed: int) -> Array:
         alpha += half + half.T
     np.fill_diagonal(alpha, 1.0)
     return alpha.clip(-1, 1, out=alpha)
-
-
-# --- what it costs ---
-
-
-@contextmanager
-def testing(test: Test, level: float) -> Iterator[CFL]:
-    """Replace the test of CFL within the context.
-
-    Args:
-        test: what replaces `evidence_for_split`.
-        level: of the test.
-    """
-    with patch.object(cfl, "evidence_for_split", test):
-        yield CFL(level=level)
-
-
-def split_seconds(
-    rows: torch.Tensor, landmarks: int | None, clusterer: str, test: Test, level: float
-) -> float:
-    """Return the processor time of lines 15 to 21 for one cluster in one round.
-
-    Args:
-        rows: the updates of all clients, (m, d).
-        landmarks: the clients that are compared; None for all.
-        clusterer: "paper" or another one.
-        test: of the split.
-        level: of the test.
-    """
-    clients = list(range(len(rows)))
-    labels = [0] * len(rows)
-    net: Any = SimpleNamespace(noise=lambda field: 0.0, randomness=Randomness(0), round=1)
-    replies: Replies[Any] = Replies(tuple(clients), Update(Rows(rows), None), (), 1)
-    with testing(test, level) as protocol:
-        protocol.set_params(clusterer=clusterer)
-        # the sides of a mean that is not zero are split, too
-        protocol.eps1 = 1.0
-        pending = PendingUpdates.start(len(rows), fresh=True)
-        state = cfl.CFLState(labels, pending, ParameterTree.start(len(rows)))
-        start = time.process_time()
-        statistics = split_statistics(net, replies, 0, clients, None, landmarks)
-        protocol._test(net, state, statistics)
-        seconds = time.process_time() - start
-    assert statistics.p_value is not None and statistics.p_value <= level
-    assert statistics.sides is not None
-    return seconds
-
-
-def cost(clients: int, landmarks: int | None, clusterer: str) -> dict[str, Any]:
-    """Measure one size, and return its line of the table.
-
-    Args:
-        clients: how many.
-        landmarks: the clients that are compared; None for all.
-        clusterer: "paper" or another one.
-    """
-    rows = torch.from_numpy(updates(clients, clients // 2, APART, seed=0))
-    level = CFL().additions.level
-    # imports are no part of the time
-    split_seconds(rows[:: clients // 60], None, clusterer, evidence_for_split, 0.5)
-    after = split_seconds(rows, landmarks, clusterer, evidence_for_split, level)
-    one = split_seconds(rows, landmarks, clusterer, draws_of_all, 1 / 2)
-    more = split_seconds(rows, landmarks, clusterer, draws_of_all, 1 / (2 + FEW_DRAWS))
-    per_draw = (more - one) / FEW_DRAWS
-    draws = round(1 / level) - 1
-    return {
-        "clusterer": clusterer,
-        "clients": clients,
-        "landmarks": landmarks or "all",
-        "draws_of_all": round(one + (draws - 1) * per_draw, 1),
-        "seconds": round(after, 2),
-        "a_draw_of_all": round(per_draw, 4),
-    }
-
-
-# --- what it finds ---
 
 
 def cells() -> list[Cell]:
@@ -312,21 +211,12 @@ def decisions(cell: Cell) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure, and write the CSV file."""
     parser = script_parser(__doc__)
-    parser.add_argument("part", choices=["cost", "decisions"])
     parser.add_argument("--minutes", type=float, default=60.0, help="no cell is started after")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    if options.part == "decisions":
-        sheet = Sheet("split_test_decisions", RESULTS)
-        sheet.fill(cells(), decisions, options.minutes)
-        return sheet.path
-    lines = []
-    for clients, landmarks in COST_SIZES:
-        for clusterer in CLUSTERERS:
-            line = cost(clients, landmarks, clusterer)
-            lines.append(line)
-            print(line, flush=True)
-    return write("split_test_cost", lines)
+    sheet = Sheet("split_test_decisions", RESULTS)
+    sheet.fill(cells(), decisions, options.minutes)
+    return sheet.path
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
-"""What protected rounds cost on one thread: DP-SGD beside opacus, secure sums beside plain ones.
-
-python -m benchmarks.costs.protected_rounds [--repeats 5]
+"""Protected rounds on one thread: DP-SGD beside opacus, secure sums beside plain ones, and the
+server's check of norms, for `benchmarks.ratios`.
 
 Times are processor milliseconds, the least of the repeats; the variants of a case take turns, so
 that other work of the machine meets them alike.
 
-- DP-SGD: ten mini-batches of ten images of every client, one client after the other with opacus;
-  `times` is opacus' time over that of the variant.
-- secure sum: a round of FedAvg, of which every client trains two mini-batches; `times` is the
-  variant's time over that of plain sums.
-- norms: the server checks that updates are not too long; `times` is that of their training.
+- DP-SGD: ten mini-batches of ten images of every client, one client after the other with opacus.
+- secure sum: a round of FedAvg, of which every client trains two mini-batches.
+- norms: the server checks that updates are not too long, beside their training.
 """
 
 from __future__ import annotations
@@ -17,8 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,19 +24,15 @@ import torch
 
 from benchmarks.costs import speed
 from benchmarks.costs.recurrent import batched_round, no_tests
-from benchmarks.grid import counts
-from benchmarks.table import UNRECORDED, write
+from benchmarks.table import UNRECORDED
 from securecluster import Federation
-from securecluster.core.devices import cpu_threads
 from securecluster.messaging.bounds import too_long
 from securecluster.protocols import FedAvg
 from securecluster.training.dp_sgd import DPSGDState
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = replace(speed.PLAN, dropout=False, clip=1.0, noise=1.0)
-CLIENTS_OF_DPSGD = (4, 16)
 CLIENTS_OF_SUMS = 30
-MODELS_OF_SUMS = {"mlp-32": 25_450, "mlp-200": 159_010}  # with their numbers of weights
 CLIENTS_OF_NORMS = 100
 OPACUS = "opacus"
 TRAINING = "training"
@@ -180,63 +172,3 @@ def norms(repeats: int) -> dict[str, float]:
     batched = speed.cohort("mlp-200", CLIENTS_OF_NORMS, secret=Keys())
     train = partial(batched_round, batched, replace(PLAN, clip=0.0, noise=0.0))
     return least({TRAINING: train, "norms": partial(too_long, train())}, repeats)
-
-
-def measured(repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the table.
-
-    Args:
-        repeats: timed executions of each variant.
-    """
-    for clients in CLIENTS_OF_DPSGD:
-        times = dp_sgd(clients, repeats)
-        for variant, milliseconds in times.items():
-            yield _row("DP-SGD", f"{clients} clients", variant, milliseconds, times[OPACUS], True)
-    for model, numbers in MODELS_OF_SUMS.items():
-        times = secure_sums(model, repeats)
-        for variant, milliseconds in times.items():
-            case = f"{CLIENTS_OF_SUMS} clients, d = {numbers}"
-            yield _row("secure sum", case, variant, milliseconds, times["plain"], False)
-    times = norms(repeats)
-    for variant, milliseconds in times.items():
-        case = f"{CLIENTS_OF_NORMS} clients"
-        yield _row("norms", case, variant, milliseconds, times[TRAINING], False)
-
-
-def _row(
-    what: str, case: str, variant: str, milliseconds: float, other: float, faster: bool
-) -> dict[str, Any]:
-    """Return a line of the table.
-
-    Args:
-        what: the measurement.
-        case: its size.
-        variant: what was timed.
-        milliseconds: of the variant.
-        other: milliseconds that it is compared with.
-        faster: True for how many times as fast it is, False for how many times as long it takes.
-    """
-    times = other / milliseconds if faster else milliseconds / other
-    return {
-        "what": what,
-        "case": case,
-        "variant": variant,
-        "milliseconds": f"{milliseconds:.3g}",
-        "times": f"{times:.2f}",
-    }
-
-
-def main() -> None:
-    """Measure, print and write benchmarks/results/protected_rounds.csv."""
-    options = counts(__doc__, repeats=5)
-    # as opacus has it
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    with cpu_threads(1):
-        rows = list(measured(options.repeats))
-    for row in rows:
-        print(*row.values(), sep="  ")
-    write("protected_rounds", rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,17 @@
-"""One local epoch of many clients' LSTMs, batched, beside the same clients one after the other
-through nn.LSTM, taking turns in one run.
-
-python -m benchmarks.costs.recurrent [--rounds 5] [--networks lstm-trajectory …]
-
-"one by one" trains in the same cohort, each of torch's threads one client at a time; "plain loop"
-is the loop everyone writes, with nn.Dropout, at one and at all threads. In float64 without dropout
-the updates agree.
-"""
+"""Many clients' LSTMs, to be trained in a batch, and by the loop that everyone writes."""
 
 from __future__ import annotations
 
-import argparse
 import copy
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.table import tabulate
 from securecluster import Federation
-from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.dropout import SeededDropout
@@ -35,8 +22,6 @@ from securecluster.models.sequence_architectures import lstm_chars, lstm_traject
 from securecluster.models.validation import prepare_module
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-Variants = dict[str, tuple[int, Callable[[], torch.Tensor]]]  # threads and one round, by name
-PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
 CPU = torch.device("cpu")
 
 
@@ -49,7 +34,6 @@ class Case:
     classes: int
     objective: Objective
     samples: int
-    clients: tuple[int, ...]
 
     def federation(self, clients: int) -> Federation:
         """Return clients with random samples."""
@@ -103,11 +87,11 @@ def no_tests(clients: Iterable[str]) -> dict[str, Any]:
 
 CASES = {
     # 10 past positions of two coordinates, and the next one (Pacheco et al. 2021)
-    "lstm-trajectory": Case(lstm_trajectory, (10, 2), 2, Trajectory(), 100, (100, 400)),
+    "lstm-trajectory": Case(lstm_trajectory, (10, 2), 2, Trajectory(), 100),
     # 20 words of AG-News, of a vocabulary of 2000
-    "lstm-words": Case(lstm_words, (20,), 2000, Language(), 50, (20, 100)),
+    "lstm-words": Case(lstm_words, (20,), 2000, Language(), 50),
     # 80 characters of Shakespeare
-    "lstm-chars": Case(lstm_chars, (80,), 74, Language(), 30, (20, 100)),
+    "lstm-chars": Case(lstm_chars, (80,), 74, Language(), 30),
 }
 
 
@@ -192,34 +176,6 @@ def plain(
     return out
 
 
-def variants(case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype) -> Variants:
-    """Return, by name, the threads and one epoch of each variant.
-
-    Args:
-        case: the network and the size of its samples.
-        clients: how many.
-        plan: of the epoch.
-        dtype: of samples and weights.
-    """
-    batched = case.cohort(clients, dtype)
-    single = case.cohort(clients, dtype)
-    threads = torch.get_num_threads()
-    single.model = FlatModel(
-        plain_module(single.model.module, seeded=True),
-        # clients are not batched: each thread trains one client at a time
-        together=False,
-        objective=case.objective,
-    )
-    module = plain_module(batched.model.module, seeded=False)
-    loop = partial(plain, batched, module, plan)
-    return {
-        "batched": (threads, partial(batched_round, batched, plan)),
-        "one by one": (threads, partial(batched_round, single, plan)),
-        "plain loop, 1 thread": (1, loop),
-        f"plain loop, {threads} threads": (threads, loop),
-    }
-
-
 def batched_round(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """Return the updates (clients, d) of one call of training, with all clients in it.
 
@@ -231,115 +187,3 @@ def batched_round(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     # all clients start from row 0 of a table with one model
     models = Rows(trainer.start[None], (0,) * len(clients))
     return trainer.train(models, clients, plan, 1)
-
-
-def medians_of(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the median seconds of each variant.
-
-    Args:
-        seconds: of its rounds.
-    """
-    return {variant: float(np.median(times)) for variant, times in seconds.items()}
-
-
-def best_of(medians: Mapping[str, float], beginning: str) -> float:
-    """Return the least median of the variants whose names begin alike.
-
-    Args:
-        medians: by variant.
-        beginning: of the names.
-    """
-    names = [variant for variant in medians if variant.startswith(beginning)]
-    return min(medians[variant] for variant in names)
-
-
-def relative_error(updates: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the largest difference of two tables, relative to the largest number of the second.
-
-    Args:
-        updates: (clients, d).
-        reference: (clients, d).
-    """
-    largest = reference.abs().max()
-    difference = (updates - reference).abs().max()
-    return float(difference / largest)
-
-
-def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
-    """Measure seconds an epoch of each variant, in turn.
-
-    Args:
-        name: one of `CASES`.
-        clients: how many are timed.
-        rounds: timed epochs of each variant.
-
-    Returns:
-        A line of the table for each variant.
-    """
-    case = CASES[name]
-    updates = {}
-    # updates agree only without dropout and rounding
-    without_dropout = replace(PLAN, dropout=False)
-    exact = variants(case, 3, without_dropout, torch.float64)
-    for variant, (_, epoch) in exact.items():
-        updates[variant] = epoch()
-    seconds = timed(variants(case, clients, PLAN, torch.float32), rounds)
-    medians = medians_of(seconds)
-    best_plain = best_of(medians, "plain")
-    reference = updates["plain loop, 1 thread"]
-    rows = []
-    for variant, times in seconds.items():
-        median = medians[variant]
-        error = relative_error(updates[variant], reference)
-        row = {
-            "network": name,
-            "clients": clients,
-            "variant": variant,
-            "rounds": rounds,
-            "median": round(median, 4),
-            "min": round(min(times), 4),
-            "max": round(max(times), 4),
-            "one_by_one_over_it": round(medians["one by one"] / median, 2),
-            "best_plain_loop_over_it": round(best_plain / median, 2),
-            "error_in_float64": f"{error:.1e}",
-        }
-        rows.append(row)
-    return rows
-
-
-def timed(tasks: Variants, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each variant's rounds, which take turns.
-
-    Args:
-        tasks: threads and function of each variant, by name.
-        rounds: timed ones.
-    """
-    seconds: dict[str, list[float]] = {variant: [] for variant in tasks}
-    # the first round only warms up
-    for number in range(rounds + 1):
-        for variant, (threads, run_once) in tasks.items():
-            # variants take turns, so that other load of the machine affects all of them
-            with cpu_threads(threads):
-                start = time.perf_counter()
-                run_once()
-                if number:
-                    seconds[variant].append(time.perf_counter() - start)
-    return seconds
-
-
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
-    options = parser.parse_args()
-    measured = (
-        measure(name, clients, options.rounds)
-        for name in options.networks
-        for clients in CASES[name].clients
-    )
-    print(tabulate("recurrent", measured))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,30 +2,21 @@
 
 python -m benchmarks.costs.server_scale sketches [--clients 100 1000 …]
 python -m benchmarks.costs.server_scale protocols [--clients 1000 …] [--cases …]
-python -m benchmarks.costs.server_scale calls [--clients 10000 100000] [--cases …]
-python -m benchmarks.costs.server_scale rounds [--clients 10000 100000] [--cases …]
 
 "sketches" clusters rows of 64 numbers: four directions in equal parts, with noise in every row.
 "protocols" runs whole protocols, clients and server in one process, with a linear model of four
-features and four samples a client. "calls" takes processor seconds of single sums over such
-clients, with and without a mask, and of the key agreement before the first masked one; where a call
-costs in proportion to its clients, the microseconds a client do not grow. "rounds" takes processor
-seconds of whole runs of FedAvg, short and long ones: their difference is what one more round costs,
-with training, scores, ledger and transcript, and what is left of a short run is its start. Each
-case runs in a process of its own, since the largest resident set of a process never falls.
+features and four samples a client. Each case runs in a process of its own, since the largest
+resident set of a process never falls. `benchmarks.ratios` times single calls of such clients.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,10 +59,7 @@ COMPARED = 100  # clients that are compared with each other by a protocol
 AVAILABLE_GIB = 4  # cases that need more are not run
 MIB_A_GIB = 1024
 LIMIT_S = 600  # of one case
-CALLS_LIMIT_S = 1200  # of several rounds of up to 100,000 clients
 CALLS = 4  # of which the first one has the key agreement
-SHORT_AND_LONG = (1, 6)  # rounds of two runs whose difference is what a round costs
-MASKED = ("permutation",)  # cases of runs with a mask
 
 # rounds that reach each protocol's clustering
 PROTOCOLS: dict[str, Callable[..., ClusteringProtocol]] = {
@@ -176,60 +164,6 @@ def seconds_of_calls(case: str, clients: int) -> Iterator[float]:
         start = time.process_time()
         average_clusters(net, state, 1.0, t)
         yield time.process_time() - start
-
-
-def measure_call(case: str, clients: int) -> dict[str, Any]:
-    """Call all clients once per round of FedAvg, and return the line of the table.
-
-    Args:
-        case: the mask.
-        clients: how many.
-    """
-    first, *others = seconds_of_calls(case, clients)
-    later = statistics.median(others)
-    return {
-        "case": case,
-        "clients": clients,
-        "first_cpu_seconds": round(first, 2),
-        "cpu_seconds": round(later, 2),
-        "microseconds_a_client": round(1e6 * later / clients),
-        "peak_mib": round(peak() * MIB_A_GIB),
-        "status": "done",
-    }
-
-
-def measure_rounds(case: str, clients: int) -> dict[str, Any]:
-    """Make a short and a long run of FedAvg, and return the line of the table.
-
-    Args:
-        case: the transcript, none or in a run folder, or the mask.
-        clients: how many.
-    """
-    federation = few_samples(clients)
-    mask = case if case in MASKED else "none"
-    transcript = "none" if case in MASKED else case
-
-    def processor_seconds(rounds: int) -> float:
-        method = FedAvg(model="linear", epochs=1, batch_size=4, mask=mask, rounds=rounds)
-        settings = Settings(transcript=transcript, keys_from_seed=True)
-        with tempfile.TemporaryDirectory() as parent:
-            folder = Path(parent) / "run" if transcript != "none" else None
-            start = time.process_time()
-            method.fit(federation, settings, folder=folder)
-            return time.process_time() - start
-
-    processor_seconds(1)  # imports are no part of the time
-    short, long = SHORT_AND_LONG
-    of_short = processor_seconds(short)
-    a_round = (processor_seconds(long) - of_short) / (long - short)
-    return {
-        "case": case,
-        "clients": clients,
-        "start_cpu_seconds": round(of_short - short * a_round, 2),
-        "microseconds_a_client": round(1e6 * a_round / clients, 1),
-        "peak_mib": round(peak() * MIB_A_GIB),
-        "status": "done",
-    }
 
 
 def sketches(clients: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -348,7 +282,7 @@ def in_own_process(group: str, case: str, clients: int) -> dict[str, Any]:
     """Measure one case in a process of its own, within `LIMIT_S`.
 
     Args:
-        group: "sketches", "protocols", "calls" or "rounds".
+        group: "sketches" or "protocols".
         case: of this group.
         clients: how many.
     """
@@ -361,19 +295,16 @@ def in_own_process(group: str, case: str, clients: int) -> dict[str, Any]:
         return skipped | {"status": "not run: all pairs"}
     # A process's largest resident set never falls, so each case needs a process of its own.
     options = [group, "--one", case, "--clients", str(clients)]
-    limit = LIMIT_S
-    if group in ("calls", "rounds"):
-        limit = CALLS_LIMIT_S
     try:
-        return line_of("benchmarks.costs.server_scale", options, limit)
+        return line_of("benchmarks.costs.server_scale", options, LIMIT_S)
     except subprocess.TimeoutExpired:
-        return skipped | {"status": f"stopped after {limit} s"}
+        return skipped | {"status": f"stopped after {LIMIT_S} s"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["sketches", "protocols", "calls", "rounds"])
+    parser.add_argument("part", choices=["sketches", "protocols"])
     parser.add_argument("--clients", type=int, nargs="+")
     parser.add_argument("--cases", nargs="+")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -385,14 +316,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         measure = run_protocol
         cases = [*PROTOCOLS, *(f"{name} landmarks" for name in WITH_LANDMARKS)]
         sizes = [1000, 10_000, 100_000]
-    if options.part == "calls":
-        measure = measure_call
-        cases = ["none", "permutation"]
-        sizes = [10_000, 100_000]
-    if options.part == "rounds":
-        measure = measure_rounds
-        cases = ["none", "sizes", "full", *MASKED]
-        sizes = [10_000]
     if options.one:
         line = measure(options.one, options.clients[0])
         print(json.dumps(line))

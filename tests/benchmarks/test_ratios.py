@@ -82,4 +82,4 @@ def test_a_command_that_fails_has_no_time(tmp_path: Path) -> None:
     failing = (sys.executable, "-c", "raise SystemExit(3)")
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
         once(failing, tmp_path)
-    assert once(failing, tmp_path, status=3)[2] == 0
+    assert once(failing, tmp_path, status=3) > 0

@@ -5,10 +5,8 @@ models with it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +27,6 @@ from securecluster.protocols.nsim.synthetic_users import (
 )
 from securecluster.training.local_trainer import LocalTraining
 
-T = TypeVar("T")
 Array = NDArray[np.float64]
 Users = list[tuple[Any, Any]]
 RADIUS = 0.2  # up to which LCSS matches two positions, in units of the area; not in the paper
@@ -214,18 +211,3 @@ def spaced_pairs(matrix: Array) -> Array:
     chosen = np.unique(spaced.astype(int))
     pairs = matrix[first[chosen], second[chosen]]
     return np.asarray(pairs, dtype=np.float64)
-
-
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Call a function, and measure the processor seconds it takes.
-
-    Args:
-        work: the function.
-
-    Returns:
-        Its result, and the seconds.
-    """
-    # on a shared machine wall time would depend on its other users
-    began = time.process_time()
-    result = work()
-    return result, time.process_time() - began

@@ -17,7 +17,6 @@ from benchmarks.papers.nsim import ceiling as nsim_ceiling
 from benchmarks.papers.nsim import fig4 as nsim_fig4
 from benchmarks.papers.nsim import pearson as nsim_pearson
 from benchmarks.papers.nsim import runs as nsim_runs
-from benchmarks.papers.nsim import time as nsim_time
 from benchmarks.sheet import Row, numbers
 from securecluster import Federation
 from securecluster.protocols import Local
@@ -40,10 +39,9 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def small_set(monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]) -> None:
     """A small set of traces, short walks and a pair network that hardly trains."""
-    for script in (nsim_ceiling, nsim_runs, nsim_time, synthetic_users):
+    for script in (nsim_ceiling, nsim_runs, synthetic_users):
         monkeypatch.setattr(script, "fit", brief_fit)
-    for script in (nsim_runs, nsim_time):
-        monkeypatch.setattr(script, "Format", lambda: Format(samples=(30, 60)))
+    monkeypatch.setattr(nsim_runs, "Format", lambda: Format(samples=(30, 60)))
     for kept in (nsim_runs.real_users, nsim_runs.synthetic_users):
         kept.cache_clear()
     nsim_runs._kept.clear()
@@ -76,17 +74,6 @@ def test_models_are_those_of_clients_who_train_alone() -> None:
     local = Local(rounds=1, epochs=1, batch_size=32, lr=0.1).fit(numbered)
     # which train one by one, and round otherwise
     np.testing.assert_allclose(found.numpy(), local.client_models_.values.numpy(), atol=1e-6)
-
-
-def test_costs_by_step(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsim_time, "CLIENTS", (4, 6, 8))
-    (row,) = filled(nsim_time.GRID, [SMALL])
-    assert all(float(row[step]) > 0 for step in nsim_time.STEPS)
-    assert "predict_8" not in row  # there are six persons
-    for m in (4, 6):
-        assert float(row[f"ratio_{m}"]) == pytest.approx(
-            float(row[f"lcss_{m}"]) / float(row[f"predict_{m}"]), rel=1e-4
-        )
 
 
 @pytest.mark.exhaustive
@@ -129,7 +116,6 @@ def test_cells_cover_what_the_paper_compares() -> None:
         (i, k) for i in ("common", "independent") for k in ("hidden", "last")
     }
     assert {c["clients"] for c in nsim_fig4.cells("full", 1)} == {400}
-    assert [c["seed"] for c in nsim_time.cells("cpu", 2)] == [0, 1]
 
 
 @pytest.mark.exhaustive

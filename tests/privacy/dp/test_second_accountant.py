@@ -78,11 +78,6 @@ def test_a_replaced_unit_has_other_histories_and_prices() -> None:
         assert math.log(delta) == pytest.approx(gaussian_delta(epsilon, known), abs=1e-6)
 
 
-def test_only_histories_that_may_be_the_dearest_are_priced() -> None:
-    short, long, other = ((1.0, 1.0, 2),), ((1.0, 1.0, 3), (2.0, 0.5, 1)), ((3.0, 1.0, 9),)
-    assert set(second.undominated([short, long, other])) == {long, other}
-
-
 def test_a_claim_that_is_too_low_or_far_too_high_is_named() -> None:
     assert second.verdict(5.0, 5.0) == second.verdict(4.999, 5.0) == second.verdict(5.1, 5.0) == ""
     assert second.verdict(math.inf, math.inf) == second.verdict(0.0, 0.0) == ""
