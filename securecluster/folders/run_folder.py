@@ -820,8 +820,17 @@ def comparison_json(names: Sequence[str]) -> str:
     The options of each protocol are in the folder of its name.
 
     Args:
-        names: of the protocols.
+        names: of the protocols, each with the options of its own.
+
+    Raises:
+        UsageError: a name that no folder can have.
     """
+    for name in names:
+        if Path(name).name != name:
+            raise UsageError(
+                f"{name} would name its run's folder, and none can be called so: give the option "
+                "after the protocols"
+            )
     content = {"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)}
     return json.dumps(content, indent=2) + "\n"
 
@@ -829,7 +838,7 @@ def comparison_json(names: Sequence[str]) -> str:
 def compared(folder: Path) -> list[str] | None:
     """Return the protocols that a folder compares; None where it contains a single run.
 
-    Each one is the name of a protocol, and of a folder in this folder.
+    Each one is the name of a protocol, or that and options of its own, and of a folder in this one.
 
     Args:
         folder: of a run or a comparison.

@@ -108,7 +108,7 @@ def compared(folder: Path) -> list[str] | None:
     names = run_folder.compared(folder)
     known_names = protocol_names()
     for position, name in enumerate(names or ()):
-        if name not in known_names:
+        if name.partition(":")[0] not in known_names:
             serialization.refuse(folder / CONFIG, f"compare[{position}] is no protocol")
     return names
 

@@ -22,6 +22,7 @@ from securecluster.commands.failures import Row
 from securecluster.core.number_format import printable
 from securecluster.core.stops import output
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
+from securecluster.protocols.registry import protocol_names
 from securecluster.studies import comparison_options, sweep_runner
 from securecluster.studies.sweep_runner import DONE, Parallel
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
     from securecluster.folders.run_folder import RunPlan
     from securecluster.folders.schemas import Result
+    from securecluster.runtime.settings import Settings
+
+    Plans = dict[str, RunPlan]  # by label
 
 Content = dict[str, Any]
 COLUMNS = (
@@ -62,12 +66,15 @@ def start(argv: Sequence[str]) -> int:
         UsageError: a mistake that can be found before anything runs.
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
-    names, arguments = comparison_options.protocols_first(argv, "compare", "cfl fedavg --rounds 20")
-    if names:  # else help is asked for
-        comparison_options.check_chosen(names)
+    from securecluster.studies import sweep_plan
+
+    labels, arguments = comparison_options.protocols_first(
+        argv, "compare", "cfl fedavg --rounds 20"
+    )
+    names = sweep_plan.names_of(labels)
     comparison_options.check_owned(names, arguments, ["jobs"])
     options = command_line.parsed(
-        f"securecluster compare {' '.join(names) or 'PROTOCOLS'}",
+        f"securecluster compare {' '.join(labels) or 'PROTOCOLS'}",
         arguments,
         ABOUT,
         {"study": Section("the comparison", Jobs), **comparison_options.sections(names)},
@@ -79,16 +86,23 @@ def start(argv: Sequence[str]) -> int:
             raise UsageError("--engine ray runs one protocol after the other: leave --jobs out")
         settings = replace(options.settings, threads=options.settings.threads or 1)
         options = replace(options, settings=settings)
-    protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
-    plans, federation = execution.prepare(protocols, options)
+    if len(labels) < 2:
+        raise UsageError(
+            "compare takes two protocols or more, then the options: choose from "
+            f"{', '.join(protocol_names())}"
+        )
+    variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters, ())
+    sweep_plan.check_distinct(variants)
+    protocols = [variant.at(sweep_plan.NOISE, 0.0) for variant in variants]
+    prepared, federation = execution.prepare(protocols, options)
+    plans = dict(zip(labels, prepared, strict=True))
     from securecluster.folders import run_folder
 
     texts = {}
-    for plan in plans:
-        path = f"{plan.protocol.name}/{run_folder.CONFIG}"
-        texts[path] = plan.as_json(federation)
+    for label, plan in plans.items():
+        texts[f"{label}/{run_folder.CONFIG}"] = plan.as_json(federation)
     # last, so that a folder that has it has the configuration of every run
-    texts[run_folder.CONFIG] = run_folder.comparison_json(names)
+    texts[run_folder.CONFIG] = run_folder.comparison_json(labels)
     name = f"compare-{federation.data}"
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
         return _carry_out(folder, plans, federation, parallel, options.output.quiet)
@@ -136,8 +150,8 @@ def resume(folder: Path, quiet: bool, jobs: int = 1) -> int:
         return _carry_out(folder, *_planned(folder), parallel, quiet)
 
 
-def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
-    """Return the plans of a comparison's runs, and their clients, made again.
+def _planned(folder: Path) -> tuple[Plans, Federation]:
+    """Return the plans of a comparison's runs by label, and their clients, made again.
 
     Args:
         folder: of the comparison.
@@ -150,7 +164,7 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     runs = []
     for run in loading.compared_runs(folder) or ():
         plan, config = loading.plan_of(run)
-        if plan.protocol.name != run.name:
+        if plan.protocol.name != run.name.partition(":")[0]:
             raise RunFolderError(
                 f"{run} holds a run of {plan.protocol.name}: start the comparison anew"
             )
@@ -159,18 +173,17 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     federation = execution.federation_of(*runs[0])
     for run, plan, config in runs[1:]:
         execution.check_data(run, plan, config, federation)
-    plans = [plan for _, plan, _ in runs]
-    return plans, federation
+    return {run.name: plan for run, plan, _ in runs}, federation
 
 
 def _carry_out(
-    folder: Path, plans: Sequence[RunPlan], federation: Federation, parallel: Parallel, quiet: bool
+    folder: Path, plans: Plans, federation: Federation, parallel: Parallel, quiet: bool
 ) -> int:
     """Carry out the runs that have not ended, and show all of them side by side.
 
     Args:
         folder: of the comparison, whose lock this process holds.
-        plans: of the runs.
+        plans: of the runs, by label.
         federation: the clients that they share.
         parallel: runs at the same time.
         quiet: print nothing but errors.
@@ -184,7 +197,7 @@ def _carry_out(
     from securecluster.studies import comparison_figures as comparison
 
     console = execution.console(quiet)
-    processes = parallel.processes(plans[0].settings)
+    processes = parallel.processes(_settings(plans))
     elsewhere = processes > 1
 
     def carried_out_here(batch: Sequence[_Run]) -> list[Row]:
@@ -220,7 +233,7 @@ def _carry_out(
             comparison.show(content)
             names = ", ".join(picture.name for picture in pictures)
             console.print(f"everything is in {folder}; pictures: {names}")
-            first = shlex.quote(str(folder / plans[0].protocol.name))
+            first = shlex.quote(str(runs[0].folder))
             console.print(
                 f"next: securecluster report {first} --html (a page of one run), securecluster "
                 f"audit {first} (attacks on it)",
@@ -293,8 +306,8 @@ class _Run(sweep_runner.Cell):
 
     @property
     def label(self) -> str:
-        """Return the name of the protocol."""
-        return self.plan.protocol.name
+        """Return the protocol, with the options of its own."""
+        return self.folder.name
 
     def described(self) -> Row:
         """Return what is known before the run, by column."""
@@ -354,26 +367,31 @@ class _Run(sweep_runner.Cell):
         return content
 
 
-def _runs(folder: Path, plans: Sequence[RunPlan], quiet: bool) -> list[_Run]:
+def _settings(plans: Plans) -> Settings:
+    """Return the settings of all runs, which have the same but for the transcript."""
+    return next(iter(plans.values())).settings
+
+
+def _runs(folder: Path, plans: Plans, quiet: bool) -> list[_Run]:
     """Return the runs of a comparison.
 
     Args:
         folder: of the comparison.
-        plans: of the runs.
+        plans: of the runs, by label.
         quiet: print no progress.
     """
     runs = []
-    for number, plan in enumerate(plans, 1):
-        runs.append(_Run(number, plan, folder / plan.protocol.name, quiet))
+    for number, (label, plan) in enumerate(plans.items(), 1):
+        runs.append(_Run(number, plan, folder / label, quiet))
     return runs
 
 
-def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> list[Row]:
+def _together(folder: Path, plans: Plans, rows: Sequence[Row]) -> list[Row]:
     """Return what the runs with noise cost together, by the unit of privacy.
 
     Args:
         folder: of the comparison.
-        plans: of the runs.
+        plans: of the runs, by label.
         rows: of all protocols.
 
     Returns:
@@ -382,7 +400,6 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
     from securecluster.privacy.dp.ledger import Ledger
     from securecluster.results.saving import read_ledger
 
-    delta_of = {plan.protocol.name: plan.protocol.privacy.delta for plan in plans}
     totals = []
     # ε of a client and ε of an example do not add up
     for unit in ("client", "example"):
@@ -391,7 +408,7 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
             continue
         # the clients of all runs are the same, so their releases compose
         ledgers = [read_ledger(folder / name) for name in names]
-        delta = delta_of[names[0]]
+        delta = plans[names[0]].protocol.privacy.delta
         price = Ledger.union(*ledgers).price(delta)
         epsilon = None
         if not math.isinf(price.epsilon):
@@ -424,14 +441,12 @@ def _given_clusters(protocol: Any) -> dict[str, int] | None:
     return options or None
 
 
-def _content(
-    folder: Path, plans: Sequence[RunPlan], federation: Federation, rows: Sequence[Row]
-) -> Content:
+def _content(folder: Path, plans: Plans, federation: Federation, rows: Sequence[Row]) -> Content:
     """Return the content of compare.json.
 
     Args:
         folder: of the comparison.
-        plans: of the runs.
+        plans: of the runs, by label.
         federation: the clients that they share.
         rows: of all protocols. An epsilon of null is infinite where there is no error; `rounds`
             are those that a protocol ran, and `given` are the options that gave it the number of
@@ -443,8 +458,7 @@ def _content(
     true_clusters = None
     if federation.truth is not None:
         true_clusters = len(set(federation.truth))
-    # all plans have the same settings but for the transcript
-    settings = plans[0].settings
+    settings = _settings(plans)
     metric = federation.objective.metric
     return {
         "schema": SCHEMA,

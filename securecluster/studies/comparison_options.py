@@ -16,8 +16,8 @@ from securecluster.commands.options import USUAL, Output, with_common
 from securecluster.core.field_docs import field_descriptions
 from securecluster.core.validation import PythonOnly, python_only_fields
 from securecluster.data.simulation import Simulation
-from securecluster.errors import UsageError, unknown
-from securecluster.protocols.registry import PROTOCOLS, protocol_class, protocol_names
+from securecluster.errors import UsageError
+from securecluster.protocols.registry import PROTOCOLS, protocol_class
 from securecluster.runtime.settings import Settings
 
 OptionField = tuple[str, Any, Any]  # name, type and default, as make_dataclass takes them
@@ -47,31 +47,6 @@ def protocols_first(argv: Sequence[str], command: str, example: str) -> tuple[li
     if not names:
         raise UsageError(f"{command} takes the protocols first: securecluster {command} {example}")
     return names, list(argv[len(names) :])
-
-
-def check_chosen(names: Sequence[str]) -> None:
-    """Check the names of the protocols to compare.
-
-    Args:
-        names: as the user typed them.
-
-    Raises:
-        UsageError: an unknown protocol, one that is named twice, or fewer than two.
-    """
-    for name in names:
-        if name not in protocol_names():
-            raise unknown("protocol", name, protocol_names())
-    if len(names) < 2:
-        raise UsageError(
-            "compare takes two protocols or more, then the options: choose from "
-            f"{', '.join(protocol_names())}"
-        )
-    # the folder of a run is called by its protocol
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(
-                f"{name} is named twice, and both runs would be the same: name it once"
-            )
 
 
 def check_owned(
@@ -132,21 +107,6 @@ def sections(names: Sequence[str], without: Collection[str] = ()) -> dict[str, S
     union: Any = make_dataclass("Protocols", options)
     title = "methods and privacy; a value goes to every protocol that has the option"
     return with_common({"protocols": Section(title, union, USUAL)})
-
-
-def chosen(names: Sequence[str], options: Any, clusters: int | None = None) -> list[Any]:
-    """Return the protocols, with each given value in every protocol that has such a field.
-
-    Args:
-        names: of the protocols.
-        options: an instance of the class in `sections`; None leaves each protocol's own default.
-        clusters: number of true clusters, where the user says it. Protocols that are given a
-            number k of clusters get this one, unless k is given.
-    """
-    protocols = []
-    for name, params in zip(names, given_params(names, options, clusters), strict=True):
-        protocols.append(protocol_class(name)(**params))
-    return protocols
 
 
 def given_params(

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
 from numbers import Integral, Real
@@ -440,7 +440,10 @@ def names_of(labels: Sequence[str]) -> list[str]:
 
 
 def variants_of(
-    labels: Sequence[str], options: Any, clusters: int | None = None
+    labels: Sequence[str],
+    options: Any,
+    clusters: int | None = None,
+    varied: Collection[str] = VARIED,
 ) -> tuple[Variant, ...]:
     """Return the variants that labels name.
 
@@ -449,6 +452,7 @@ def variants_of(
             `cfl:placement=central,sketch=64`.
         options: of all protocols that have them, as attributes; None is each one's own default.
         clusters: number of true clusters, where the user says it; k where none is given.
+        varied: options that no label has, since the levels set them.
 
     Raises:
         UsageError: an unknown protocol or option, an impossible value, or a label given twice.
@@ -460,7 +464,7 @@ def variants_of(
         if labels.count(label) > 1:
             raise UsageError(f"{label} is named twice, and both would run the same: name it once")
         name, _, text = label.partition(":")
-        params = _own_options(name, text)
+        params = _own_options(name, text, varied)
         variants.append(Variant(label, name, shared[name] | params))
     return tuple(variants)
 
@@ -480,23 +484,24 @@ def check_distinct(variants: Sequence[Variant]) -> None:
                 )
 
 
-def _own_options(name: str, text: str) -> Row:
+def _own_options(name: str, text: str, varied: Collection[str]) -> Row:
     """Return the options in the label of a variant.
 
     Args:
         name: of the protocol.
         text: "placement=central,sketch=64"; empty without options.
+        varied: options that the sweep sets.
 
     Raises:
         UsageError: an unknown option, or a value that it does not take.
     """
     protocol_type = protocol_class(name)
-    names = {option.name for option in fields(protocol_type)} - VARIED
+    names = {option.name for option in fields(protocol_type)}.difference(varied)
     options = {}
     for entry in filter(None, text.split(",")):
         typed, sign, value = entry.partition("=")
         option = typed.replace("-", "_")
-        if option in VARIED:
+        if option in varied:
             raise UsageError(f"{name}:{entry}: {typed} is what the sweep varies: leave it out")
         if not sign:
             raise UsageError(f"{name}:{entry} has no value: write {name}:OPTION=VALUE")

@@ -297,7 +297,7 @@ def make_folder_of(content: dict[str, object], folder: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     ["../victim", "{absolute}", "sub/../../victim", "cfl/../../victim", "..", ".", "", "./fedavg",
-     "fedavg/", "FEDAVG", "victim", "transcript"],
+     "fedavg/", "FEDAVG", "victim", "transcript", "fedavg:/../victim"],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["run", "resume", "report", "replay", "load"])
 def test_a_comparison_of_a_folder_elsewhere_touches_nothing(
@@ -326,6 +326,11 @@ def test_a_comparison_of_a_folder_elsewhere_touches_nothing(
         assert main([command, str(folder)]) == 2
         assert "config.json" in capsys.readouterr().err
     assert contents(victim) == before
+
+
+def test_no_comparison_is_started_with_a_run_in_another_folder() -> None:
+    with pytest.raises(UsageError, match="none can be called so: give the option after"):
+        run_folder.comparison_json(["fedavg", "fedavg:model=../victim"])
 
 
 @pytest.mark.parametrize("command", ["run", "resume"])

@@ -184,16 +184,21 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
 
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
     given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted"]
-    assert exit_of("compare fedavg cfl --quiet", *SMALL, *given, "--out", tmp_path / "r") == 0
-    cfl, fedavg = (
-        json.loads((tmp_path / "r" / n / "config.json").read_text())["protocol"]
-        for n in ("cfl", "fedavg")
+    names = ["cfl", "fedavg", "fedavg:lr=0.2,clip=1"]
+    out = tmp_path / "r"
+    assert exit_of("compare", *names, *SMALL, *given, "--quiet", "--out", out) == 0
+    cfl, fedavg, variant = (
+        json.loads((out / name / "config.json").read_text())["protocol"] for name in names
     )
     assert cfl == {
         "name": "cfl",
         **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted").get_params(),
     }
     assert fedavg == {"name": "fedavg", **FedAvg(rounds=5, lr=0.05).get_params()}
+    assert variant == {"name": "fedavg", **FedAvg(rounds=5, lr=0.2, clip=1.0).get_params()}
+    rows = json.loads((out / "compare.json").read_text())["protocols"]
+    assert [row["protocol"] for row in rows] == names
+    assert exit_of("resume", out, "--quiet") == exit_of("replay", out / names[2]) == 0
     assert CFL().mask != FedAvg().mask, "or this test could not see each one's own default"
 
 
@@ -229,6 +234,8 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["cfl", "cfll"], "did you mean 'cfl'"),
         (["cfl"], "two protocols or more"),
         (["cfl", "fedavg", "cfl"], "cfl is named twice"),
+        (["cfl", "cfl:"], "would run the same"),
+        (["cfl", "cfl:sketsh=64"], "did you mean 'sketch'"),
         (["--rounds", "3", "cfl", "fedavg"], "the protocols first"),
         (["fedavg", "local", "--eps1", "0.3"], "--eps1 is an option of cfl only"),
         (["fedavg", "local", "--min-size=4"], "--min-size is an option of cfl only"),
