@@ -83,7 +83,11 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     ),
     "over_flower_cost": OVER_FLOWER,
     "over_flower_cost_200": OVER_FLOWER,
-    "own_data": ("securecluster/data/user_tables.py", "securecluster/data/user_arrays.py"),
+    "own_data": (
+        "securecluster/data/tables/cells.py",
+        "securecluster/data/tables/clients.py",
+        "securecluster/data/user_arrays.py",
+    ),
     "papers/nsim_time": ("protocols/nsim/lcss.py", "protocols/nsim/similarity_model.py"),
     "privacy_rounds": (*SECURE_SUMS, *ENCRYPTED_SUMS),
     "privacy_stages": SECURE_SUMS,
