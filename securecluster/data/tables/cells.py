@@ -25,6 +25,7 @@ LONG = r"^[-+]?\d{16,}$"
 BOOLEAN = r"^(?i:true|false)$"
 CODE = r"^0\d+$"  # such as 007, which a number would make 7
 EXACT = 2**53  # up to this number float64 represents all integers
+EXACT_IN_SINGLE = 2**24  # float32
 POINT, COMMA = ".", ","
 
 
@@ -174,9 +175,11 @@ def numbers(
         raise ColumnError(f"column {name!r}", f"holds {content(cells.type)}, not numbers", ADVICE)
     if arrow.types.is_integer(cells.type):
         bounds = compute.min_max(cells).as_py()
-        large = [value for value in bounds.values() if value is not None and abs(value) > EXACT]
-        if large:
-            raise _too_long(name, str(large[-1]))
+        sizes = [abs(value) for value in bounds.values() if value is not None]
+        if sizes and max(sizes) > EXACT:
+            raise _too_long(name, str(max(sizes)))
+        if not cells.null_count and max(sizes, default=0) <= EXACT_IN_SINGLE:
+            return cells.to_numpy().astype(np.float32), mark
     if cells.type in (arrow.float16(), arrow.float32()):
         return np.asarray(cells.to_numpy(), np.float32), mark
     return np.asarray(cells.cast(arrow.float64(), safe=False).to_numpy(), np.float64), mark

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core.optional_packages import need
 from securecluster.data.feature_columns import listed
@@ -74,7 +76,7 @@ def _clients(
     yield from _more(len(names), "clients")
 
 
-def _counted(labels: Sequence[object], counts: Sequence[int]) -> list[str]:
+def _counted(labels: NDArray[Any], counts: NDArray[np.int64]) -> list[str]:
     """Return labels with how often they occur, those that do not left out."""
     pairs = zip(labels, counts, strict=True)
     return [f"{label!s} {count}" for label, count in pairs if count]
