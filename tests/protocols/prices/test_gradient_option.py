@@ -280,6 +280,12 @@ def test_options_that_cannot_work_are_refused(made: Any, sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_server_is_said_to_see_signatures_where_there_are_any() -> None:
+    sentence = "norms and inner products of all clients' gradient signature, sent one by one"
+    assert sentence in CFL(signature="gradient").disclosures().server
+    assert not any("gradient signature" in line for line in CFL().disclosures().server)
+
+
 def test_clients_that_send_no_gradients_are_named() -> None:
     @protocol
     class Plain(Rows):
