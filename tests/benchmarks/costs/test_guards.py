@@ -124,6 +124,7 @@ def test_a_dry_run_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs) == 2 * (1 + len(protocol.dry_runs()))
 
 
+@pytest.mark.exhaustive
 def test_a_quick_run_writes_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cases = ["fedavg DP-SGD", "cfl masked"]

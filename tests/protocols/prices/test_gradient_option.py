@@ -103,6 +103,7 @@ def test_rows_are_those_of_the_protocol_signature(
     torch.testing.assert_close(ours.rows, theirs.rows, rtol=0, atol=0)
 
 
+@pytest.mark.few(1)
 @BOTH
 def test_labels_are_found_at_an_epsilon_at_which_updates_find_none(
     method: type, own: dict[str, Any]
