@@ -96,9 +96,14 @@ def imports(tree: ast.Module, known: Mapping[str, str]) -> Iterator[str]:
                 whole = f"{node.module}.{alias.name}"
                 yield whole if whole in known else node.module
         # by its name, such as `importlib.import_module("securecluster.cli.main")`
-        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+        if isinstance(node, ast.Call) and "import_module" in _called(node.func):
             names = [part.value for part in node.args if isinstance(part, ast.Constant)]
             yield from (name for name in names if name in known)
+
+
+def _called(function: ast.expr) -> str:
+    """Return the last name of what is called; empty of what has none."""
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:

@@ -7,11 +7,9 @@ what users get for it.
 from __future__ import annotations
 
 import ast
-import io
 import pydoc
 import subprocess
 import sys
-import tokenize
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -96,14 +94,6 @@ MOST_WORDS = {
     "docs/*.md": 47150,
     "docs/evidence/*.md": 89400,
 }
-LAYOUT = {
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-    tokenize.COMMENT,
-}
 
 
 def sources(*tops: str) -> Iterator[Path]:
@@ -114,15 +104,18 @@ def sources(*tops: str) -> Iterator[Path]:
 
 def code_lines(source: str) -> int:
     """Count lines with code: no blanks, comments, docstrings, nor strings below fields."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in LAYOUT:
-            lines.update(range(token.start[0], token.end[0] + 1))
+    lines = set()
+    for number, line in enumerate(source.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            lines.add(number)
+    texts: set[int] = set()
     for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant | ast.JoinedStr):  # with its blank lines
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_text and isinstance(node.value.value, str):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
+            texts.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines - texts)
 
 
 def room_of(path: Path) -> str:

@@ -69,25 +69,25 @@ def run(protocol: Protocol, mask: str, small: Federation) -> conformance.Example
     return conformance.example(partial(method, protocol), small, mask=mask)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(10)
 @SHARED
 def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example) -> None:
     conformance.check_frames(run.fitted)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(10)
 @SHARED
 def test_the_server_replays_bit_for_bit(run: conformance.Example) -> None:
     conformance.check_replay(run)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @RERUN
 def test_the_same_seed_gives_the_same_result(run: conformance.Example) -> None:
     conformance.check_repeats(run)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 @RERUN
 def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     run: conformance.Example, tmp_path: Path
@@ -95,7 +95,7 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     conformance.check_resume(run, tmp_path)
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(10)
 @SHARED
 def test_labels_are_numbered_from_zero(run: conformance.Example) -> None:
     labels = run.fitted.labels_

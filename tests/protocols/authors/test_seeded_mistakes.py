@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import mistaken
 import mistaken_releases as releases
 import pytest
+from cases import exhaustive
 
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import ClusteringProtocol
@@ -115,6 +116,10 @@ MISTAKES = (
 # What a client sends without noise makes ε infinite, also where nobody asked for a target.
 EXACT = [mistake.kind for mistake in MISTAKES if "would leave" in mistake.words]
 
+# trainings in two worlds take longest: by default those of every second mistake
+IN_WORLDS = [mistake for mistake in MISTAKES if mistake.caught.startswith("worlds")]
+MOST = [exhaustive(mistake) if mistake in IN_WORLDS[1::2] else mistake for mistake in MISTAKES]
+
 
 def fit(kind: type[ClusteringProtocol], **params: Any) -> None:
     """Run a protocol for two rounds."""
@@ -122,8 +127,7 @@ def fit(kind: type[ClusteringProtocol], **params: Any) -> None:
     kind(**params).fit(small_clients())
 
 
-@pytest.mark.few(38)
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.kind.__name__)
+@pytest.mark.parametrize("mistake", MOST, ids=lambda mistake: mistake.kind.__name__)
 def test_a_mistake_is_caught_by_a_sentence(mistake: Mistake) -> None:
     if mistake.caught in CHECKS:
         result = check(mistake.kind, only=[mistake.caught])[mistake.caught]

@@ -49,7 +49,7 @@ def test_methods_of_other_authors_are_guests() -> None:
     assert files - {"__pycache__"} == set(GUESTS)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("guest", GUESTS)
 def test_a_guest_is_taken_away_by_its_file_its_row_and_its_line(guest: str, tmp_path: Path) -> None:
     without(guest, tmp_path)

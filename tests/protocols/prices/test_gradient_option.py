@@ -103,6 +103,7 @@ def test_rows_are_those_of_the_protocol_signature(
     torch.testing.assert_close(ours.rows, theirs.rows, rtol=0, atol=0)
 
 
+@pytest.mark.few(1)
 @BOTH
 def test_labels_are_found_at_an_epsilon_at_which_updates_find_none(
     method: type, own: dict[str, Any]
@@ -278,6 +279,12 @@ def test_options_that_cannot_work_are_refused(made: Any, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
         made.check(8)
     assert "\n" not in str(caught.value)
+
+
+def test_the_server_is_said_to_see_signatures_where_there_are_any() -> None:
+    sentence = "norms and inner products of all clients' gradient signature, sent one by one"
+    assert sentence in CFL(signature="gradient").disclosures().server
+    assert not any("gradient signature" in line for line in CFL().disclosures().server)
 
 
 def test_clients_that_send_no_gradients_are_named() -> None:

@@ -115,7 +115,7 @@ def fresh() -> Federation:
 PURPOSES = ("losses", "choose", "join", "lowest_loss", "send_model", "delta")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(8)
 @SHARED
 def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(way: str, run: Noisy) -> None:
     fitted, drawn = run.fitted, run.drawn
@@ -221,6 +221,7 @@ def test_no_client_releases_more_than_its_method_foresees_under_dropouts(
     assert foreseen(made, small) == (most_rows, most_trainings)
 
 
+@pytest.mark.few(8)
 @SHARED
 def test_bytes_equal_the_encoded_length_of_every_noisy_frame(run: Noisy) -> None:
     conformance.check_frames(run.fitted)

@@ -105,19 +105,19 @@ def test_whatever_leaves_writes_an_event_and_with_noise_epsilon_is_finite(
     assert ledger.price(1e-6).epsilon > price.epsilon
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(6)
 @SHARED
 def test_the_server_replays(run: conformance.Example) -> None:
     conformance.check_replay(run)
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(6)
 @SHARED
 def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example) -> None:
     conformance.check_frames(run.fitted)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(6)
 @SHARED
 def test_a_stopped_run_ends_as_if_it_never_had_been(
     run: conformance.Example, tmp_path: Path
