@@ -26,14 +26,7 @@ import numpy as np
 from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Harm, Knowledge, View
 from securecluster.attacks.client_models import SENT_ALONE
-from securecluster.attacks.lone_members import (
-    MEMBERS,
-    SCALED,
-    ReadRow,
-    RowsRead,
-    Subject,
-    undoing,
-)
+from securecluster.attacks.lone_members import MEMBERS, SCALED, ReadRow, RowsRead, Subject, undoing
 from securecluster.attacks.sums_over_rounds import MemberSums
 from securecluster.attacks.views import observed_sums
 from securecluster.clustering import noisy_centres
@@ -165,7 +158,7 @@ def _of_steps(view: View) -> Iterator[ReadRow]:
     centres = _centres(view)
     cells = list(observed_sums(view, CELLS))
     steps = list(observed_sums(view, STEPS))
-    if len(cells) != 1 or len(steps) != 1 or not cells[0].members == steps[0].members:
+    if len(cells) != 1 or len(steps) != 1 or cells[0].members != steps[0].members:
         return
     fine = _iteration(cells[0].row, centres[cells[0].step], noisy_centres.CELL_REACH)
     step, public = steps[0], centres[steps[0].step]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from attacked import FULL, digits
 from sklearn.datasets import load_iris
 from sklearn.metrics import pairwise_distances_argmin
@@ -15,10 +18,15 @@ from securecluster.attacks.experiments import tapped
 from securecluster.attacks.on_models.centres import (
     CentresOverRounds,
     Iteration,
+    _of_steps,
     moved_alone,
     solved,
 )
 from securecluster.audits.run_audit import adversary_of, finding_of
+from securecluster.clustering.noisy_centres import CELL_REACH, STEP_REACH, displacement_rows
+from securecluster.messaging.messages import Rows
+from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.messaging.parties import SERVER
 from securecluster.protocols import IFCA, Hidden, LocalKMeans
 
 RESAMPLES = (50, 50)
@@ -48,7 +56,7 @@ def moves_of(rows: Any, noise: float = 0.0) -> list[tuple[Any, Any]]:
     pairs = []
     for seed in range(20):
         labels, iterations = lloyd(rows, 3, seed, noise)
-        for t, (before, after) in enumerate(zip(iterations, iterations[1:], strict=False)):
+        for t, (before, after) in enumerate(itertools.pairwise(iterations)):
             for move in moved_alone(before, after):
                 moved = (labels[t] == move.source) & (labels[t + 1] == move.target)
                 pairs.append((move.row, rows[moved]))
@@ -119,15 +127,36 @@ def test_updates_of_other_models_are_not_taken_for_one_row(aggregation: str) -> 
     assert result.score is None and "no client moved alone" in result.reason
 
 
-def test_rows_of_the_step_are_read_where_counts_do_not_come_first() -> None:
-    read = []
-    for seed in range(6):
-        federation = digits(scenario=LabelSwap(clusters=3), clients=12, samples=20, seed=seed)
-        _, result = found(Hidden(k=3, rounds=1, model="linear", aggregation="plain"), federation)
-        if result.score is not None:
-            read.append(result.score.value)
-            assert result.score.value == result.score.units
-    assert read
-    federation = digits(scenario=LabelSwap(clusters=3), clients=12, samples=20, seed=0)
-    _, hidden = found(Hidden(k=3, rounds=1, model="linear", aggregation="secagg"), federation)
-    assert hidden.score is None
+def hidden_view(noise: float) -> tuple[Any, Any]:
+    """Return what the server of `hidden` sees of points, one of which leaves its cell's centre."""
+    points = np.array([[-0.5], [-0.45], [-0.4], [0.04], [0.4], [0.45], [0.5]])
+    cells = np.array([[-0.3], [0.45]])  # of the fourth point the first one is nearer
+    centres = np.array([[-0.3], [0.25]])  # and here the second one
+    draw = np.random.default_rng(0)
+    outcomes, messages = [], []
+    for step, (field, public, reach) in enumerate(
+        [("cells", cells, CELL_REACH), ("steps", centres, STEP_REACH)]
+    ):
+        row = displacement_rows(points, public, reach).sum(0)
+        row = torch.as_tensor(row + noise * draw.standard_normal(row.shape))
+        content = SimpleNamespace(**{field: Rows(row[None])})
+        outcomes.append(VerbOutcome(SERVER, field, "sum", 0, step, (tuple(range(7)),), content))
+        query = SimpleNamespace(centres=SimpleNamespace(value=torch.as_tensor(public)))
+        messages.append(SimpleNamespace(step=step, content=query))
+    return SimpleNamespace(outcomes=outcomes, messages=lambda: messages), points
+
+
+def test_who_leaves_the_centre_of_its_cell_is_read_in_the_step_of_hidden() -> None:
+    view, points = hidden_view(0.0)
+    (row,) = list(_of_steps(view))
+    own = displacement_rows(points[3:4], np.array([[-0.3], [0.25]]), STEP_REACH)[0]
+    assert row.block == 1 and np.allclose(row.values, own[1])
+    assert not list(_of_steps(hidden_view(0.1)[0]))
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secagg"])
+def test_nothing_is_claimed_of_hidden_where_nobody_moves(aggregation: str) -> None:
+    federation = digits(scenario=LabelSwap(clusters=3), clients=12, samples=20)
+    options: dict[str, Any] = {"k": 3, "rounds": 1, "model": "linear"}
+    _, result = found(Hidden(**options, aggregation=aggregation), federation)
+    assert result.score is None and "no client moved alone" in result.reason
