@@ -315,6 +315,6 @@ def with_server(
             raise Over
 
     with contextlib.suppress(Over):
-        made = Dishonest(**protocol.get_params())
+        made: Any = Dishonest(**protocol.get_params())
         vars(made)[ATTRIBUTE] = Experiment(secret=secret)
         made.fit(federation, settings)

@@ -19,6 +19,7 @@ from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
+    "centres-over-rounds": "on_models.centres:CentresOverRounds",
     "ckks-release": "ckks_release:CkksRelease",
     "cluster-identity": "on_models.clusters:ClusterIdentity",
     "cluster-property": "cluster_property:ClusterProperty",

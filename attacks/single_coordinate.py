@@ -4,7 +4,8 @@ The attack reads the weights of features that are rare: the columns of a categor
 word in the first layer. Rare are those of which public samples have few; and of those that move in
 some sums and not in others the ones that a single member may have moved. Where the network is
 linear, a column of the first round tells the labels of the records that have the feature, as the
-last bias tells those of all (`label_counts`).
+last bias tells those of all (`label_counts`). The row of a hidden unit moves where some record
+activates it: one that is dead (ReLU) for everybody else's is read alike.
 
 Where three members move each coordinate, and in sums with noise, nothing is read. A permutation
 keeps the numbers and hides which feature they are of, until a client undoes it.
@@ -16,11 +17,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from securecluster.attacks.arrays import Array, as_array
+from securecluster.attacks.arrays import Array, as_array, flat_rows
 from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Harm, Knowledge, Truth, View
 from securecluster.attacks.label_counts import local_steps, mean_prediction, normalised
 from securecluster.attacks.lone_members import (
@@ -35,6 +36,7 @@ from securecluster.attacks.lone_members import (
     undoing,
 )
 from securecluster.attacks.views import observed_sums
+from securecluster.core.lazy_torch import torch
 
 UPDATES = ("delta", "blocks")
 RAREST = 16  # features that are read
@@ -114,7 +116,7 @@ class SingleCoordinates(Attack):
         "sums of updates without a mask or with a client that undoes it, a first layer whose "
         "columns or rows have a meaning, and public samples or sums over different members"
     )
-    scorer = RowsRead("rare features")
+    scorer = RowsRead("rare features or units")
     further = (CategoryLabels(),)
     requires = (TAPS,)
     reads = UPDATES
@@ -127,8 +129,8 @@ class SingleCoordinates(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        features = Features.of(knowledge)
-        if features is None:
+        parts = _parts(knowledge)
+        if not parts:
             return "not applicable: the first layer has no weights for each feature or word"
         if knowledge.mask != "none" and undoing(knowledge) is None:
             return (
@@ -138,7 +140,7 @@ class SingleCoordinates(Attack):
         rows = list(_rows_of_updates(view, knowledge))
         if not rows:
             return "not applicable: no sums of updates were observed"
-        if not features.candidates(rows, knowledge):
+        if not any(part.candidates(rows, knowledge) for part in parts):
             return "not applicable: neither public samples nor several sums tell rare features"
         return None
 
@@ -149,8 +151,6 @@ class SingleCoordinates(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        features = Features.of(knowledge)
-        assert features is not None
         rows = list(_rows_of_updates(view, knowledge))
         others = frozenset(range(knowledge.clients)) - frozenset(knowledge.colluders)
         sizes = _mean_sizes(view)
@@ -158,16 +158,17 @@ class SingleCoordinates(Attack):
         members = {}
         labels = {}
         columns = {}
-        for feature in features.candidates(rows, knowledge):
-            column = features.column(feature)
-            row = next(row for row in rows if row.values[column].any())
-            subject = row.subject(feature)
-            values[subject] = row.values[column]
-            members[subject] = row.members & others
-            columns[feature] = column
-            size = sizes.get(row.step)
-            if features.tells_labels and row.round == FIRST_ROUND and size is not None:
-                labels[subject] = features.labels(feature, values[subject], knowledge, size)
+        for part in _parts(knowledge):
+            for feature in part.candidates(rows, knowledge):
+                column = part.column(feature)
+                row = next(row for row in rows if row.values[column].any())
+                subject = row.subject(part.number + feature)
+                values[subject] = row.values[column]
+                members[subject] = row.members & others
+                columns[subject[-1]] = column
+                size = sizes.get(row.step)
+                if part.tells_labels and row.round == FIRST_ROUND and size is not None:
+                    labels[subject] = part.labels(feature, values[subject], knowledge, size)
         details = {
             MEMBERS: members,
             SCALED: knowledge.config.get("clip") is not None,
@@ -192,6 +193,7 @@ class Features:
     shape: tuple[int, int]
     words: bool
     tells_labels: bool
+    number: ClassVar[int] = 0  # what subjects call the first one
 
     @classmethod
     def of(cls, knowledge: Knowledge) -> Features | None:
@@ -322,6 +324,49 @@ class Features:
         column = knowledge.inputs.reshape(len(knowledge.inputs), -1)[:, feature]
         present = column[column != 0]
         return float(np.median(present)) if len(present) else 1.0
+
+
+class Units(Features):
+    """The hidden units that the rows of a first layer belong to."""
+
+    number: ClassVar[int] = 1 << 32  # beyond all features
+
+    @classmethod
+    def of(cls, knowledge: Knowledge) -> Units | None:
+        """Return those of a network; None where the first layer is the last one, or of words."""
+        features = Features.of(knowledge)
+        if features is None or features.words or len(knowledge.network.shapes) <= MATRIX:
+            return None
+        return cls(features.first, features.shape, words=False, tells_labels=False)
+
+    @cached_property
+    def count(self) -> int:
+        """Return the number of units."""
+        return self.shape[0]
+
+    def column(self, feature: int) -> list[int]:
+        """Return the coordinates of the weights of a unit."""
+        columns = self.shape[1]
+        return [self.first + feature * columns + k for k in range(columns)]
+
+    def moved(self, values: Array) -> Array:
+        """Return which units have a weight that moves, (units,)."""
+        weights = values[self.first : self.first + math.prod(self.shape)].reshape(self.shape)
+        return np.asarray((weights != 0).any(1))
+
+    def _seen(self, knowledge: Knowledge) -> Array:
+        """Return how many public samples activate each unit at θ_0, (units,)."""
+        weights, biases = list(knowledge.parameters(knowledge.initial).values())[:2]
+        if biases.shape != weights.shape[:1]:
+            biases = torch.zeros(len(weights))
+        before = flat_rows(knowledge.inputs) @ as_array(weights).T + as_array(biases)
+        return np.asarray((before > 0).sum(0), dtype=float)
+
+
+def _parts(knowledge: Knowledge) -> list[Features]:
+    """Return the features or words, and the hidden units, that a first layer has weights for."""
+    found = (Features.of(knowledge), Units.of(knowledge))
+    return [part for part in found if part is not None]
 
 
 def _rows_of_updates(view: View, knowledge: Knowledge) -> Iterator[ReadRow]:

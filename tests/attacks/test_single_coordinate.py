@@ -67,7 +67,7 @@ def test_the_update_of_one_client_is_read_where_it_alone_has_a_category(
     result = found(owners, **options)
     assert result.outcome == verdict, result.reason
     assert result.score is not None
-    assert result.score.value == (verdict == BETTER)
+    assert (result.score.value >= 1) == (verdict == BETTER)
 
 
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
@@ -88,6 +88,30 @@ def test_the_labels_of_the_records_with_the_category_are_counted() -> None:
     true = np.bincount(np.asarray(shard.y)[np.asarray(shard.x)[:, 7] != 0], minlength=CLASSES)
     (counts,) = [row for subject, row in result.guess.details[LABELS].items() if subject[-1] == 7]
     assert np.array_equal(np.rint(counts), true)
+
+
+@pytest.mark.parametrize(
+    ("owners", "noise", "verdict"), [(1, 0, BETTER), (3, 0, CHANCE), (1, 1, CHANCE)]
+)
+def test_the_weights_of_a_unit_are_read_that_is_dead_for_all_others(
+    owners: int, noise: float, verdict: str
+) -> None:
+    data = {}
+    for i in range(CLIENTS):
+        draw = np.random.default_rng(i)
+        x = (1 + 0.01 * draw.random((30, FEATURES))).astype("float32")
+        if i < owners:
+            x[:6] *= -1  # what activates units that records of the other sign do not
+        data[f"c{i}"] = (x, draw.integers(0, CLASSES, 30))
+    federation = Federation.from_arrays(data, classes=CLASSES, seed=0)
+    protection = {"clip": 1.0, "noise": noise} if noise else {}
+    options = {**OPTIONS, "model": "mlp", **protection}
+    fitted, taps = tapped(FedAvg(**options), federation, FULL)
+    adversary = adversary_of(federation.names, "server")
+    result = finding_of(SingleCoordinates(), fitted, federation, adversary, taps)
+    assert result.verdict == verdict, result.reason or result.trace
+    assert result.score is not None
+    assert (result.score.value > 1) == (verdict == BETTER)
 
 
 def test_labels_are_told_of_no_feature_that_was_not_read() -> None:
