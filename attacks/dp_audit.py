@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from securecluster.attacks.base import Attack, Guess, Harm, Knowledge, Scorer, Tap, Truth, View
 from securecluster.attacks.experiments import with_malicious_updates
 from securecluster.attacks.scoring import Score, score
-from securecluster.attacks.views import knowledge_of, view_of
+from securecluster.attacks.views import knowledge_of, observed_updates, view_of
 from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
@@ -614,13 +614,25 @@ def _coins(guess: Guess, truth: Truth) -> list[float]:
 def _statistics(view: View, knowledge: Knowledge) -> dict[int, float]:
     """Return the sum of each client's releases along its canary, by its number.
 
-    A sum over clients has the noise of all of them where each adds its own, so it counts less.
+    A sum over clients has the noise of all of them where each adds its own, so it counts less, and
+    its terms are read where they can be.
     """
     planted = canaries(knowledge.clients, knowledge.width).double()
     statistics: dict[int, float] = {}
+    # a trusted server reads terms without noise, and no ε says that it does not
+    own_noise = knowledge.config.get("placement") != "central"
+    terms = observed_updates(view, knowledge) if own_noise else []
+    for update in terms:
+        if update.sender.index is not None:
+            along = float(update.row.double() @ planted[update.sender.index])
+            earlier = statistics.get(update.sender.index, 0.0)
+            statistics[update.sender.index] = earlier + along
+    read = {(update.method, update.step) for update in terms}
     for outcome in view.outcomes:
         delta = getattr(outcome.content, "delta", None)
         if not isinstance(delta, Rows) or delta.values.shape[-1] != knowledge.width:
+            continue
+        if (outcome.method, outcome.step) in read:
             continue
         for row, group in zip(delta.values.double(), outcome.groups, strict=True):
             for client in group:

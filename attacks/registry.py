@@ -43,6 +43,7 @@ ATTACKS = {  # module and class
     "label-distributions": "label_distributions:LabelDistributions",
     "linkage": "linkage:Linkage",
     "lone-blocks": "lone_blocks:LoneBlocks",
+    "long-updates": "long_updates:LongUpdates",
     "low-bits": "low_bits:LowBits",
     "mask-invariants": "mask_invariants:MaskInvariants",
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",

@@ -69,7 +69,7 @@ CODE_LINES = {
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
-    "attacks": 41,  # one an attack
+    "attacks": 43,  # one an attack
     "tests/attacks": 30,  # one an attack
 }
 FILES_NEEDED = {

@@ -32,6 +32,7 @@ from securecluster.protections.registry import ADVISED, AGGREGATIONS
 from securecluster.reports import bundle, report_page
 from securecluster.reports import html_page as html
 from securecluster.reports.finished_run import FinishedRun
+from securecluster.statements import odds
 
 MOST_CLIENTS = 3  # with pictures of their own
 MOST_IMAGES = 8  # of one client
@@ -159,9 +160,10 @@ def guarantee(run: FinishedRun, adversary: Adversary) -> str:
         return "No ε bounds what attacks that were not tried could learn: it is infinite."
     if run.config["network"].get("placement") == "central" and SERVER in adversary.parties:
         return "The server adds the noise itself, so no ε bounds what it could learn."
+    (sentence, *_) = odds.in_words(privacy)
     return (
         "Differential privacy bounds every attack, also those that were not tried, as far as its "
-        f"assumptions below hold: ε is {report_page.epsilon_text(privacy)}."
+        f"assumptions below hold. {sentence} That is ε: {report_page.epsilon_text(privacy)}."
     )
 
 

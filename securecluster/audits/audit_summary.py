@@ -127,7 +127,7 @@ def lines(audit: Audit, guarantee: str) -> list[str]:
         chance.append(f"At chance, with twins that show it: {_named(found[CHANCE])}. {NO_PROOF}")
     held = dict.fromkeys(name for finding in audit.judged(CHANCE) for name in finding.held)
     if held:
-        chance.append(f"Held, by a run without it alone: {', '.join(held)}.")
+        chance.append(f"Held, as a run without it alone shows: {', '.join(held)}.")
     untold = list(_untried(audit))
     if found[UNTOLD]:
         untold.insert(0, f"Could not tell of {_named(found[UNTOLD])}: the table says what would.")
@@ -179,7 +179,7 @@ def _prevented(audit: Audit) -> list[Finding]:
     for finding, twin in ordered(audit):  # those that learned on the run come first
         if finding.verdict in (BROKEN, VISIBLE):
             learned.add(finding.learns)
-        elif twin.outcome == BETTER and finding.learns not in learned:
+        elif twin.outcome == BETTER and finding.verdict != CHANCE and finding.learns not in learned:
             prevented.append(finding)
     return prevented
 

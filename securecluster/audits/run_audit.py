@@ -179,6 +179,9 @@ class Audit:
             tested |= dict.fromkeys(finding.twins if finding.bounds else finding.claims)
         told = [*self.judged(CHANCE), *self.broken]
         names = {name for f in told for name in (f.held if f.verdict == CHANCE else f.claims)}
+        # how much noise there is, only its own audits tell
+        if not any(f.bounds for f in told):
+            names -= {twins.NOISE, twins.SERVERS_NOISE}
         return [name for name in tested if name not in names]
 
     def judged(self, verdict: str) -> list[Finding]:

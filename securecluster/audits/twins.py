@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from securecluster.attacks import experiments
-from securecluster.attacks.base import ENCRYPTION, HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS
+from securecluster.attacks.base import ENCRYPTION, HIDDEN_PAIRS, MASK, SEALS, SUMS
+from securecluster.attacks.base import NOISE as NOISE
 from securecluster.protocols.common.base import ClusteringProtocol
 
 SERVERS_NOISE = "the server's noise"

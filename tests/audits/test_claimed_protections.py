@@ -69,6 +69,7 @@ STANDINGS = {
     "linkage": UNDER_MASKS,
     # of blocks, which none of these runs has
     "lone-blocks": NEVER,
+    "long-updates": (VISIBLE, VISIBLE, BROKEN, BROKEN),
     "low-bits": OF_NOISE,
     "mask-invariants": UNDER_MASKS,
     "mask-known-plaintext": UNDER_MASKS,
