@@ -66,6 +66,8 @@ class Shard:
         y_test: held-out targets (n_test, …).
         scale: that the samples were brought to, which may tell of this client's data; None for the
             scale that they came in.
+        seen: the smallest and the largest value of each column of a table to train on, before the
+            scale (2, k), which tell of this client's data; None for samples that are no table.
     """
 
     x: NDArray[Any]
@@ -73,6 +75,7 @@ class Shard:
     x_test: NDArray[Any]
     y_test: NDArray[Any]
     scale: Scale | None = None
+    seen: NDArray[Any] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
@@ -535,7 +538,8 @@ class Federation:
             x = reordered(shard.x, positions)
             x_test = reordered(shard.x_test, positions)
             scale = shard.scale and shard.scale.reordered(positions)
-            shards.append(replace(shard, x=x, x_test=x_test, scale=scale))
+            seen = None if shard.seen is None else shard.seen[:, positions]
+            shards.append(replace(shard, x=x, x_test=x_test, scale=scale, seen=seen))
         scaling = self.scaling and self.scaling.reordered(positions)
         # the recipe would make the federation in its first order
         return replace(
@@ -871,11 +875,16 @@ def _shard(train_pair: Pair, test_pair: Pair, scaling: Scaling | None) -> Shard:
     """
     (x, y), (x_test, y_test) = train_pair, test_pair
     # a client without samples is refused later
-    if scaling is None or not x.size:
-        return Shard(_single(x), y, _single(x_test), y_test)
+    if not x.size:
+        return Shard(x, y, x_test, y_test)
+    seen = None
+    if x.ndim == 2 and x.dtype.kind == "f":
+        seen = np.stack([x.min(axis=0), x.max(axis=0)]).astype(np.float64)
+    if scaling is None:
+        return Shard(_single(x), y, _single(x_test), y_test, seen=seen)
     scale = scaling.scale_of(x)
     x, x_test = (scale.applied(scaling.bounded(samples)) for samples in (x, x_test))
-    return Shard(x, y, x_test, y_test, scale)
+    return Shard(x, y, x_test, y_test, scale, seen)
 
 
 def _single(samples: NDArray[Any]) -> NDArray[Any]:

@@ -27,7 +27,7 @@ class Scale:
 
     Args:
         centre: of each feature (k,), or of all values (1,).
-        width: likewise, above 0.
+        width: likewise; 0 for a constant feature, which counts for nothing: its values become 0.
     """
 
     centre: tuple[float, ...]
@@ -43,10 +43,11 @@ class Scale:
         values = samples.astype(np.float64)
         if values.ndim != 2:
             values = values.reshape(-1, 1)
-        deviations = values.std(axis=0)
-        # a constant feature has no scale
-        widths = np.where(deviations > 0, deviations, 1.0)
-        return cls(tuple(values.mean(axis=0).tolist()), tuple(widths.tolist()))
+        means, deviations = values.mean(axis=0), values.std(axis=0)
+        # what rounding leaves of a constant feature, as scikit-learn bounds it
+        rounding = np.abs(means) * len(values) * np.finfo(np.float64).eps
+        widths = np.where(deviations > rounding, deviations, 0.0)
+        return cls(tuple(means.tolist()), tuple(widths.tolist()))
 
     def applied(self, samples: Array) -> Array:
         """Return samples (n, …) on this scale, as float32."""
@@ -54,8 +55,9 @@ class Scale:
         if not samples.size:
             return samples.astype(np.float32)
         centred = samples.astype(np.float64) - np.asarray(self.centre)
-        scaled: Array = (centred / np.asarray(self.width)).astype(np.float32)
-        return scaled
+        width = np.asarray(self.width)
+        scaled: Array = np.where(width > 0, centred / np.where(width > 0, width, 1.0), 0.0)
+        return scaled.astype(np.float32)
 
     def reordered(self, positions: Sequence[int]) -> Scale:
         """Return the scale of features in another order.
@@ -120,16 +122,21 @@ class Scaling:
         """Return whether a client's scale is computed from its rows."""
         return self.kind == CLIENT
 
+    @property
+    def public(self) -> Scale | None:
+        """Return the scale of all clients; None where each has its own."""
+        if self.kind == CLIENT:
+            return None
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        return Scale(tuple(((low + high) / 2).tolist()), tuple(((high - low) / 2).tolist()))
+
     def scale_of(self, samples: Array) -> Scale:
         """Return a client's scale.
 
         Args:
             samples: that it trains on (n, …).
         """
-        if self.kind == CLIENT:
-            return Scale.of(samples)
-        low, high = np.asarray(self.low), np.asarray(self.high)
-        return Scale(tuple(((low + high) / 2).tolist()), tuple(((high - low) / 2).tolist()))
+        return self.public or Scale.of(samples)
 
     def bounded(self, samples: Array) -> Array:
         """Return samples (n, …) with values beyond the bounds cut off; all of them for "client"."""
