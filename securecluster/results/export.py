@@ -298,7 +298,10 @@ def _write_onnx(
     config = fitted.kept_.learned.config
     objective = fitted.network_.objective
     # two samples: exporters take an axis of one for constant
-    samples = torch.zeros(2, *config["shape"], dtype=getattr(torch, config["dtype"]))
+    scaling = Scaling.read(config.get("scaling"))
+    columns = len(scaling.categories) if scaling is not None else 0
+    shape = (columns,) if columns else config["shape"]
+    samples = torch.zeros(2, *shape, dtype=getattr(torch, config["dtype"]))
     if objective.kind == Language.kind:
         samples = samples.long()
     for file, state in states.items():

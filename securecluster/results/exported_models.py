@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 FOLDER = Path(__file__).parent
-NUMBERS = ("low", "high", "centre", "width")  # of a preparation
+NUMBERS = ("fill", "source", "mark", "low", "high", "centre", "width")  # of a preparation
 
 
 class Prepared(nn.Module):
@@ -30,7 +30,9 @@ class Prepared(nn.Module):
         network: takes prepared samples, in the type of its weights.
         numbers: of the preparation, in double precision: values become (x - centre) / width, those
             beyond `low` and `high`, if there are any, being cut off before; a feature of width 0
-            was constant, and counts for nothing.
+            was constant, and counts for nothing. Before all this, where there is `fill`, it stands
+            in for NaN, and each feature is the column `source`, or 1 where that has the value
+            `mark`, if this is none.
         dtype: of the weights.
     """
 
@@ -44,12 +46,16 @@ class Prepared(nn.Module):
         self.network = network
         self.dtype = dtype
         self.bounded = "low" in numbers
+        self.fills = "fill" in numbers
         for name, values in numbers.items():
             self.register_buffer(name, values)
 
     def prepared(self, x: torch.Tensor) -> torch.Tensor:
         """Return samples (n, …) as the network takes them; give large numbers as doubles."""
         x = x.double()
+        if self.fills:
+            x = torch.where(x.isnan(), self.fill, x)[:, self.source.long()]
+            x = torch.where(self.mark.isnan(), x, (x == self.mark).double())
         if self.bounded:
             x = x.clamp(self.low, self.high)
         constant = self.width == 0

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.data.feature_columns import Columns, names_of, order
 from securecluster.data.plausibility import far_doubts
+from securecluster.data.scaling import Categories, Scaling
+from securecluster.data.tables.coded import rows
+from securecluster.data.tables.parts import Table, frame_table
 from securecluster.data.user_arrays import read_pair
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Classification, Language, Objective, Trajectory
@@ -72,22 +75,17 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
         UsageError: samples that are not numbers, or not of the run's shape or columns.
     """
     config = kept.learned.config
+    scaling = Scaling.read(config.get("scaling"))
+    categories = () if scaling is None else scaling.categories
     names = config.get("feature_names")
-    column_names = names_of(x)
-    positions: Sequence[int] | None = None
-    # before the numbers: columns that are no features may hold text
-    if names is not None and column_names is not None:
-        positions = order(column_names, names, "X has other columns than the run's data")
-    values = _numbers(x)
-    if positions is not None:
-        values = values[:, positions]
-    elif names is not None:
+    if names is not None and names_of(x) is None and not isinstance(x, Table):
         warnings.warn(
             "the columns of X have no names: they are taken in the order of the run's features",
             SecureClusterWarning,
             stacklevel=4,
         )
-    shape = tuple(config["shape"])
+    values = _values(x, names, categories)
+    shape = (len(categories),) if categories else tuple(config["shape"])
     if values.shape[1:] != shape:
         raise UsageError(
             f"X {values.shape} has samples of shape {values.shape[1:]}, and the run's are "
@@ -96,14 +94,33 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     if config["objective"]["kind"] == Language.kind:
         return torch.as_tensor(_tokens(values, config["classes"]))
     # a preparation takes numbers as they are
-    prepares = config.get("scaling") is not None
-    converted = values.astype(np.float64 if prepares else DTYPES[config["dtype"]])
-    if not np.isfinite(converted).all():
+    converted = values.astype(np.float64 if scaling is not None else DTYPES[config["dtype"]])
+    if np.isinf(converted).any() or (np.isnan(converted).any() and not categories):
         raise UsageError("X has a value that is NaN or infinite: clean the samples first")
     doubts = [] if seen is None else far_doubts(values, seen.numpy(), names)
     for doubt in doubts:
         warnings.warn(doubt, SecureClusterWarning, stacklevel=4)
     return torch.as_tensor(converted)
+
+
+def _values(x: Any, names: Sequence[str] | None, categories: Sequence[Categories]) -> NDArray[Any]:
+    """Return samples as an array of numbers (n, …), in the order of the run's features.
+
+    Args:
+        x: as for `read_samples`; of a `Table`, other columns are left out.
+        names: of the features, if they have some.
+        categories: of each of them, where the run fills gaps.
+    """
+    if isinstance(x, Table):
+        return rows(x, names or x.names, categories=categories)
+    column_names = names_of(x)
+    if names is None or column_names is None:
+        return _numbers(x)
+    # before the numbers: columns that are no features may hold text
+    positions = order(column_names, names, "X has other columns than the run's data")
+    if categories:
+        return rows(frame_table(x), names, categories=categories)
+    return _numbers(x)[:, positions]
 
 
 def outputs_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

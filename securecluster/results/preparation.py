@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # in the clients' extra state
 SCALES = "scales"  # centres and widths of the features (m, 2, k)
+FILLS = "fills"  # what stands in for gaps (m, k)
 RANGES = "ranges"  # the smallest and the largest values that were trained on (m, 2, k)
 Numbers: TypeAlias = "Mapping[str, torch.Tensor]"
 
@@ -36,7 +37,7 @@ class Guest:
     """Newcomer of a finished run: its cluster, and what it keeps of its own data."""
 
     cluster: int
-    own: dict[str, list[list[float]]]
+    own: dict[str, list[Any]]
 
     @property
     def numbers(self) -> dict[str, torch.Tensor]:
@@ -55,6 +56,9 @@ def kept_numbers(federation: Federation) -> dict[str, torch.Tensor]:
     if federation.scaling is not None and federation.scaling.of_rows:
         rows = [(shard.scale.centre, shard.scale.width) for shard in shards if shard.scale]
         kept[SCALES] = torch.tensor(rows, dtype=torch.float64)
+        if federation.scaling.categories:
+            fills = [shard.scale.fill for shard in shards if shard.scale]
+            kept[FILLS] = torch.tensor(fills, dtype=torch.float64)
     ranges = [shard.seen for shard in shards if shard.seen is not None]
     if len(ranges) == len(shards):
         kept[RANGES] = torch.as_tensor(np.stack(ranges))
@@ -69,7 +73,7 @@ def own_numbers(kept: FittedState, client: int) -> dict[str, torch.Tensor]:
         client: its position.
     """
     extra = kept.clients.extra
-    return {name: extra[name][client] for name in (SCALES, RANGES) if name in extra}
+    return {name: extra[name][client] for name in (SCALES, FILLS, RANGES) if name in extra}
 
 
 def preparation(config: Mapping[str, Any], own: Numbers | None) -> dict[str, torch.Tensor] | None:
@@ -96,8 +100,11 @@ def preparation(config: Mapping[str, Any], own: Numbers | None) -> dict[str, tor
                 "samples are some client's: say whose"
             )
         centre, width = own[SCALES].tolist()
-        scale = Scale(tuple(centre), tuple(width))
-    numbers = {"centre": scale.centre, "width": scale.width}
+        fill = own[FILLS].tolist() if FILLS in own else ()
+        scale = Scale(tuple(centre), tuple(width), tuple(fill))
+    numbers: dict[str, Any] = {"centre": scale.centre, "width": scale.width}
+    if scaling.categories:
+        numbers |= {"fill": scale.fill, "source": scaling.sources, "mark": scaling.marks}
     if scaling.low:
         numbers |= {"low": scaling.low, "high": scaling.high}
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}

@@ -50,12 +50,23 @@ def images(name: str, size: int = 30) -> tuple[Any, Any]:
     return x, np.where(x.mean((1, 2, 3)) > 100, "bright", "dark")
 
 
+def gaps(name: str, size: int = 40) -> tuple[Any, Any]:
+    """Return a table of one site with gaps, and a code in place of a number."""
+    rows, y = table(name, size)
+    generator = np.random.default_rng(sum(name.encode()))
+    rows["ward"] = generator.choice([1.0, 2.0, 4.0], size)
+    return rows.mask(generator.random(rows.shape) < 0.2), y
+
+
+FILLED = {"ward": [1, 2, 3]}
 BOUNDS = {"age": (0, 120), "dose": (0, 400), "seconds": (1.6e9, 1.8e9)}
 CASES = {
     "as they come": (table, "none", FedAvg(model="linear", rounds=2)),
     "own numbers": (table, "client", CFL(model="mlp-32", rounds=4, mask="none")),
     "own numbers and models": (table, "client", FineTune(rounds=2, tune_rounds=1)),
     "public bounds": (table, BOUNDS, IFCA(k=2, model="linear", rounds=3)),
+    "gaps, own numbers": (gaps, "client", FedAvg(model="linear", rounds=2)),
+    "gaps, public bounds": (gaps, BOUNDS, FedAvg(model="linear", rounds=2)),
     "images, own numbers": (images, "client", FedAvg(model="linear", rounds=2)),
     "images, public bounds": (images, (0, 150), FedAvg(model="linear", rounds=2)),
 }
@@ -66,10 +77,11 @@ CASES = {
 def test_all_ways_to_a_prediction_answer_alike(case: str, tmp_path: Path) -> None:
     make, scaling, protocol = CASES[case]
     sites = {name: make(name) for name in ("north", "south", "west")}
-    federation = Federation.from_arrays(sites, scaling=scaling, seed=0)
+    how: Any = {"scaling": scaling, "prepare": FILLED if make is gaps else None}
+    federation = Federation.from_arrays(sites, seed=0, **how)
     run = protocol.fit(federation, folder=tmp_path / "run")
     kind: type[ClusteringProtocol] = type(protocol)
-    guest = Federation.from_arrays({"east": make("east")}, scaling=scaling, seed=0)
+    guest = Federation.from_arrays({"east": make("east")}, seed=0, **how)
     run.join(guest)
     loaded = kind.load(tmp_path / "run")
     names = [*federation.names, "east"]
