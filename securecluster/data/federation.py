@@ -366,8 +366,10 @@ class Federation:
             prepare: "auto" fills gaps, makes columns of 0 and 1 of categories (text) and days of
                 dates, and scales numbers as `scaling` says, "client" unless it is given; the
                 categories of columns by their names, {"sex": ["female", "male"]}, say which these
-                are. Gaps among numbers become the client's median, or the middle of its bounds. It
-                is a part of the model, as the scaling is.
+                are. So does a ColumnTransformer of OneHotEncoder and of pipelines of SimpleImputer
+                and StandardScaler (scikit-learn), or such a pipeline alone; it is not fitted, but
+                each client's own is made like it. Gaps among numbers become the client's median, or
+                the middle of its bounds. It is a part of the model, as the scaling is.
             channels: "first" for images (channels, height, width), or "last" for (height, width,
                 channels), which become the former.
             seed: of every public draw, here and in the runs on this federation; keys, masks and

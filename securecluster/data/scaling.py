@@ -306,7 +306,11 @@ def chosen_categories(prepare: Any) -> dict[str, Categories] | None:
     """Return the categories that a user's choice of a preparation gives, by column.
 
     Args:
-        prepare: None for no preparation, "auto", or the categories of some columns by their names.
+        prepare: None for no preparation, "auto", the categories of some columns by their names, or
+            a transformer of scikit-learn.
+
+    Returns:
+        Of a transformer of columns an entry for each column, None for numbers.
 
     Raises:
         UsageError: another choice, or categories that are none.
@@ -315,13 +319,78 @@ def chosen_categories(prepare: Any) -> dict[str, Categories] | None:
         return None
     if isinstance(prepare, str) and prepare == AUTO:
         return {}
+    if hasattr(prepare, "fit_transform"):
+        return _of_estimator(prepare)
     try:
         return {str(name): _categories(tuple(given)) for name, given in prepare.items()}
     except (AttributeError, TypeError, ValueError):
         raise UsageError(
-            f"prepare = {prepare!r}: give 'auto', or the categories of columns, such as "
-            "{'sex': ['female', 'male']}"
+            f"prepare = {prepare!r}: give 'auto', a transformer of scikit-learn, or the categories "
+            "of columns, such as {'sex': ['female', 'male']}"
         ) from None
+
+
+def _of_estimator(estimator: Any) -> dict[str, Categories]:
+    """Return what a transformer of scikit-learn does, by column.
+
+    Args:
+        estimator: a pipeline of SimpleImputer and StandardScaler, or a ColumnTransformer of such
+            pipelines and of OneHotEncoder.
+
+    Raises:
+        UsageError: another one, of which a model would not know how it prepares.
+    """
+    from sklearn.compose import ColumnTransformer
+
+    if not isinstance(estimator, ColumnTransformer):
+        _check_numbers(estimator)
+        return {}
+    found: dict[str, Categories] = {}
+    for _, part, columns in estimator.transformers:
+        if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+            raise UsageError(f"prepare names columns by {columns!r}: give a list of their names")
+        found |= dict.fromkeys(columns) if _is_numeric(part) else _encoded(part, columns)
+    return found
+
+
+def _is_numeric(part: Any) -> bool:
+    """Return whether a part of a ColumnTransformer prepares numbers, as is known of it."""
+    if type(part).__name__ == "OneHotEncoder":
+        return False
+    _check_numbers(part)
+    return True
+
+
+def _encoded(encoder: Any, columns: Sequence[str]) -> dict[str, Categories]:
+    """Return the categories of a OneHotEncoder by column.
+
+    Raises:
+        UsageError: they are not named, or others are not ignored.
+    """
+    is_known = encoder.handle_unknown == "ignore" and encoder.drop is None
+    if not is_known or isinstance(encoder.categories, str):
+        raise UsageError(
+            "prepare has a OneHotEncoder that finds categories, or does not ignore others: give "
+            "OneHotEncoder(categories=[[...]], handle_unknown='ignore')"
+        )
+    given = map(tuple, encoder.categories)
+    return {name: _categories(names) for name, names in zip(columns, given, strict=True)}
+
+
+def _check_numbers(estimator: Any) -> None:
+    """Raise UsageError unless an estimator fills gaps by medians, and standardises."""
+    steps = [step for _, step in getattr(estimator, "steps", [("", estimator)])]
+    kinds = [type(step).__name__ for step in steps]
+    if kinds == ["SimpleImputer", "StandardScaler"]:
+        imputer, scaler = steps
+        plain = not imputer.add_indicator and np.isnan(imputer.missing_values)
+        if plain and imputer.strategy == "median" and scaler.with_mean and scaler.with_std:
+            return
+    raise UsageError(
+        f"prepare has {', '.join(kinds)}, and a model knows how to prepare numbers by "
+        "make_pipeline(SimpleImputer(strategy='median'), StandardScaler()): give this, or "
+        "transform the table first"
+    )
 
 
 def _numeric(
@@ -329,7 +398,7 @@ def _numeric(
 ) -> tuple[list[str] | None, tuple[int]]:
     """Return the names of the columns of numbers, if they have some, and their count."""
     numbers = [k for k, given in enumerate(categories) if given is None]
-    return names and [names[k] for k in numbers], (len(numbers),)
+    return None if names is None else [names[k] for k in numbers], (len(numbers),)
 
 
 def _of_columns(

@@ -36,6 +36,11 @@ class Prepared(nn.Module):
         dtype: of the weights.
     """
 
+    fill: torch.Tensor
+    source: torch.Tensor
+    mark: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
     centre: torch.Tensor
     width: torch.Tensor
 

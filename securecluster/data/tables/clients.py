@@ -355,6 +355,9 @@ def _coded(
     unknown = [name for name in given if name not in names]
     if unknown:
         raise UsageError(f"prepare names {listed(unknown)}, which are no features: leave them out")
+    left = [name for name in names if name not in given]
+    if left and None in given.values():  # a transformer of columns, which names all
+        raise UsageError(f"prepare does not name {listed(left)}: name them, or drop them")
     found = []
     for name in names:
         column = faults.without(coded, table, name, roles.missing, given.get(name), True)

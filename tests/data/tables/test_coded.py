@@ -128,11 +128,30 @@ def test_a_text_that_nobody_named_is_no_category() -> None:
     np.testing.assert_array_equal(values, [[1, 1], [np.nan, -1], [3, np.nan], [4, 0]])
 
 
+def test_a_transformer_of_columns_is_taken_at_its_word() -> None:
+    numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    encoder = OneHotEncoder(categories=[SEX], handle_unknown="ignore")
+    parts = [("n", numbers, ["age", "dose", "seen"]), ("c", encoder, ["sex"])]
+    federation = made(prepare=ColumnTransformer(parts))
+    assert federation.facts == made(prepare={"sex": SEX}).facts
+    assert federation.digest() == made().digest()
+    with pytest.raises(UsageError, match="prepare does not name seen: name them, or drop them"):
+        made(prepare=ColumnTransformer([("n", numbers, ["age", "dose"]), parts[1]]))
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"prepare": "all"}, "give 'auto', or the categories of columns, such as"),
-        ({"prepare": {"sex": []}}, "give 'auto', or the categories of columns"),
+        (
+            {"prepare": "all"},
+            "give 'auto', a transformer of scikit-learn, or the categories of columns",
+        ),
+        ({"prepare": MinMaxScaler()}, "prepare has MinMaxScaler, and a model knows how to prepare"),
+        (
+            {"prepare": ColumnTransformer([("c", OneHotEncoder(), ["sex"])])},
+            "a OneHotEncoder that finds categories",
+        ),
+        ({"prepare": {"sex": []}}, "give 'auto', a transformer of scikit-learn, or"),
         ({"prepare": {"height": [1, 2]}}, "prepare names height, which are no features"),
         ({"scaling": {"age": (0, 9)}}, "bounds lack dose, seen|bounds lack seen, dose"),
     ],
