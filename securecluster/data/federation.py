@@ -216,6 +216,12 @@ class Federation:
                 "would say which labels this client has: give the names of all classes, as every "
                 "client does (classes=[...])"
             )
+        if self.scaling is not None and self.scaling.counted:
+            raise UsageError(
+                "the categories are those that occur in the data, and to tell them would say which "
+                "ones this client has: give those of all clients, prepare={'sex': ['female', "
+                "'male']}"
+            )
         shard = self.shards[client]
         pairs = [(shard.x, shard.y), (shard.x_test, shard.y_test)]
         return ClientFacts(
