@@ -26,7 +26,8 @@ from securecluster.messaging.parties import SERVER, Party, client
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy, releases_of
+from securecluster.runtime.endpoint import GATHER, SUM, releases_of
+from securecluster.runtime.release_policy import ReleasePolicy
 
 ROUNDING = 64  # of a row's largest number, in units of its last place: no mask leaves more
 
@@ -114,7 +115,10 @@ class UndoneView(View):
         if not self.unmasks or not dataclasses.is_dataclass(content):
             return content
         changes: dict[str, Any] = {}
-        for name, bound in declared(type(content)).items():
+        # a message, which names the call of what it relays
+        query: Any = content
+        message_class: Any = type(content)
+        for name, bound in declared(message_class).items():
             sent = getattr(bound, "sent", "")
             value = getattr(content, name)
             if not sent:
@@ -122,7 +126,8 @@ class UndoneView(View):
             if isinstance(value, Picks) and value.table.is_floating_point():
                 changes[name] = replace(value, table=self._table(content, sent, value.table))
             elif isinstance(value, Shared) and value.value.is_floating_point():
-                changes[name] = Shared(self._inverse(sent, value.value, int(content.step)))
+                undone = self._inverse(sent, value.value, int(query.step))
+                changes[name] = Shared(undone)
         return dataclasses.replace(content, **changes)  # type: ignore[type-var]
 
     def _table(self, content: Any, sent: str, table: torch.Tensor) -> torch.Tensor:

@@ -73,14 +73,15 @@ def masks() -> list[float]:
     numbers = itertools.count(1)
     rows = torch.randn(1, batched.model.dimension)
 
-    def masked(stage: Any, step: int) -> None:
+    def masked(stage: Any) -> None:
+        step = next(numbers)
         stage.inverse(stage.overwrite(rows.clone(), step)[0], step)
 
     tasks: dict[str, Callable[[], Any]] = {"plain": partial(speed.plain, batched, module)}
     for name in MASKS:
-        stage, *_ = build(name, batched.model.dimension)
+        stage: Any = build(name, batched.model.dimension)[0]
         stage.unlock(bytes(range(32)))
-        tasks[name] = lambda stage=stage: masked(stage, next(numbers))
+        tasks[name] = partial(masked, stage)
     shortest = protected_rounds.least(tasks, REPEATS)
     return [shortest[name] / shortest["plain"] for name in MASKS]
 

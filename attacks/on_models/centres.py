@@ -223,8 +223,8 @@ def _of_means(view: View, knowledge: Knowledge) -> Iterator[ReadRow]:
             if not any(np.array_equal(own, other) for other in of_mean.setdefault(key, [])):
                 of_mean[key].append(own)
     for group, (key, (step, mean)) in enumerate(means.items()):
-        own = of_mean[key]
-        other = (len(own) + 1) * mean[: knowledge.dimension] - np.sum(own, axis=0)
+        sent = of_mean[key]
+        other = (len(sent) + 1) * mean[: knowledge.dimension] - np.sum(sent, axis=0)
         yield ReadRow(step, "delta", group, 0, 0, frozenset(), other)
 
 

@@ -28,7 +28,8 @@ from unittest.mock import patch
 from benchmarks.table import write
 from securecluster import Federation
 from securecluster.attacks.base import MASK, SUMS
-from securecluster.audits.findings import BROKEN, CHANCE, UNTOLD
+from securecluster.attacks.scoring import CHANCE
+from securecluster.audits.findings import BROKEN, UNTOLD
 from securecluster.audits.run_audit import Audit, adversary_of, audited
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterError

@@ -43,6 +43,7 @@ from securecluster.protocols.common.comparison.evidence import SignatureEvidence
 from securecluster.protocols.common.options.compression_options import CompressionOptions
 from securecluster.results.fitted import FittedRun
 from securecluster.results.predictions import read_samples
+from securecluster.results.preparation import preparation
 
 # p-value at which a cluster with missing replies waits for a complete round (not in the paper)
 HINT = 0.1
@@ -126,8 +127,14 @@ class FittedCFL(FittedRun):
             Probabilities of the classes, (n, classes).
         """
         config = self.kept_.learned.config
-        flat = self.network_.to(torch.device("cpu"), getattr(torch, config["dtype"]))
-        samples = read_samples(x, self.kept_, None)
+        dtype = getattr(torch, config["dtype"])
+        flat = self.network_.to(torch.device("cpu"), dtype)
+        samples = read_samples(x, self.kept_)
+        numbers = preparation(config, None)
+        if numbers is not None:
+            from securecluster.results.exported_models import Prepared
+
+            samples = Prepared(torch.nn.Identity(), numbers, dtype)(samples)
         predictions = []
         leaf = self.tree_.leaf(cluster)
         for v in self.tree_.path(leaf):

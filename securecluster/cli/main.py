@@ -18,6 +18,7 @@ from securecluster.cli import (
     flower_project,
     node_command,
     plan_command,
+    predict_command,
     report_command,
 )
 from securecluster.commands import command_line, execution
@@ -48,6 +49,7 @@ USAGE = """usage: securecluster COMMAND
   resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
+  predict DIR FILE --client NAME what a client's model says of new rows, with probabilities
   audit DIR [options]            attack a finished run and its unprotected twin
   check PROTOCOL [options]       run every check that a protocol must pass, also one of your own
                                  (module:Class)
@@ -182,6 +184,7 @@ def _command(argv: list[str]) -> Callable[[], int]:
         "replay": _replay,
         "report": report_command.report,
         "audit": report_command.audit,
+        "predict": predict_command.predict,
         "check": check_command.check,
         "node": node_command.node,
         "flower-init": flower_project.flower_init,

@@ -277,6 +277,11 @@ def check_private_statistics(facts: Facts, unit: str) -> None:
             f"those that are public where the federation is made, by --classes ({listing})"
         )
     scaling = Scaling.read(facts.scaling)
+    if scaling is not None and scaling.counted:
+        raise UsageError(
+            "categories were read from the clients' rows, which noise does not protect: name those "
+            "that are public where the federation is made, prepare={'sex': ['female', 'male']}"
+        )
     if scaling is not None and scaling.of_rows and unit == "example":
         raise UsageError(
             "scaling='client' scales each example by the mean and the deviation of all examples of "

@@ -29,7 +29,7 @@ from securecluster.data.datasets import MEANS, Source, is_bright, source
 from securecluster.data.facts import ClientFacts, Facts, Form, classes_of_labels
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
-from securecluster.data.scaling import Scale, Scaling
+from securecluster.data.scaling import Categories, Scale, Scaling, chosen_categories
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
@@ -66,6 +66,8 @@ class Shard:
         y_test: held-out targets (n_test, …).
         scale: that the samples were brought to, which may tell of this client's data; None for the
             scale that they came in.
+        seen: the smallest and the largest value of each column of a table to train on, before the
+            scale (2, k), which tell of this client's data; None for samples that are no table.
     """
 
     x: NDArray[Any]
@@ -73,6 +75,7 @@ class Shard:
     x_test: NDArray[Any]
     y_test: NDArray[Any]
     scale: Scale | None = None
+    seen: NDArray[Any] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
@@ -127,8 +130,11 @@ class Federation:
         if self.feature_names is None:
             return
         count = len(self.feature_names)
+        width = self.shape[0]
+        if self.scaling is not None and self.scaling.categories:
+            width = len(self.scaling.categories)
         # images and lists are one column with one name
-        if count not in (1, self.shape[0]):
+        if count not in (1, width):
             raise UsageError(
                 f"{count} feature names do not fit samples of shape {self.shape}: give one for "
                 "each feature"
@@ -209,6 +215,12 @@ class Federation:
                 f"the classes have the names that occur in the data ({shown}), and to tell them "
                 "would say which labels this client has: give the names of all classes, as every "
                 "client does (classes=[...])"
+            )
+        if self.scaling is not None and self.scaling.counted:
+            raise UsageError(
+                "the categories are those that occur in the data, and to tell them would say which "
+                "ones this client has: give those of all clients, prepare={'sex': ['female', "
+                "'male']}"
             )
         shard = self.shards[client]
         pairs = [(shard.x, shard.y), (shard.x_test, shard.y_test)]
@@ -323,6 +335,7 @@ class Federation:
         objective: Objective = CLASSIFICATION,
         classes: int | Sequence[Any] | None = None,
         scaling: Any = "none",
+        prepare: Any = None,
         channels: str = "first",
         seed: int,
     ) -> Federation:
@@ -356,6 +369,13 @@ class Federation:
                 standard deviation of its own training samples, which stay with it, and shifts
                 between clients are lost; or public bounds that become −1 and 1, a pair (low, high)
                 for all features or for each column by its name, with values beyond them cut off.
+            prepare: "auto" fills gaps, makes columns of 0 and 1 of categories (text) and days of
+                dates, and scales numbers as `scaling` says, "client" unless it is given; the
+                categories of columns by their names, {"sex": ["female", "male"]}, say which these
+                are. So does a ColumnTransformer of OneHotEncoder and of pipelines of SimpleImputer
+                and StandardScaler (scikit-learn), or such a pipeline alone; it is not fitted, but
+                each client's own is made like it. Gaps among numbers become the client's median, or
+                the middle of its bounds. It is a part of the model, as the scaling is.
             channels: "first" for images (channels, height, width), or "last" for (height, width,
                 channels), which become the former.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
@@ -374,6 +394,7 @@ class Federation:
             advice="leave it out of X",
             scaling=scaling,
             channels=channels,
+            prepare=chosen_categories(prepare),
         )
         return _warned(*_from_user_arrays(arrays, seed))
 
@@ -386,6 +407,7 @@ class Federation:
         *,
         classes: int | Sequence[Any] | None = None,
         scaling: Any = "none",
+        prepare: Any = None,
         seed: int,
     ) -> Federation:
         """Return a federation of samples of which each is said to be a client's.
@@ -399,13 +421,18 @@ class Federation:
             groups: name of the client of each sample (n,).
             classes: as in `from_arrays`.
             scaling: as in `from_arrays`.
+            prepare: as in `from_arrays`.
             seed: as in `from_arrays`.
 
         Raises:
             UsageError: as `from_arrays`; or other numbers of samples, labels and groups.
         """
         arrays = _UserArrays(
-            by_group(X, y, groups), classes=classes, advice="leave it out of X", scaling=scaling
+            by_group(X, y, groups),
+            classes=classes,
+            advice="leave it out of X",
+            scaling=scaling,
+            prepare=chosen_categories(prepare),
         )
         return _warned(*_from_user_arrays(arrays, seed))
 
@@ -422,6 +449,7 @@ class Federation:
         missing: Sequence[str] | None = None,
         classes: Sequence[Any] | None = None,
         scaling: Any = "none",
+        prepare: Any = None,
         seed: int,
     ) -> Federation:
         """Return a federation of one table of your own, whose rows name their clients.
@@ -443,6 +471,7 @@ class Federation:
             classes: names of the classes, in the order of their class numbers; None is all labels
                 that occur, in ascending order.
             scaling: as in `from_arrays`.
+            prepare: as in `from_arrays`.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
@@ -451,7 +480,9 @@ class Federation:
                 sentence.
         """
         table, client = grouped(table, client)
-        roles = Roles(client, label, truth, feature_columns, drop_columns, missing)
+        roles = Roles(
+            client, label, truth, feature_columns, drop_columns, missing, chosen_categories(prepare)
+        )
         names = class_names.given_names(classes)
         read = read_clients(frame_table(table), roles, names)
         return _warned(*_from_columns(read, classes is not None, scaling, seed))
@@ -469,6 +500,7 @@ class Federation:
         missing: Sequence[str] | None = None,
         classes: Sequence[Any] | None = None,
         scaling: Any = "none",
+        prepare: Any = None,
         seed: int,
     ) -> Federation:
         """Return a federation of your own file, or of all tables of a folder and below.
@@ -498,6 +530,7 @@ class Federation:
             classes: names of the classes, in the order of their class numbers; None is all labels
                 that occur, in ascending order.
             scaling: as in `from_arrays`.
+            prepare: as in `from_arrays`.
             seed: of every public draw, here and in the runs on this federation; keys, masks and
                 noise follow from a secret of each run.
 
@@ -506,7 +539,13 @@ class Federation:
                 all of a table's in one sentence.
         """
         roles = Roles(
-            client_column, label_column, truth_column, feature_columns, drop_columns, missing
+            client_column,
+            label_column,
+            truth_column,
+            feature_columns,
+            drop_columns,
+            missing,
+            chosen_categories(prepare),
         )
         return _warned(*_from_files(Path(path), roles, classes, scaling, seed))
 
@@ -531,11 +570,15 @@ class Federation:
         if positions == list(range(len(positions))):
             return self
         shards = []
+        order_of_x = self.scaling.features_of(positions) if self.scaling else positions
         for shard in self.shards:
-            x = reordered(shard.x, positions)
-            x_test = reordered(shard.x_test, positions)
-            scale = shard.scale and shard.scale.reordered(positions)
-            shards.append(replace(shard, x=x, x_test=x_test, scale=scale))
+            x = reordered(shard.x, order_of_x)
+            x_test = reordered(shard.x_test, order_of_x)
+            scale = shard.scale and shard.scale.reordered(order_of_x)
+            if scale and shard.scale and shard.scale.fill:
+                scale = replace(scale, fill=tuple(shard.scale.fill[k] for k in positions))
+            seen = None if shard.seen is None else shard.seen[:, positions]
+            shards.append(replace(shard, x=x, x_test=x_test, scale=scale, seen=seen))
         scaling = self.scaling and self.scaling.reordered(positions)
         # the recipe would make the federation in its first order
         return replace(
@@ -622,6 +665,9 @@ class _UserArrays:
         advice: how a user leaves a column out, for warnings.
         scaling: as in `Federation.from_arrays`.
         channels: as in `Federation.from_arrays`.
+        categories: of each column, where gaps are filled.
+        counted: whether some categories were found in the rows.
+        prepare: categories of columns by their names, where gaps of arrays are filled, or None.
     """
 
     clients: Any
@@ -633,6 +679,9 @@ class _UserArrays:
     advice: str = ""
     scaling: Any = "none"
     channels: str = "first"
+    categories: tuple[Categories, ...] = ()
+    counted: bool = False
+    prepare: dict[str, Categories] | None = None
 
 
 def _warned(federation: Federation, doubts: Sequence[str]) -> Federation:
@@ -669,6 +718,7 @@ def _from_files(
         "missing": roles.missing,
         "classes": None if names is None else tuple(str(name) for name in names),
         "scaling": scaling,
+        "prepare": roles.prepare,
         "seed": seed,
     }
     named = {"data": resolved.stem, "recipe": recipe}
@@ -695,6 +745,8 @@ def _from_columns(
         classes=len(read.classes) if classes_named else None,
         advice="leave it out (drop_columns)",
         scaling=scaling,
+        categories=read.categories,
+        counted=read.counted,
     )
     names = class_names.unless_plain(read.classes)
     counted = not classes_named and classes_of_labels(CLASSIFICATION, names)
@@ -745,7 +797,10 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     truth = None
     if arrays.truth is not None:
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
-    scaling = _scaling(arrays, feature_names, splits[0][0][0].shape[1:])
+    shape = splits[0][0][0].shape[1:]
+    if arrays.prepare is not None:
+        arrays = replace(arrays, categories=_of_arrays(arrays.prepare, feature_names, shape))
+    scaling = _scaling(arrays, feature_names, shape)
     shards = tuple(_shard(train_pair, test_pair, scaling) for train_pair, test_pair in splits)
     counted = arrays.classes is None and classes_of_labels(objective, names)
     class_fields: dict[str, Any] = {"class_names": names, "classes_counted": counted}
@@ -764,6 +819,31 @@ def _from_user_arrays(arrays: _UserArrays, seed: int, **named: Any) -> tuple[Fed
     return federation, [*doubts, *_doubts(federation, arrays, samples)]
 
 
+def _of_arrays(
+    given: Mapping[str, Categories], names: Sequence[str] | None, shape: tuple[int, ...]
+) -> tuple[Categories, ...]:
+    """Return the categories of each column of arrays, which are numbers.
+
+    Args:
+        given: by the columns' names, or their numbers where they have none.
+        names: of the columns, or None.
+        shape: of a sample.
+
+    Raises:
+        UsageError: samples that are no table, or categories that are of no column.
+    """
+    if len(shape) != 1:
+        raise UsageError(f"prepare is for tables, and samples have shape {shape}: leave it out")
+    columns = list(names or map(str, range(shape[0])))
+    unknown = [name for name in given if name not in columns]
+    if unknown or any(isinstance(name, str) for kinds in given.values() for name in kinds or ()):
+        raise UsageError(
+            f"prepare is about {listed(unknown or list(given))}: categories of arrays are numbers "
+            "in their columns; give a table with text by Federation.from_frame"
+        )
+    return tuple(given.get(name) for name in columns)
+
+
 def _scaling(
     arrays: _UserArrays, names: Sequence[str] | None, shape: tuple[int, ...]
 ) -> Scaling | None:
@@ -774,7 +854,9 @@ def _scaling(
         names: of the features, or None.
         shape: of a sample.
     """
-    scaling = Scaling.chosen(arrays.scaling, names, shape)
+    scaling = Scaling.chosen(arrays.scaling, names, shape, arrays.categories)
+    if scaling is not None and arrays.counted:
+        scaling = replace(scaling, counted=True)
     if scaling is not None and arrays.objective.kind != Classification.kind:
         raise UsageError("sequences have scales of their own: leave scaling out")
     return scaling
@@ -793,7 +875,7 @@ def _doubts(
     """
     doubts = plausibility.client_doubts(federation.names)
     names, scaling = federation.feature_names, federation.scaling
-    if federation.objective.kind == Classification.kind:
+    if federation.objective.kind == Classification.kind and not arrays.categories:
         scaled = None if scaling is None else [shard.x for shard in federation.shards]
         doubts += plausibility.feature_doubts(samples, names, arrays.advice, scaled)
         doubts += plausibility.bounds_doubts(samples, scaling, names)
@@ -871,11 +953,17 @@ def _shard(train_pair: Pair, test_pair: Pair, scaling: Scaling | None) -> Shard:
     """
     (x, y), (x_test, y_test) = train_pair, test_pair
     # a client without samples is refused later
-    if scaling is None or not x.size:
-        return Shard(_single(x), y, _single(x_test), y_test)
+    if not x.size:
+        return Shard(x, y, x_test, y_test)
+    seen = None
+    if x.ndim == 2 and x.dtype.kind == "f":
+        # a column without a value has no range, and NaN is never outside of it
+        seen = np.stack([np.fmin.reduce(x), np.fmax.reduce(x)]).astype(np.float64)
+    if scaling is None:
+        return Shard(_single(x), y, _single(x_test), y_test, seen=seen)
     scale = scaling.scale_of(x)
-    x, x_test = (scale.applied(scaling.bounded(samples)) for samples in (x, x_test))
-    return Shard(x, y, x_test, y_test, scale)
+    x, x_test = (scaling.prepared(samples, scale) for samples in (x, x_test))
+    return Shard(x, y, x_test, y_test, scale, seen)
 
 
 def _single(samples: NDArray[Any]) -> NDArray[Any]:

@@ -200,6 +200,34 @@ def bounds_doubts(
     return [f"values{location} lie beyond the bounds, and are cut off there: {beyond} of them"]
 
 
+def far_doubts(samples: Array, seen: Array, names: Sequence[str] | None) -> list[str]:
+    """Return a doubt about values far outside of what a client trained on.
+
+    They lie beyond its smallest or largest value by more than the distance between these two.
+
+    Args:
+        samples: of a table (n, k).
+        seen: the smallest and the largest value of each column (2, k).
+        names: of the columns, or None.
+    """
+    low, high = seen
+    # single precision tells no closer values apart
+    margin = high - low + np.abs(seen).max(axis=0) * np.finfo(np.float32).eps
+    far = (samples < low - margin) | (samples > high + margin)
+    columns = np.flatnonzero(far.any(axis=0)).tolist()
+    if not columns:
+        return []
+    column_names = _column_names(samples.shape[1], names)
+    parts = []
+    for k in columns:
+        first = float(samples[far[:, k], k][0])
+        parts.append(f"{column_names[k]} ({first:g}, where it had {low[k]:g} to {high[k]:g})")
+    return [
+        f"values in {int(far.any(axis=1).sum())} of {len(samples)} rows lie far outside of what "
+        f"the client trained on: {listed(parts)}; its model has seen nothing like them"
+    ]
+
+
 def test_doubts(clients: Sequence[str]) -> list[str]:
     """Return a doubt about clients without test samples.
 

@@ -8,7 +8,7 @@ and deviations, so a shift between clients, which may be what tells clusters apa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,13 @@ from securecluster.errors import UsageError
 
 Array: TypeAlias = NDArray[Any]
 NONE, CLIENT, BOUNDS = "none", "client", "bounds"
+AUTO = "auto"  # a preparation that finds categories itself
+Categories: TypeAlias = tuple[str | float, ...] | None  # of a column; None for numbers
+
+
+def codes_of(categories: tuple[str | float, ...]) -> list[float]:
+    """Return the number that stands for each category: itself, or the place of a text."""
+    return [k if isinstance(name, str) else float(name) for k, name in enumerate(categories)]
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,13 @@ class Scale:
 
     Args:
         centre: of each feature (k,), or of all values (1,).
-        width: likewise, above 0.
+        width: likewise; 0 for a constant feature, which counts for nothing: its values become 0.
+        fill: what stands in for gaps in each column; empty where there are none.
     """
 
     centre: tuple[float, ...]
     width: tuple[float, ...]
+    fill: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, samples: Array) -> Scale:
@@ -43,10 +52,11 @@ class Scale:
         values = samples.astype(np.float64)
         if values.ndim != 2:
             values = values.reshape(-1, 1)
-        deviations = values.std(axis=0)
-        # a constant feature has no scale
-        widths = np.where(deviations > 0, deviations, 1.0)
-        return cls(tuple(values.mean(axis=0).tolist()), tuple(widths.tolist()))
+        means, deviations = values.mean(axis=0), values.std(axis=0)
+        # what rounding leaves of a constant feature, as scikit-learn bounds it
+        rounding = np.abs(means) * len(values) * np.finfo(np.float64).eps
+        widths = np.where(deviations > rounding, deviations, 0.0)
+        return cls(tuple(means.tolist()), tuple(widths.tolist()))
 
     def applied(self, samples: Array) -> Array:
         """Return samples (n, …) on this scale, as float32."""
@@ -54,8 +64,9 @@ class Scale:
         if not samples.size:
             return samples.astype(np.float32)
         centred = samples.astype(np.float64) - np.asarray(self.centre)
-        scaled: Array = (centred / np.asarray(self.width)).astype(np.float32)
-        return scaled
+        width = np.asarray(self.width)
+        scaled: Array = np.where(width > 0, centred / np.where(width > 0, width, 1.0), 0.0)
+        return scaled.astype(np.float32)
 
     def reordered(self, positions: Sequence[int]) -> Scale:
         """Return the scale of features in another order.
@@ -78,15 +89,25 @@ class Scaling:
             bounds to −1 … 1, with values beyond them cut off.
         low: lower bound of each feature, or one of all of them; empty for "client".
         high: upper bounds.
+        categories: of each column of a table whose gaps are filled: numbers are filled by the
+            client's own median, or the middle of the bounds, and each category becomes a feature,
+            which is 1 where a row has it; empty where samples have no gaps.
+        counted: whether categories were found in the clients' rows, and not given.
     """
 
     kind: str
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    categories: tuple[Categories, ...] = ()
+    counted: bool = field(default=False, compare=False)
 
     @classmethod
     def chosen(
-        cls, choice: Any, names: Sequence[str] | None, shape: Sequence[int]
+        cls,
+        choice: Any,
+        names: Sequence[str] | None,
+        shape: Sequence[int],
+        categories: tuple[Categories, ...] = (),
     ) -> Scaling | None:
         """Return the scaling of a user's choice, or None for no scaling.
 
@@ -95,10 +116,17 @@ class Scaling:
                 its name, or by its number where columns have no names.
             names: of the columns, or None.
             shape: of a sample.
+            categories: of each column, where gaps are filled; then "none" is "client".
 
         Raises:
             UsageError: another choice, or bounds that are no bounds of these columns.
         """
+        if categories:
+            scaling = cls.chosen(
+                CLIENT if choice in (None, NONE) else choice, *_numeric(names, categories)
+            )
+            assert scaling is not None
+            return scaling.with_categories(categories)
         if choice is None or (isinstance(choice, str) and choice == NONE):
             return None
         if isinstance(choice, str) and choice == CLIENT:
@@ -120,16 +148,91 @@ class Scaling:
         """Return whether a client's scale is computed from its rows."""
         return self.kind == CLIENT
 
+    @property
+    def public(self) -> Scale | None:
+        """Return the scale of all clients; None where each has its own."""
+        if self.kind == CLIENT:
+            return None
+        low, high = np.asarray(self.low), np.asarray(self.high)
+        centre = (low + high) / 2
+        fill: tuple[float, ...] = ()
+        if self.categories:
+            firsts = [self.sources.index(k) for k in range(len(self.categories))]
+            middles = zip(self.categories, centre[firsts].tolist(), strict=True)
+            fill = tuple(np.nan if names else middle for names, middle in middles)
+        return Scale(tuple(centre.tolist()), tuple(((high - low) / 2).tolist()), fill)
+
     def scale_of(self, samples: Array) -> Scale:
         """Return a client's scale.
 
         Args:
             samples: that it trains on (n, …).
         """
-        if self.kind == CLIENT:
+        if self.public is not None:
+            return self.public
+        if not self.categories:
             return Scale.of(samples)
-        low, high = np.asarray(self.low), np.asarray(self.high)
-        return Scale(tuple(((low + high) / 2).tolist()), tuple(((high - low) / 2).tolist()))
+        from sklearn.impute import SimpleImputer
+
+        # a column without a value is filled with 0, and then constant
+        imputer = SimpleImputer(strategy="median", keep_empty_features=True)
+        fill = imputer.fit(samples).statistics_
+        is_number = [names is None for names in self.categories]
+        fill = np.where(is_number, fill, np.nan)
+        scale = Scale.of(self.expanded(samples, fill))
+        marks = self.marks
+        centre = np.where(np.isnan(marks), scale.centre, 0.0)
+        width = np.where(np.isnan(marks), scale.width, 1.0)
+        return Scale(tuple(centre.tolist()), tuple(width.tolist()), tuple(fill.tolist()))
+
+    @property
+    def sources(self) -> list[int]:
+        """Return the column that each feature is made of."""
+        counts = [1 if names is None else len(names) for names in self.categories]
+        return np.repeat(np.arange(len(counts)), counts).tolist()
+
+    @property
+    def marks(self) -> list[float]:
+        """Return the code of the category that each feature marks; NaN for numbers."""
+        codes = [[np.nan] if names is None else codes_of(names) for names in self.categories]
+        return [code for of_column in codes for code in of_column]
+
+    def expanded(self, samples: Array, fill: Any) -> Array:
+        """Return a feature for each number and category, without gaps (n, c).
+
+        Args:
+            samples: (n, k), NaN for gaps.
+            fill: what stands in for them (k,).
+        """
+        values = np.where(np.isnan(samples), fill, samples)[:, self.sources]
+        marks = np.asarray(self.marks)
+        expanded: Array = np.where(np.isnan(marks), values, values == marks)
+        return expanded
+
+    def prepared(self, samples: Array, scale: Scale) -> Array:
+        """Return samples as networks take them, in single precision.
+
+        Args:
+            samples: (n, …), as a client has them.
+            scale: of the client.
+        """
+        if self.categories and samples.size:
+            samples = self.expanded(samples, scale.fill)
+        return scale.applied(self.bounded(samples))
+
+    def with_categories(self, categories: tuple[Categories, ...]) -> Scaling:
+        """Return the scaling of the numbers among columns of which some are categories."""
+        scaling = replace(self, categories=categories)
+        if not self.low:
+            return scaling
+        is_number = np.isnan(scaling.marks)
+        bounds = []
+        # a category is 0 or 1
+        for given, beyond in ((self.low, -1.0), (self.high, 1.0)):
+            values = np.full(len(is_number), beyond)
+            values[is_number] = given
+            bounds.append(tuple(values.tolist()))
+        return replace(scaling, low=bounds[0], high=bounds[1])
 
     def bounded(self, samples: Array) -> Array:
         """Return samples (n, …) with values beyond the bounds cut off; all of them for "client"."""
@@ -144,16 +247,35 @@ class Scaling:
         Args:
             positions: of the features, in the new order.
         """
+        scaling = self
+        if self.categories:
+            scaling = replace(self, categories=tuple(self.categories[k] for k in positions))
         if len(self.low) < 2:
-            return self
-        low = tuple(self.low[k] for k in positions)
-        return Scaling(self.kind, low, tuple(self.high[k] for k in positions))
+            return scaling
+        order = self.features_of(positions)
+        low = tuple(self.low[k] for k in order)
+        return replace(scaling, low=low, high=tuple(self.high[k] for k in order))
+
+    def features_of(self, positions: Sequence[int]) -> Sequence[int]:
+        """Return the positions of the features that columns become.
+
+        Args:
+            positions: of the columns.
+        """
+        if not self.categories:
+            return positions
+        sources = np.asarray(self.sources)
+        return [int(k) for position in positions for k in np.flatnonzero(sources == position)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the scaling as JSON has it."""
-        if self.kind == CLIENT:
-            return {"kind": CLIENT}
-        return {"kind": BOUNDS, "low": list(self.low), "high": list(self.high)}
+        content: dict[str, Any] = {"kind": self.kind}
+        if self.kind == BOUNDS:
+            content |= {"low": list(self.low), "high": list(self.high)}
+        if self.categories:
+            content["categories"] = [names and list(names) for names in self.categories]
+            content["counted"] = self.counted
+        return content
 
     @classmethod
     def read(cls, value: Any) -> Scaling | None:
@@ -165,9 +287,118 @@ class Scaling:
         if value is None:
             return None
         low, high = (tuple(map(float, value.get(name, ()))) for name in ("low", "high"))
+        categories = tuple(_categories(names) for names in value.get("categories", ()))
         if value["kind"] not in (CLIENT, BOUNDS) or len(low) != len(high):
             raise ValueError("no scaling")
-        return cls(value["kind"], low, high)
+        return cls(value["kind"], low, high, categories, bool(value.get("counted", False)))
+
+
+def _categories(names: Any) -> Categories:
+    """Return categories as JSON has them."""
+    if names is None:
+        return None
+    if not names or len({isinstance(name, str) for name in names}) > 1:
+        raise ValueError("no categories")
+    return tuple(name if isinstance(name, str) else float(name) for name in names)
+
+
+def chosen_categories(prepare: Any) -> dict[str, Categories] | None:
+    """Return the categories that a user's choice of a preparation gives, by column.
+
+    Args:
+        prepare: None for no preparation, "auto", the categories of some columns by their names, or
+            a transformer of scikit-learn.
+
+    Returns:
+        Of a transformer of columns an entry for each column, None for numbers.
+
+    Raises:
+        UsageError: another choice, or categories that are none.
+    """
+    if prepare is None:
+        return None
+    if isinstance(prepare, str) and prepare == AUTO:
+        return {}
+    if hasattr(prepare, "fit_transform"):
+        return _of_estimator(prepare)
+    try:
+        return {str(name): _categories(tuple(given)) for name, given in prepare.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise UsageError(
+            f"prepare = {prepare!r}: give 'auto', a transformer of scikit-learn, or the categories "
+            "of columns, such as {'sex': ['female', 'male']}"
+        ) from None
+
+
+def _of_estimator(estimator: Any) -> dict[str, Categories]:
+    """Return what a transformer of scikit-learn does, by column.
+
+    Args:
+        estimator: a pipeline of SimpleImputer and StandardScaler, or a ColumnTransformer of such
+            pipelines and of OneHotEncoder.
+
+    Raises:
+        UsageError: another one, of which a model would not know how it prepares.
+    """
+    from sklearn.compose import ColumnTransformer
+
+    if not isinstance(estimator, ColumnTransformer):
+        _check_numbers(estimator)
+        return {}
+    found: dict[str, Categories] = {}
+    for _, part, columns in estimator.transformers:
+        if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+            raise UsageError(f"prepare names columns by {columns!r}: give a list of their names")
+        found |= dict.fromkeys(columns) if _is_numeric(part) else _encoded(part, columns)
+    return found
+
+
+def _is_numeric(part: Any) -> bool:
+    """Return whether a part of a ColumnTransformer prepares numbers, as is known of it."""
+    if type(part).__name__ == "OneHotEncoder":
+        return False
+    _check_numbers(part)
+    return True
+
+
+def _encoded(encoder: Any, columns: Sequence[str]) -> dict[str, Categories]:
+    """Return the categories of a OneHotEncoder by column.
+
+    Raises:
+        UsageError: they are not named, or others are not ignored.
+    """
+    is_known = encoder.handle_unknown == "ignore" and encoder.drop is None
+    if not is_known or isinstance(encoder.categories, str):
+        raise UsageError(
+            "prepare has a OneHotEncoder that finds categories, or does not ignore others: give "
+            "OneHotEncoder(categories=[[...]], handle_unknown='ignore')"
+        )
+    given = map(tuple, encoder.categories)
+    return {name: _categories(names) for name, names in zip(columns, given, strict=True)}
+
+
+def _check_numbers(estimator: Any) -> None:
+    """Raise UsageError unless an estimator fills gaps by medians, and standardises."""
+    steps = [step for _, step in getattr(estimator, "steps", [("", estimator)])]
+    kinds = [type(step).__name__ for step in steps]
+    if kinds == ["SimpleImputer", "StandardScaler"]:
+        imputer, scaler = steps
+        plain = not imputer.add_indicator and np.isnan(imputer.missing_values)
+        if plain and imputer.strategy == "median" and scaler.with_mean and scaler.with_std:
+            return
+    raise UsageError(
+        f"prepare has {', '.join(kinds)}, and a model knows how to prepare numbers by "
+        "make_pipeline(SimpleImputer(strategy='median'), StandardScaler()): give this, or "
+        "transform the table first"
+    )
+
+
+def _numeric(
+    names: Sequence[str] | None, categories: Sequence[Categories]
+) -> tuple[list[str] | None, tuple[int]]:
+    """Return the names of the columns of numbers, if they have some, and their count."""
+    numbers = [k for k, given in enumerate(categories) if given is None]
+    return None if names is None else [names[k] for k in numbers], (len(numbers),)
 
 
 def _of_columns(

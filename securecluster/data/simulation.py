@@ -14,7 +14,7 @@ from securecluster.core.noted_warnings import noted
 from securecluster.core.validation import PythonOnly, check_seed
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
-from securecluster.data.scaling import chosen_scaling, scaling_options
+from securecluster.data.scaling import AUTO, chosen_categories, chosen_scaling, scaling_options
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.errors import UsageError, unknown
 
@@ -25,7 +25,7 @@ SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
     "client_column", "label_column", "classes", "truth_column", "feature_columns", "drop_columns",
-    "missing", "scaling", "bounds",
+    "missing", "scaling", "bounds", "prepare",
 )  # fmt: skip
 DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
@@ -67,6 +67,10 @@ class Simulation:
     """
     bounds: tuple[str, ...] | None = None
     """your own file: public bounds of the features, COLUMN=LOW:HIGH for each, or one LOW:HIGH"""
+    prepare: str | None = None
+    """your own file: auto fills gaps and makes numbers of categories and dates, each client by its
+    own rows unless there are bounds
+    """
     scenario: str | None = None
     """how clients differ: a name from `securecluster list`, or several (rotation+dirichlet); None
     is the one that the protocol is designed for (in a comparison, if all have the same), else
@@ -178,6 +182,10 @@ class Simulation:
             for name in ("feature_columns", "drop_columns", "missing", "classes"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
             scaling = scaling_options(recipe.pop("scaling"))
+            prepare = recipe.pop("prepare")
+            if prepare:  # categories that were given in Python
+                return None
+            recipe["prepare"] = None if prepare is None else AUTO
             return cls(data=recipe.pop("path"), **recipe, **scaling)
         dealt = recipe.pop("scenario")
         try:
@@ -207,6 +215,7 @@ class Simulation:
                 missing=self.missing,
                 classes=self.classes,
                 scaling=chosen_scaling(self.scaling, self.bounds),
+                prepare=self.prepare,
                 seed=self.seed,
             )
         clients = self.clients
@@ -305,6 +314,7 @@ class Simulation:
                 "label (--client-column, --label-column)"
             )
         chosen_scaling(self.scaling, self.bounds)  # refuses options that do not go together
+        chosen_categories(self.prepare)
         default = Simulation()
         for name in DEALING_OPTIONS:
             if getattr(self, name) != getattr(default, name):

@@ -86,6 +86,7 @@ FAILURES = "failures.txt"  # tracebacks of runs of a sweep or a comparison
 SWEPT = {SWEEP_RUNS, FAILURES, *SWEEP_TABLES, *SWEEP_PICTURES}
 WRITTEN = {
     *READ_BACK, *PICTURES, *PAGES, RESULT, run_secret.FILE, manifest.NAME, MARKER, newcomers.NAME,
+    newcomers.KEPT,
 }  # fmt: skip
 # settings that folders of earlier versions lack, as these versions carried runs out
 LATER_SETTINGS = {"engine": "process", "workers": 0}

@@ -30,7 +30,13 @@ from securecluster.nodes.policy_file import PolicyFile
 from securecluster.nodes.proposal import Proposal, accepted, facts_in
 from securecluster.nodes.run_progress import Progress
 from securecluster.parties.client_state import ClientState
-from securecluster.parties.derived import adds_noise, as_agreed, needs_samples, training_sizes
+from securecluster.parties.derived import (
+    adds_noise,
+    as_agreed,
+    model_of,
+    needs_samples,
+    training_sizes,
+)
 from securecluster.parties.endpoints import KeySource, build_client
 from securecluster.parties.method import Method
 from securecluster.parties.newcomers import check_sizes, samples_batches
@@ -41,6 +47,7 @@ from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
+    from securecluster.core.lazy_torch import torch
     from securecluster.privacy.masking.identities import Identity, Roster
     from securecluster.runtime.endpoint import Endpoint
 
@@ -233,6 +240,42 @@ class Node(Party):
                 self._write_progress(name, progress)
         return json.dumps(progress.score).encode()
 
+    def module_of(self, run: bytes) -> torch.nn.Module:
+        """Return the client's model of a run, as `FittedRun.module_of` of its client.
+
+        It stays at the node, and takes samples as the owner has them.
+
+        Args:
+            run: fingerprint of a run that the node agreed to, and that has ended.
+
+        Raises:
+            UnknownRunError: no such run.
+            PolicyError: a method whose server knows which model is the client's own.
+        """
+        from securecluster.results.predictions import module_with
+        from securecluster.results.preparation import kept_numbers, preparation
+
+        with self._alone(), cpu_threads(self._settings.threads):
+            running = self._living(run.decode("ascii", "replace"))
+            self._check_own_model()
+            models = self.method.observer.kept_models(running.endpoint.client, None)
+            network = model_of(self.method, running.config)
+            state = network.state_dict(models.row(0).cpu())
+            data = self._data
+            if data.feature_names is not None:
+                data = data.with_features(running.config["feature_names"])
+            own = {name: rows[0] for name, rows in kept_numbers(data).items()}
+            numbers = preparation(running.config, own)
+            return module_with(self.method, running.config, network.objective, state, numbers)
+
+    def _check_own_model(self) -> None:
+        """Raise PolicyError for a method whose server knows which model is the client's own."""
+        if self.method.observer.needs_state:
+            raise PolicyError(
+                f"a client of {self.method.name} has several models, and the server knows which "
+                "one is its own: it tells no score, and has no module"
+            )
+
     def _evaluated(self, run: str, number: int) -> float | None:
         """Return the score of the client's model, whose release is in the ledger."""
         endpoint = self._living(run).endpoint
@@ -258,11 +301,7 @@ class Node(Party):
                 "this client does not tell its score, which no noise covers and no sum hides "
                 "(scores of its policy)"
             )
-        if self.method.observer.needs_state:
-            raise PolicyError(
-                f"a client of {self.method.name} has several models, and the server knows which "
-                "one is its own: it tells no score"
-            )
+        self._check_own_model()
 
     def _check_ended(self, config: Mapping[str, Any], progress: Progress) -> None:
         """Raise PolicyError for a run in which the node has not answered in the last round."""

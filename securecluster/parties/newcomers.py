@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from securecluster.data.federation import Federation
 
 NAME = "newcomers.jsonl"
+KEPT = "newcomers.json"  # what newcomers keep of their own data, and their clusters
 
 
 @dataclass(frozen=True)

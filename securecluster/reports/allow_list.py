@@ -98,7 +98,7 @@ NETWORK: Rule = {
         "width latents shared phi signature_kind",
     ),
     "objective": _all(PUBLIC, "kind metres"),
-    "scaling": (PUBLIC, _all(PUBLIC, "kind low high")),
+    "scaling": (PUBLIC, _all(PUBLIC, "kind low high categories counted")),
     "chosen": OPTIONS,
     # clients' numbers of samples
     **_all(UNCOVERED, "sizes signature_sizes most_samples"),
@@ -117,8 +117,8 @@ CONFIG: Rule = {
             **_all(
                 PUBLIC,
                 "client_column label_column classes truth_column feature_columns drop_columns "
-                "missing scaling bounds scenario clients clusters samples labels_per_client alpha "
-                "minority task_sizes overlap",
+                "missing scaling bounds prepare scenario clients clusters samples "
+                "labels_per_client alpha minority task_sizes overlap",
             ),
             "seed": OWNER,
         },

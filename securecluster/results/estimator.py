@@ -195,7 +195,7 @@ class ClusteredClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "no cluster shares a model, so only sites of the fit have predictions: give groups"
             )
         objective = run.network_.objective
-        x = read_samples(X, run.kept_, None)
+        x = read_samples(X, run.kept_)
         total = np.zeros((len(X), len(self.classes_)))
         for c in shared:
             outputs = outputs_of(run.module_of(cluster=c), x)

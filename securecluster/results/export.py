@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from securecluster.core import atomic_files
 from securecluster.core.client_names import Client, ClientNames
 from securecluster.core.lazy_torch import torch
+from securecluster.data.scaling import Scaling
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
 from securecluster.results.export_folder import FROZEN, LOADER, publish
+from securecluster.results.preparation import Numbers, preparation
 
 if TYPE_CHECKING:
     from securecluster.results.fitted_state import Fitted
@@ -67,25 +69,40 @@ def export(
         _check_onnx(fitted)
     states: dict[str, State] = {}
     content = _content(fitted, form, labels)
+    config = fitted.kept_.learned.config
+    numbers: dict[str, Numbers | None] = {}
+    scaling = Scaling.read(config.get("scaling"))
+    own_alone = scaling is not None and scaling.of_rows
     for c, state in enumerate(fitted.models_):
-        if state is not None:
+        # a graph cannot refuse samples that nobody prepared
+        if state is not None and not (own_alone and form == "onnx"):
             content["clusters"][str(c)] = f"cluster{c}.{form}"
             states[f"cluster{c}.{form}"] = state
-    names = ClientNames(fitted.kept_.learned.names)
+            numbers[f"cluster{c}.{form}"] = None if own_alone else preparation(config, None)
+    names = ClientNames([*fitted.kept_.learned.names, *fitted._guests])
     for client in clients:
         state = fitted.model_of(client)
         position = names.position(client)
-        content["own"][names.names[position]] = f"client{position}.{form}"
-        states[f"client{position}.{form}"] = state
+        file = f"client{position}.{form}"
+        content["own"][names.names[position]] = file
+        states[file] = state
+        numbers[file] = preparation(config, fitted._own(client))
     if not states:
         fitted.kept_.check_clients()
-        raise UsageError("no cluster shares a model: name the clients whose own to export")
-    publish(folder, content, lambda target: _write(fitted, target, content, states))
+        reason = "no cluster shares a model"
+        if own_alone:
+            reason = "each client scaled its features by numbers of its own"
+        raise UsageError(f"{reason}: name the clients whose own to export")
+    publish(folder, content, lambda target: _write(fitted, target, content, states, numbers))
     return content
 
 
 def _write(
-    fitted: Fitted, folder: Path, content: dict[str, Any], states: Mapping[str, State]
+    fitted: Fitted,
+    folder: Path,
+    content: dict[str, Any],
+    states: Mapping[str, State],
+    numbers: Mapping[str, Numbers | None],
 ) -> None:
     """Write the files of an export to an empty folder.
 
@@ -94,11 +111,12 @@ def _write(
         folder: to write to.
         content: of `clusters.json`, to which the file of shared tensors is added.
         states: `state_dict` of each model, by its file.
+        numbers: of the preparation of its samples, by its file.
     """
     if content["format"] == "onnx":
-        _write_onnx(fitted, folder, states)
+        _write_onnx(fitted, folder, states, numbers)
     else:
-        content["frozen"] = _write_tensors(fitted, folder, states)
+        content["frozen"] = _write_tensors(fitted, folder, states, numbers)
         atomic_files.write_atomic(folder / LOADER, _loader(fitted).encode())
 
 
@@ -145,13 +163,16 @@ def _personal(fitted: Fitted) -> list[str]:
     return personal
 
 
-def _write_tensors(fitted: Fitted, folder: Path, states: Mapping[str, State]) -> str | None:
+def _write_tensors(
+    fitted: Fitted, folder: Path, states: Mapping[str, State], numbers: Mapping[str, Numbers | None]
+) -> str | None:
     """Write what each model has trained, and the tensors that all share, once.
 
     Args:
         fitted: the result of the run.
         folder: to write to.
         states: `state_dict` of each model, by its file.
+        numbers: of the preparation of its samples, by its file.
 
     Returns:
         The file of the shared tensors; None where there are none.
@@ -164,7 +185,8 @@ def _write_tensors(fitted: Fitted, folder: Path, states: Mapping[str, State]) ->
             trained.add(name)
     frozen: dict[str, torch.Tensor] = {}
     for file, state in states.items():
-        own: dict[str, torch.Tensor] = {}
+        prepares = numbers[file] or {}
+        own = {f"prepare.{name}": values for name, values in prepares.items()}
         for name, value in state.items():
             # get_extra_state may return anything
             if not isinstance(value, torch.Tensor):
@@ -259,27 +281,34 @@ def _check_onnx(fitted: Fitted) -> None:
         )
 
 
-def _write_onnx(fitted: Fitted, folder: Path, states: Mapping[str, State]) -> None:
+def _write_onnx(
+    fitted: Fitted, folder: Path, states: Mapping[str, State], numbers: Mapping[str, Numbers | None]
+) -> None:
     """Write each model as an ONNX graph from samples (n, …) to outputs (n, …).
 
     Args:
         fitted: the result of the run.
         folder: to write to.
         states: `state_dict` of each model, by its file.
+        numbers: of the preparation of its samples, by its file; graphs that prepare samples
+            themselves take doubles.
     """
     from securecluster.results.predictions import module_with
 
     config = fitted.kept_.learned.config
     objective = fitted.network_.objective
     # two samples: exporters take an axis of one for constant
-    samples = torch.zeros(2, *config["shape"], dtype=getattr(torch, config["dtype"]))
+    scaling = Scaling.read(config.get("scaling"))
+    columns = len(scaling.categories) if scaling is not None else 0
+    shape = (columns,) if columns else config["shape"]
+    samples = torch.zeros(2, *shape, dtype=getattr(torch, config["dtype"]))
     if objective.kind == Language.kind:
         samples = samples.long()
     for file, state in states.items():
-        module = module_with(fitted.method, config, objective, state)
+        module = module_with(fitted.method, config, objective, state, numbers[file])
         program = torch.onnx.export(
             module,
-            (samples,),
+            (samples if numbers[file] is None else samples.double(),),
             input_names=["samples"],
             output_names=["outputs"],
             dynamic_shapes=({0: torch.export.Dim("n")},),

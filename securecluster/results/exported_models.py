@@ -10,6 +10,7 @@ Where the run trained a module of your own, give it: load("north", module=MyNetw
 """
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,58 @@ from safetensors.torch import load_file
 from torch import nn
 
 FOLDER = Path(__file__).parent
+NUMBERS = ("fill", "source", "mark", "low", "high", "centre", "width")  # of a preparation
+
+
+class Prepared(nn.Module):
+    """Network that takes samples as clients have them, and prepares them itself.
+
+    Args:
+        network: takes prepared samples, in the type of its weights.
+        numbers: of the preparation, in double precision: values become (x - centre) / width, those
+            beyond `low` and `high`, if there are any, being cut off before; a feature of width 0
+            was constant, and counts for nothing. Before all this, where there is `fill`, it stands
+            in for NaN, and each feature is the column `source`, or 1 where that has the value
+            `mark`, if this is none.
+        dtype: of the weights.
+    """
+
+    fill: torch.Tensor
+    source: torch.Tensor
+    mark: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    centre: torch.Tensor
+    width: torch.Tensor
+
+    def __init__(
+        self, network: nn.Module, numbers: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.dtype = dtype
+        self.bounded = "low" in numbers
+        self.fills = "fill" in numbers
+        for name, values in numbers.items():
+            self.register_buffer(name, values)
+
+    def prepared(self, x: torch.Tensor) -> torch.Tensor:
+        """Return samples (n, …) as the network takes them; give large numbers as doubles."""
+        x = x.double()
+        if self.fills:
+            x = torch.where(x.isnan(), self.fill, x)[:, self.source.long()]
+            x = torch.where(self.mark.isnan(), x, (x == self.mark).double())
+        if self.bounded:
+            x = x.clamp(self.low, self.high)
+        constant = self.width == 0
+        scaled = (x - self.centre) / self.width.masked_fill(constant, 1.0)
+        # the run's clients have samples in single precision
+        return scaled.masked_fill(constant, 0.0).float().to(self.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the network's outputs for samples (n, …)."""
+        outputs: torch.Tensor = self.network(self.prepared(x))
+        return outputs
 
 
 @cache
@@ -46,13 +99,36 @@ def load(
             replaced.
 
     Returns:
-        The module in evaluation mode.
+        The module in evaluation mode. It takes samples as the run's clients have them, columns in
+        the order of "features" in `clusters.json`.
     """
     exported = content()
-    file = None
+    file = _file_of(exported, client, cluster)
+    state = load_file(FOLDER / file)
+    numbers = {name: state.pop(f"prepare.{name}") for name in NUMBERS if f"prepare.{name}" in state}
+    if exported["scaling"] and not numbers:
+        raise ValueError(
+            "each client of the run standardised its features by its own mean and deviation, which "
+            "are beside its own model alone: export it with clients=[its name], and load(its name)"
+        )
+    # all models share frozen tensors, if there are any
+    if exported["frozen"]:
+        state.update(load_file(FOLDER / exported["frozen"]))
+    model = network() if module is None else module
+    dtype = getattr(torch, exported["dtype"])
+    model = model.to(dtype)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    wrong = [name for name in missing if not name.endswith("_extra_state")] + unexpected
+    if wrong:
+        raise ValueError(f"the module has other tensors than the run's, such as {wrong[0]}")
+    return (Prepared(model, numbers, dtype) if numbers else model).eval()
+
+
+def _file_of(exported: dict[str, Any], client: object, cluster: int | None) -> str:
+    """Return the file of a client's or a cluster's model."""
+    if cluster is None and str(client) in exported["own"]:
+        return str(exported["own"][str(client)])
     if cluster is None:
-        file = exported["own"].get(str(client))
-    if cluster is None and file is None:
         if exported["clients"] is None:
             raise KeyError(
                 f"{client} alone knows its cluster, so this export does not say it: "
@@ -64,39 +140,9 @@ def load(
                 f"{client} has a model of its own, which was not exported: "
                 f"load(cluster={cluster}) is its cluster's"
             )
-    file = file or exported["clusters"].get(str(cluster))
-    if file is None:
+    if str(cluster) not in exported["clusters"]:
         raise KeyError(f"cluster {cluster} has no exported model: its clients trained alone")
-    state = load_file(FOLDER / file)
-    # all models share frozen tensors, if there are any
-    if exported["frozen"]:
-        state.update(load_file(FOLDER / exported["frozen"]))
-    model = network() if module is None else module
-    model = model.to(getattr(torch, exported["dtype"]))
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    wrong = [name for name in missing if not name.endswith("_extra_state")] + unexpected
-    if wrong:
-        raise ValueError(f"the module has other tensors than the run's, such as {wrong[0]}")
-    return model.eval()
-
-
-def scaled(x: torch.Tensor) -> torch.Tensor:
-    """Return samples on the scale that the models take, which is "scaling" in `clusters.json`.
-
-    Args:
-        x: samples (n, …), as the run's clients have them.
-    """
-    scaling = content()["scaling"]
-    if scaling is None:
-        return x
-    if scaling["kind"] == "client":
-        raise ValueError(
-            "each client of the run standardised its features by its own mean and deviation: do so "
-            "with x, and call the model itself"
-        )
-    low = torch.tensor(scaling["low"], dtype=torch.float64)
-    high = torch.tensor(scaling["high"], dtype=torch.float64)
-    return (x.double().clamp(low, high) - (low + high) / 2) / ((high - low) / 2)
+    return str(exported["clusters"][str(cluster)])
 
 
 def predict(model: nn.Module, x: torch.Tensor) -> list[object]:
@@ -108,5 +154,7 @@ def predict(model: nn.Module, x: torch.Tensor) -> list[object]:
     """
     classes = content()["classes"]
     with torch.no_grad():
-        outputs = model(scaled(x).to(getattr(torch, content()["dtype"])))
+        if not isinstance(model, Prepared):
+            x = x.to(getattr(torch, content()["dtype"]))
+        outputs = model(x)
     return [classes[k] for k in outputs[:, : len(classes)].argmax(-1).tolist()]

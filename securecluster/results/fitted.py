@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,15 @@ from securecluster.parties.derived import adds_noise, call_types, model_of, stat
 from securecluster.parties.method import Method
 from securecluster.results import predictions
 from securecluster.results.fitted_state import SHARED, UNTUNED, FittedState, FittedSummary
+from securecluster.results.preparation import (
+    RANGES,
+    Guest,
+    guests_of,
+    own_numbers,
+    preparation,
+    read_guests,
+    write_guests,
+)
 
 if TYPE_CHECKING:
     from securecluster.data.federation import Federation
@@ -117,6 +127,7 @@ class FittedRun:
         self.method = type(method)(**copy.deepcopy(method.get_params()))
         self.labels_ = np.asarray(learned.labels)
         self._client_names = ClientNames(learned.names)
+        self._guests: dict[str, Guest] = {}
         self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
         self.network_ = model_of(self.method, learned.config)
         self._start = self._module_tensors()
@@ -151,6 +162,7 @@ class FittedRun:
 
             self._newcomers_record = NewcomerRecord(folder, learned.config["clients"])
             self._newcomers_record.update(self.ledger_)
+            self._guests = read_guests(folder)
 
     def __repr__(self) -> str:
         """Return a summary in one line."""
@@ -230,20 +242,39 @@ class FittedRun:
     def model_of(self, client: Client) -> dict[str, Any]:
         """Return the `state_dict` of a client's model.
 
-        It is for that client: a model that it trained alone has no noise, and no ε covers it.
+        It is for that client: a model that it trained alone has no noise, and no ε covers it. It
+        takes prepared samples, as clients train on them; `module_of` takes those that they have.
 
         Args:
             client: its name, or `at` its position. A number is a name; only where no client is
-                called by a number, it is a position.
+                called by a number, it is a position. Whoever joined has the model of its cluster.
 
         Raises:
             UsageError: no such client, or a number that could be a name; or the result of a server,
                 whose clients have their models at their nodes.
         """
         self.kept_.check_clients()
+        guest = self._guest(client)
+        if guest is not None:
+            return self._state_of(guest.cluster)
         theta = self.client_models_.row(self._client_names.position(client))
         state: dict[str, Any] = self.network_.state_dict(theta)
         return state
+
+    def _guest(self, client: Client) -> Guest | None:
+        """Return a newcomer of a name that no client of the run has."""
+        if self._client_names.find(client) is not None:
+            return None
+        names = list(self._guests)
+        called = ClientNames(names).positions_called(client)
+        return self._guests[names[called[0]]] if called else None
+
+    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
+        """Return what a client or a newcomer keeps of its own data."""
+        guest = self._guest(client)
+        if guest is not None:
+            return guest.numbers
+        return own_numbers(self.kept_, self._client_names.position(client))
 
     def secrets_of(self, client: Client) -> Secrets:
         """Return the keys and seeds of one client, as it would give them to an adversary.
@@ -292,7 +323,9 @@ class FittedRun:
         """Return a torch module with the model of a client, or of a cluster.
 
         It is a new module of the run's network, or of the class of your own module, on the CPU and
-        in evaluation mode. Every method leaves each client one model: with several models it is the
+        in evaluation mode. It takes samples as the client has them: where the run scales features,
+        the module is `Prepared`, which does so and whose `network` is that of the run; give large
+        numbers as doubles. Every method leaves each client one model: with several models it is the
         one that the client chose last (IFCA, CLoVE), or the likeliest where clusters are soft
         (R-DPCFL); CFL's is that of its leaf (`ensemble` averages a path), and fine-tuned or
         personal models are the client's own.
@@ -303,14 +336,18 @@ class FittedRun:
 
         Raises:
             UsageError: no such client or cluster, both or neither, or a cluster whose model is not
-                shared; or the result of a server, whose clients have their models at their nodes.
+                shared, or whose clients scaled features by numbers of their own; or the result of a
+                server, whose clients have their models at their nodes.
         """
         if (client is None) == (cluster is None):
             raise UsageError(
                 "give a client or a cluster: module_of(client) or module_of(cluster=0)"
             )
         state = self._state_of(cluster) if client is None else self.model_of(client)
-        return predictions.module_with(self.method, self._config, self.network_.objective, state)
+        numbers = preparation(self._config, None if client is None else self._own(client))
+        return predictions.module_with(
+            self.method, self._config, self.network_.objective, state, numbers
+        )
 
     def _state_of(self, cluster: Any) -> dict[str, Any]:
         """Return the `state_dict` of a cluster's model.
@@ -339,8 +376,8 @@ class FittedRun:
     def _outputs(self, client: Client, x: Any) -> torch.Tensor:
         """Return the outputs (n, …) of a client's model for samples as the user has them."""
         module = self.module_of(client)
-        position = self._client_names.position(client)
-        return predictions.outputs_of(module, predictions.read_samples(x, self.kept_, position))
+        seen = self._own(client).get(RANGES)
+        return predictions.outputs_of(module, predictions.read_samples(x, self.kept_, seen))
 
     def predict_samples(self, client: Client, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return what a client's model (`module_of`) predicts for samples.
@@ -348,8 +385,8 @@ class FittedRun:
         Args:
             client: as for `model_of`.
             X: n samples (n, …): an array, a tensor, or a table, whose columns are found by their
-                names, in any order. They need not be the client's own, and are scaled as its own
-                were.
+                names, in any order. They need not be the client's own, and are prepared as its own
+                were. A SecureClusterWarning tells of values far outside of what it trained on.
 
         Returns:
             Labels (n,), as in `classes_`; for text the next token at every place (n, L); for
@@ -392,8 +429,7 @@ class FittedRun:
         Raises:
             UsageError: as `predict_samples`; or targets that do not fit the samples.
         """
-        name = self._client_names.names[self._client_names.position(client)]
-        targets = predictions.read_targets(name, X, y, self.network_.objective)
+        targets = predictions.read_targets(str(client), X, y, self.network_.objective)
         return predictions.score_of(
             self._outputs(client, X), targets, self.classes_, self.network_.objective
         )
@@ -405,7 +441,9 @@ class FittedRun:
 
         Every call starts from the end of the run. Releases of newcomers are added to `ledger_`, and
         to the folder of the run if there is one; `joined_` contains the frames, bytes and releases
-        of this call. Clients with one name are one person. A newcomer that is evaluated again with
+        of this call. Newcomers then have predictions by the models of their clusters; what they
+        keep of their own data is in `newcomers.json` of the folder, which must stay private.
+        Clients with one name are one person. A newcomer that is evaluated again with
         the same data sends the same bits, which cost nothing more; with other data it releases
         more. So does a newcomer with the name of a client of the run.
 
@@ -428,6 +466,16 @@ class FittedRun:
         self.joined_ = join(
             self.method, self.kept_, self.ledger_, self._newcomers_record, newcomers
         )
+        if newcomers.feature_names is not None:
+            newcomers = newcomers.with_features(self._config["feature_names"])
+        guests = guests_of(newcomers, self.joined_.labels)
+        for name in self._client_names.names:
+            guests.pop(name, None)  # it has a model of its own
+        self._guests |= guests
+        if self._newcomers_record is not None:
+            # a folder that cannot be written to has no releases with noise, either
+            with suppress(PermissionError):
+                write_guests(self._newcomers_record.path.parent, guests)
         warn_of_cost(self.method, self.ledger_, newcomers.names)
         return np.asarray(self.joined_.labels, dtype=np.int64)
 

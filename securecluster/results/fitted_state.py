@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -120,6 +121,10 @@ class Fitted(Protocol):
     network_: FlatModel
     _start: dict[str, torch.Tensor]  # weights that a module of the user's own began with
     _newcomers_record: Any
+    _guests: dict[str, Any]  # newcomers by name
+
+    def _own(self, client: Client) -> Mapping[str, torch.Tensor]:
+        """Return what a client or a newcomer keeps of its own data."""
 
     def model_of(self, client: Client) -> dict[str, Any]:
         """Return the `state_dict` of a client's model."""

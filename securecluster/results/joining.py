@@ -13,6 +13,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.data.feature_columns import listed
+from securecluster.data.scaling import Scaling
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.bounds import Limits
 from securecluster.messaging.messages import Call, Response
@@ -321,11 +322,10 @@ def _check_kind_of_data(newcomers: Federation, config: Mapping[str, Any]) -> Fed
         )
     if names is not None:
         newcomers = newcomers.with_classes(names)
-    own_scaling = newcomers.facts.scaling
-    if own_scaling != config.get("scaling"):
+    if newcomers.scaling != Scaling.read(config.get("scaling")):
         raise UsageError(
-            f"the newcomers' features are scaled by {own_scaling}, the run's by "
-            f"{config.get('scaling')}: give the same scaling"
+            f"the newcomers' features are scaled by {newcomers.facts.scaling}, the run's by "
+            f"{config.get('scaling')}: give the same scaling, and the same categories (prepare)"
         )
     same_shape = list(newcomers.shape) == config["shape"]
     if not same_shape or newcomers.classes > config["classes"]:

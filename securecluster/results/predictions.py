@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.data.feature_columns import Columns, names_of, order
+from securecluster.data.plausibility import far_doubts
+from securecluster.data.scaling import Categories, Scaling
+from securecluster.data.tables.coded import rows
+from securecluster.data.tables.parts import Table, frame_table
 from securecluster.data.user_arrays import read_pair
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Classification, Language, Objective, Trajectory
 from securecluster.parties.method import Method
-from securecluster.results.feature_scales import scaled
 from securecluster.results.fitted_state import FittedState
 from securecluster.training.evaluation import EVALUATED
 
@@ -25,7 +28,11 @@ DTYPES = {"float32": np.float32, "float64": np.float64}
 
 
 def module_with(
-    method: Method, config: Config, objective: Objective, state: Mapping[str, Any]
+    method: Method,
+    config: Config,
+    objective: Objective,
+    state: Mapping[str, Any],
+    numbers: Mapping[str, torch.Tensor] | None = None,
 ) -> torch.nn.Module:
     """Return a new module with given weights, of a network's name or of the user's own class.
 
@@ -34,6 +41,7 @@ def module_with(
         config: of the run.
         objective: of the run.
         state: its `state_dict`.
+        numbers: of the preparation of its samples; None for none.
 
     Returns:
         The module on the CPU, in evaluation mode and in the type of the run's models.
@@ -48,38 +56,36 @@ def module_with(
         module = copy.deepcopy(method.model).cpu()
     module = module.to(getattr(torch, config["dtype"]))
     module.load_state_dict(state)
+    if numbers is not None:
+        from securecluster.results.exported_models import Prepared
+
+        module = Prepared(module, numbers, getattr(torch, config["dtype"]))
     return module.eval()
 
 
-def read_samples(x: Any, kept: FittedState, client: int | None) -> torch.Tensor:
-    """Return samples as a client's model takes them, on the scale of its features.
+def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) -> torch.Tensor:
+    """Return samples as `module_with` takes them, in the order of the run's features.
 
     Args:
         x: n samples (n, …): an array, a tensor, or a table, whose columns are found by their names.
         kept: the state at the end of the run.
-        client: its position; None for nobody's samples in particular.
+        seen: the smallest and the largest values that the client trained on (2, k), if known.
 
     Raises:
-        UsageError: samples that are not numbers, or not of the run's shape or columns; or nobody's,
-            where each client scaled its own.
+        UsageError: samples that are not numbers, or not of the run's shape or columns.
     """
     config = kept.learned.config
+    scaling = Scaling.read(config.get("scaling"))
+    categories = () if scaling is None else scaling.categories
     names = config.get("feature_names")
-    column_names = names_of(x)
-    positions: Sequence[int] | None = None
-    # before the numbers: columns that are no features may hold text
-    if names is not None and column_names is not None:
-        positions = order(column_names, names, "X has other columns than the run's data")
-    values = _numbers(x)
-    if positions is not None:
-        values = values[:, positions]
-    elif names is not None:
+    if names is not None and names_of(x) is None and not isinstance(x, Table):
         warnings.warn(
             "the columns of X have no names: they are taken in the order of the run's features",
             SecureClusterWarning,
             stacklevel=4,
         )
-    shape = tuple(config["shape"])
+    values = _values(x, names, categories)
+    shape = (len(categories),) if categories else tuple(config["shape"])
     if values.shape[1:] != shape:
         raise UsageError(
             f"X {values.shape} has samples of shape {values.shape[1:]}, and the run's are "
@@ -87,10 +93,34 @@ def read_samples(x: Any, kept: FittedState, client: int | None) -> torch.Tensor:
         )
     if config["objective"]["kind"] == Language.kind:
         return torch.as_tensor(_tokens(values, config["classes"]))
-    converted = scaled(kept, client, values).astype(DTYPES[config["dtype"]])
-    if not np.isfinite(converted).all():
+    # a preparation takes numbers as they are
+    converted = values.astype(np.float64 if scaling is not None else DTYPES[config["dtype"]])
+    if np.isinf(converted).any() or (np.isnan(converted).any() and not categories):
         raise UsageError("X has a value that is NaN or infinite: clean the samples first")
+    doubts = [] if seen is None else far_doubts(values, seen.numpy(), names)
+    for doubt in doubts:
+        warnings.warn(doubt, SecureClusterWarning, stacklevel=4)
     return torch.as_tensor(converted)
+
+
+def _values(x: Any, names: Sequence[str] | None, categories: Sequence[Categories]) -> NDArray[Any]:
+    """Return samples as an array of numbers (n, …), in the order of the run's features.
+
+    Args:
+        x: as for `read_samples`; of a `Table`, other columns are left out.
+        names: of the features, if they have some.
+        categories: of each of them, where the run fills gaps.
+    """
+    if isinstance(x, Table):
+        return rows(x, names or x.names, categories=categories)
+    column_names = names_of(x)
+    if names is None or column_names is None:
+        return _numbers(x)
+    # before the numbers: columns that are no features may hold text
+    positions = order(column_names, names, "X has other columns than the run's data")
+    if categories:
+        return rows(frame_table(x), names, categories=categories)
+    return _numbers(x)[:, positions]
 
 
 def outputs_of(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from securecluster.parties.client_state import ClientState
 from securecluster.parties.method import Method
 from securecluster.privacy import run_secret
 from securecluster.results.fitted_state import FittedState, FittedSummary
+from securecluster.results.preparation import write_guests
 
 if TYPE_CHECKING:
     from securecluster.privacy.dp.ledger import Ledger
@@ -39,7 +40,15 @@ OWN = atomic_files.Own(
     re.compile(
         "|".join(
             re.escape(name)
-            for name in (*ALWAYS, CLIENTS, START, manifest.NAME, newcomers.NAME, run_secret.FILE)
+            for name in (
+                *ALWAYS,
+                CLIENTS,
+                START,
+                manifest.NAME,
+                newcomers.NAME,
+                newcomers.KEPT,
+                run_secret.FILE,
+            )
         )
     ),
 )
@@ -91,7 +100,10 @@ def save(result: Fitted, folder: Path) -> None:
         move_private()
         move_others()
     # the saved ledger contains the releases of newcomers
-    atomic_files.remove(folder, newcomers.NAME, OWN)
+    for name in (newcomers.NAME, newcomers.KEPT):
+        atomic_files.remove(folder, name, OWN)
+    if result._guests:
+        write_guests(folder, result._guests)
     manifest.write(folder, [*private, *files])
 
 

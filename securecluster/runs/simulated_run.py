@@ -24,8 +24,8 @@ from securecluster.parties.power_check import power_entry
 from securecluster.parties.server_half import ServerHalf
 from securecluster.privacy import run_secret
 from securecluster.protections.occupancy import Occupancy, SumTap
-from securecluster.results.feature_scales import kept_scales
 from securecluster.results.fitted_state import FittedState, FittedSummary
+from securecluster.results.preparation import kept_numbers
 from securecluster.results.saving import SCHEMA
 from securecluster.runs.clients_half import ClientsHalf
 from securecluster.runs.ray_blocks import BlockedClients
@@ -231,7 +231,7 @@ class SimulatedRun:
             occupancy=None if self._tap is None else self._tap.occupancy,
         )
         final = clients.final(models, labels)
-        final.extra |= kept_scales(self._federation)
+        final.extra |= kept_numbers(self._federation)
         result = FittedState(learned, pack(state), final, self._secret)
         if method.rounds < ENOUGH_ROUNDS:
             return result, None

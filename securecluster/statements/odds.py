@@ -51,7 +51,8 @@ def in_words(privacy: Privacy) -> list[str]:
     unit = "example" if "example" in privacy["neighbouring"] else "client"
     if epsilon is None:
         return [f"No ε limits what readers of this run's messages learn of {UNITS[unit]}."]
-    if not privacy.get("delta"):
+    delta = privacy.get("delta")
+    if not delta:
         return ["Nothing that was sent depends on anybody's data, so it tells nothing of anyone."]
     placed, _, _ = privacy["placement"].replace(":", " ").partition(" ")
     placed = "distributed" if placed == "each" else placed
@@ -59,7 +60,7 @@ def in_words(privacy: Privacy) -> list[str]:
     sentences = [
         f"{reader} can raise even odds (50 in 100) {SUPPOSED[unit]} to {_odds(epsilon, EVEN)} at "
         f"most, and odds of 1 in 100 to {_odds(epsilon, RARE)}, but for a chance of 1 in "
-        f"{1 / privacy['delta']:,.0f} (δ)."
+        f"{1 / delta:,.0f} (δ)."
     ]
     if after(epsilon, EVEN) > CERTAIN:
         sentences.append("That is as good as certainty: this ε limits nothing in practice.")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from securecluster import Federation, Settings
 from securecluster.core import atomic_files
@@ -190,6 +191,26 @@ def test_models_on_nodes_are_those_of_the_run_in_this_process(
         (running,) = node._running.values()
         found = running.endpoint.client.models.row(0).numpy()
         np.testing.assert_array_equal(found, whole.client_models_.row(i).numpy())
+
+
+@pytest.mark.parametrize("scaling", ["client", (-3, 3)])
+def test_a_node_has_the_module_of_its_client_and_prepares_alike(
+    scaling: Any, enrolled: Enrolled, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(0)
+    sites = [
+        (np.where(draw.random((30, 3)) < 0.1, np.nan, 2.0), [0, 1] * 15) for _ in range(CLIENTS)
+    ]
+    sites = [(x * draw.normal(size=x.shape) + k, y) for k, (x, y) in enumerate(sites)]
+    data = Federation.from_arrays(sites, scaling=scaling, prepare="auto", classes=2, seed=0)
+    nodes = nodes_of(made := EQUAL["fedavg, secagg"], data, enrolled, tmp_path)
+    half = serve(made, data, nodes, enrolled[1])
+    whole = in_this_process(made, data, half)
+    rows = np.where(draw.random((20, 3)) < 0.2, np.nan, draw.normal(size=(20, 3)))
+    for i, node in enumerate(nodes):
+        (run,) = node._running
+        answers = node.module_of(run.encode())(torch.as_tensor(rows)).argmax(1).tolist()
+        assert answers == whole.predict_samples(str(i), rows).tolist()
 
 
 def test_only_the_owner_reads_the_folder(

@@ -254,29 +254,3 @@ def test_an_onnx_graph_takes_any_number_of_samples(swapped: Federation, tmp_path
         outputs = session.run(None, {"samples": x})[0]
         expected = run.module_of(cluster=0)(torch.as_tensor(x)).detach().numpy()
         np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:values in columns 0, 1 lie beyond the bounds")
-def test_class_names_and_public_bounds_travel(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    sites = {}
-    for name in ("north", "south"):
-        x = generator.uniform(0, 100, (40, 2))
-        sites[name] = x, np.where(x[:, 0] > x[:, 1], "sick", "healthy")
-    federation = Federation.from_arrays(sites, scaling=(0, 80), seed=0)
-    run = FedAvg(model="linear", rounds=3).fit(federation)
-    run.export(tmp_path)
-    loader = loader_of(tmp_path)
-    x = sites["north"][0]
-    labels = loader.predict(loader.load("north"), torch.tensor(x))
-    assert labels == run.predict_samples("north", x).tolist() and set(labels) == {"healthy", "sick"}
-
-
-def test_a_loader_does_not_guess_a_client_s_own_scale(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    sites = {name: (generator.normal(9, 3, (20, 2)), [0, 1] * 10) for name in ("north", "south")}
-    federation = Federation.from_arrays(sites, scaling="client", seed=0)
-    FedAvg(model="linear", rounds=1).fit(federation).export(tmp_path)
-    loader = loader_of(tmp_path)
-    with pytest.raises(ValueError, match="standardised its features by its own mean"):
-        loader.predict(loader.load("north"), torch.ones(1, 2))

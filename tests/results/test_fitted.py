@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from securecluster import CFL, FedAvg, Federation, load
 from securecluster.errors import SecureClusterWarning, UsageError
-from securecluster.results.feature_scales import SCALES, scaled
+from securecluster.results.preparation import SCALES
 
 pandas = pytest.importorskip("pandas")
 
@@ -130,7 +131,8 @@ def test_a_run_keeps_the_scales_of_its_features(scaling: Any, tmp_path: Path) ->
     kept = CFL.load(tmp_path).kept_
     plain = Federation.from_groups(TABLE, ILL, SITES, seed=0)
     for k, shard in enumerate(federation.shards):
-        found = scaled(kept, k, plain.shards[k].x_test)
+        module: Any = run.module_of(federation.names[k])
+        found = module.prepared(torch.as_tensor(plain.shards[k].x_test)).numpy()
         assert np.allclose(found, shard.x_test, atol=1e-5)
         if scaling == "client":
             scaler = StandardScaler().fit(plain.shards[k].x)
@@ -140,13 +142,7 @@ def test_a_run_keeps_the_scales_of_its_features(scaling: Any, tmp_path: Path) ->
     if scaling == "client":
         assert kept.learned.config["scaling"] == {"kind": "client"}
         with pytest.raises(UsageError, match="samples are some client's: say whose"):
-            scaled(kept, None, plain.shards[0].x)
-
-
-def test_samples_of_a_run_without_scales_stay_as_they_are(federation: Federation) -> None:
-    run = FedAvg(**SMALL).fit(federation)
-    x = federation.shards[0].x
-    assert scaled(run.kept_, None, x) is x
+            run.module_of(cluster=0)
 
 
 def test_a_module_with_a_softmax_is_doubted_where_it_is_fitted(federation: Federation) -> None:

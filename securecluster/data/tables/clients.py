@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +21,9 @@ from securecluster.data.class_names import (
 )
 from securecluster.data.feature_columns import listed, order
 from securecluster.data.pools import Labels, reading
+from securecluster.data.scaling import Categories
 from securecluster.data.tables import cells
+from securecluster.data.tables.coded import coded
 from securecluster.data.tables.images import images
 from securecluster.data.tables.parts import ColumnError, Table
 from securecluster.errors import UsageError
@@ -44,6 +46,8 @@ class Roles:
         drop: columns that are no features.
         missing: texts that stand for a missing value beside empty cells; None is those of features
             that are usual (`cells.MISSING`).
+        prepare: the categories of some columns, by their names, where gaps are filled and texts are
+            categories; None where they are faults.
     """
 
     client: str
@@ -52,6 +56,7 @@ class Roles:
     features: Sequence[str] | None = None
     drop: Sequence[str] = ()
     missing: Sequence[str] | None = None
+    prepare: Mapping[str, Categories] | None = None
 
     @property
     def wanted(self) -> list[str]:
@@ -70,6 +75,8 @@ class ClientColumns:
         columns: names of the feature columns.
         classes: the labels, in the order of the class numbers in y.
         doubts: what may be a mistake of the user's, as sentences.
+        categories: of each feature, where gaps are to be filled.
+        counted: whether some of them were found in the rows.
     """
 
     clients: dict[str | float, tuple[NDArray[Any], Labels]]
@@ -77,6 +84,8 @@ class ClientColumns:
     columns: tuple[str, ...]
     classes: ClassNames
     doubts: tuple[str, ...] = ()
+    categories: tuple[Categories, ...] = ()
+    counted: bool = False
 
 
 class _Faults(list[ColumnError]):
@@ -120,12 +129,12 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
             clients and values and faults.without(_truth, table, clients, values, roles.truth)
         )
     excluded = {*roles_of, *dropped}
-    features = _features(table, excluded, selected, roles.missing, faults)
+    features = _features(table, excluded, selected, roles, faults)
     if clients is None or numbered is None or features is None:
         raise table.refused(faults)
     names, client_of_row = clients
     y, found = numbered
-    x, columns = features
+    x, columns, categories = features
     # stable, so that a client's rows remain in the order of the files; sorting numbers of 16 bits
     # takes time in proportion to the rows
     positions = client_of_row.astype(np.min_scalar_type(len(names)))
@@ -133,7 +142,11 @@ def read_clients(table: Table, roles: Roles, classes: ClassNames | None) -> Clie
     ends = np.cumsum(np.bincount(client_of_row))[:-1]
     pairs = zip(np.split(x[by_client], ends), np.split(y[by_client], ends), strict=True)
     samples = {_key(name): pair for name, pair in zip(names, pairs, strict=True)}
-    return ClientColumns(samples, clusters, columns, found, _left_out(table))
+    given = {name for name, kinds in (roles.prepare or {}).items() if kinds}
+    counted = any(
+        kinds and name not in given for name, kinds in zip(columns, categories, strict=False)
+    )
+    return ClientColumns(samples, clusters, columns, found, _left_out(table), categories, counted)
 
 
 def _left_out(table: Table) -> tuple[str, ...]:
@@ -280,13 +293,9 @@ def _truth(
 
 
 def _features(
-    table: Table,
-    excluded: set[str],
-    selected: Sequence[str] | None,
-    missing: Sequence[str] | None,
-    faults: _Faults,
-) -> tuple[Array, tuple[str, ...]] | None:
-    """Return samples (n, …) of all rows, and the columns that they are made of.
+    table: Table, excluded: set[str], selected: Sequence[str] | None, roles: Roles, faults: _Faults
+) -> tuple[Array, tuple[str, ...], tuple[Categories, ...]] | None:
+    """Return samples (n, …) of all rows, the columns that they are made of, and their categories.
 
     Samples are images, or else lists, or else rows of numbers.
 
@@ -294,7 +303,7 @@ def _features(
         table: whose rows are read.
         excluded: columns that are no features.
         selected: columns that are features; None is all other columns.
-        missing: as in `Roles`.
+        roles: of the columns, and what is done with gaps and texts.
         faults: to which those of the features are added.
 
     Returns:
@@ -311,19 +320,53 @@ def _features(
     list_columns = [name for name in types if _holds_lists(types[name])]
     if image_columns:
         name = _only_feature(table, "images", image_columns, selected)
-        return images(table, name), (name,)
+        return images(table, name), (name,), ()
     if list_columns:
         name = _only_feature(table, "lists", list_columns, selected)
         lists = faults.without(_lists, table, name)
-        return None if lists is None else (lists, (name,))
+        return None if lists is None else (lists, (name,), ())
     if selected is None:
         # pandas writes its row numbers under this name
         names = [name for name in names if not name.startswith("__index_level_")]
     if not names:
         others = ", ".join(sorted(excluded))
         raise UsageError(f"{table.title} has no feature column besides {others}: add some")
-    columns = _numbers(table, names, missing, faults)
-    return None if faults else (_stacked(columns), tuple(names))
+    if roles.prepare is not None:
+        return _coded(table, names, roles, faults)
+    columns = _numbers(table, names, roles.missing, faults)
+    return None if faults else (_stacked(columns), tuple(names), ())
+
+
+def _coded(
+    table: Table, names: Sequence[str], roles: Roles, faults: _Faults
+) -> tuple[Array, tuple[str, ...], tuple[Categories, ...]] | None:
+    """Return columns for a preparation, as `_features` does.
+
+    Args:
+        table: with the columns.
+        names: of the columns.
+        roles: with what is known of the preparation.
+        faults: to which those of the columns are added.
+
+    Raises:
+        UsageError: categories of no column.
+    """
+    given = roles.prepare or {}
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UsageError(f"prepare names {listed(unknown)}, which are no features: leave them out")
+    left = [name for name in names if name not in given]
+    if left and None in given.values():  # a transformer of columns, which names all
+        raise UsageError(f"prepare does not name {listed(left)}: name them, or drop them")
+    found = []
+    for name in names:
+        column = faults.without(coded, table, name, roles.missing, given.get(name), True)
+        if column is not None:
+            found.append(column)
+    if faults:
+        return None
+    values = _stacked([values for values, _ in found])
+    return values, tuple(names), tuple(kinds for _, kinds in found)
 
 
 def _numbers(

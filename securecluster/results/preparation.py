@@ -1,0 +1,146 @@
+"""The preparation of samples in a finished run, which is a part of its models.
+
+Public bounds are in the configuration. A client's own mean and standard deviation, and the range of
+what it trained on, are of its data: they are beside its model, in `clients.safetensors`, and those
+of newcomers in `newcomers.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from securecluster.core import atomic_files, manifest
+from securecluster.core.lazy_torch import torch
+from securecluster.core.serialization import plain, typed
+from securecluster.data.scaling import Scale, Scaling
+from securecluster.errors import UsageError
+from securecluster.parties import newcomers
+from securecluster.results.fitted_state import FittedState
+
+if TYPE_CHECKING:
+    from securecluster.data.federation import Federation
+
+# in the clients' extra state
+SCALES = "scales"  # centres and widths of the features (m, 2, k)
+FILLS = "fills"  # what stands in for gaps (m, k)
+RANGES = "ranges"  # the smallest and the largest values that were trained on (m, 2, k)
+Numbers: TypeAlias = "Mapping[str, torch.Tensor]"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """Newcomer of a finished run: its cluster, and what it keeps of its own data."""
+
+    cluster: int
+    own: dict[str, list[Any]]
+
+    @property
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """Return what it keeps, as a client's row of the extra state."""
+        return {name: torch.tensor(rows, dtype=torch.float64) for name, rows in self.own.items()}
+
+
+def kept_numbers(federation: Federation) -> dict[str, torch.Tensor]:
+    """Return what clients keep of their own data, by the name in their extra state.
+
+    Args:
+        federation: the clients; those of known data sets keep nothing.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    shards = federation.shards
+    if federation.scaling is not None and federation.scaling.of_rows:
+        rows = [(shard.scale.centre, shard.scale.width) for shard in shards if shard.scale]
+        kept[SCALES] = torch.tensor(rows, dtype=torch.float64)
+        if federation.scaling.categories:
+            fills = [shard.scale.fill for shard in shards if shard.scale]
+            kept[FILLS] = torch.tensor(fills, dtype=torch.float64)
+    ranges = [shard.seen for shard in shards if shard.seen is not None]
+    if len(ranges) == len(shards):
+        kept[RANGES] = torch.as_tensor(np.stack(ranges))
+    return kept
+
+
+def own_numbers(kept: FittedState, client: int) -> dict[str, torch.Tensor]:
+    """Return what a client of the run keeps of its own data.
+
+    Args:
+        kept: state of the run.
+        client: its position.
+    """
+    extra = kept.clients.extra
+    return {name: extra[name][client] for name in (SCALES, FILLS, RANGES) if name in extra}
+
+
+def preparation(config: Mapping[str, Any], own: Numbers | None) -> dict[str, torch.Tensor] | None:
+    """Return the numbers by which a model's samples are prepared, as `Prepared` takes them.
+
+    Args:
+        config: of the run.
+        own: what the client keeps of its own data; None for nobody's samples in particular.
+
+    Returns:
+        None where samples are taken as they come.
+
+    Raises:
+        UsageError: nobody's samples, where each client has numbers of its own.
+    """
+    scaling = Scaling.read(config.get("scaling"))
+    if scaling is None:
+        return None
+    scale = scaling.public
+    if scale is None:
+        if own is None:
+            raise UsageError(
+                "each client of this run scaled its features by its own mean and deviation, so "
+                "samples are some client's: say whose"
+            )
+        centre, width = own[SCALES].tolist()
+        fill = own[FILLS].tolist() if FILLS in own else ()
+        scale = Scale(tuple(centre), tuple(width), tuple(fill))
+    numbers: dict[str, Any] = {"centre": scale.centre, "width": scale.width}
+    if scaling.categories:
+        numbers |= {"fill": scale.fill, "source": scaling.sources, "mark": scaling.marks}
+    if scaling.low:
+        numbers |= {"low": scaling.low, "high": scaling.high}
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
+
+
+def read_guests(folder: Path) -> dict[str, Guest]:
+    """Return the newcomers of a folder by their names.
+
+    Raises:
+        RunFolderError: the file differs from what was written.
+    """
+    path = folder / newcomers.KEPT
+    if not path.is_file():
+        return {}
+    content = manifest.content_with_digest(path, atomic_files.read(path))
+    try:
+        return typed(content["newcomers"], dict[str, Guest])
+    except (ValueError, KeyError):
+        raise manifest.damaged(path) from None
+
+
+def write_guests(folder: Path, guests: Mapping[str, Guest]) -> None:
+    """Write newcomers beside those that the folder has already, readable by its owner alone."""
+    data = manifest.with_digest({"newcomers": plain({**read_guests(folder), **guests})})
+    atomic_files.write_atomic(folder / newcomers.KEPT, data, atomic_files.OWNER, durable=True)
+
+
+def guests_of(joined: Federation, labels: Sequence[int]) -> dict[str, Guest]:
+    """Return newcomers by their names.
+
+    Args:
+        joined: the newcomers and their data, features in the order of the run.
+        labels: their clusters.
+    """
+    own = kept_numbers(joined)
+    guests = {}
+    for k, (name, label) in enumerate(zip(joined.names, labels, strict=True)):
+        guests[name] = Guest(int(label), {key: rows[k].tolist() for key, rows in own.items()})
+    return guests
