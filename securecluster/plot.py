@@ -214,16 +214,16 @@ def sweep(
 
 
 def plan(outlook: plans.Outlook, **look: Unpack[Look]) -> Figure:
-    """Return a figure of what ε buys: ARI and accuracy over ε.
+    """Return a figure of what ε buys: simulated ARI and accuracy over ε.
 
-    Bands are intervals for one new run.
+    Bands are from the least simulation to the most.
 
     Args:
         outlook: what `securecluster.plan` returned.
         look: see the module; on given axes accuracy alone is drawn.
 
     Raises:
-        UsageError: an outlook of a search.
+        UsageError: nothing was simulated, or given axes for ε of both units.
     """
     return _labelled(plans.frontier(outlook, look.get("ax")), look)
 

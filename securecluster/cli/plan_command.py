@@ -16,8 +16,8 @@ from securecluster.errors import UsageError
 from securecluster.studies import comparison_options
 
 ABOUT = (
-    "Say what ε buys, before private data are touched: expected ARI and accuracy with an interval, "
-    "rounds, bytes and seconds; or with --find the least ε, clients or samples that suffice."
+    "Say what ε buys, before private data are touched: noise and rounds by formula, and ARI, "
+    "accuracy, bytes and seconds of simulations on a public sample."
 )
 
 
@@ -31,36 +31,28 @@ class PlanOptions:
     """number of clients"""
     samples: int = 100
     """training samples of each client"""
-    find: str | None = None
-    """epsilon, clients or samples: search for the least of it, in place of forecasts"""
-    ari: float = 0.9
-    """with --find: the mean ARI that is to be reached"""
-    data: str | None = None
-    """a known set of images, whose form, mean and defaults the stand-ins take; None is your own"""
-    shape: tuple[int, ...] | None = None
-    """height and width of the clients' images, or channels, height and width; None is that of the
-    public sample
-    """
-    classes: int | None = None
-    """number of labels; None is that of the public sample"""
-    mean: float | None = None
-    """about that of the clients' pixels, from 0 (black) to 1 (white), such as 0.9 of ink on paper;
-    None is that of the public sample
-    """
     public: str = "digits"
-    """what stands in for the clients' data: a data set by its name, or your own CSV file of public
-    samples
+    """what is simulated on: a data set by its name, such as digits or breast_cancer, or your own
+    CSV file of public samples
     """
     label_column: str | None = None
     """your own CSV file: the column to learn"""
-    scenario: str = "label-swap"
-    """how clusters differ: a name from `securecluster list`"""
+    client_column: str | None = None
+    """your own CSV file: the column that names clients, of which the one with most rows is taken"""
+    scenario: str | None = None
+    """how clusters differ: a name from `securecluster list`; None is label-swap, or
+    label-permutation where there are too few labels for it
+    """
     clusters: int | None = None
-    """true clusters; None is the scenario's own default (label-swap: 4)"""
+    """true clusters; None is the scenario's own default (4), or 2 with two labels"""
     seeds: int = 3
     """simulations at each ε"""
     seed: int = 0
     """of the first simulation"""
+    work: float = 10.0
+    """million samples that clients of all simulations train on at most: what is more is left out
+    and named; 0 leaves formulas alone
+    """
     picture: Path | None = None
     """also draw ARI and accuracy over ε into this file (.png, .pdf or .svg)"""
     json: Path | None = None
@@ -83,8 +75,10 @@ def start(argv: Sequence[str]) -> int:
     labels, arguments = comparison_options.protocols_first(
         argv, "plan", "cfl hidden --clients 100 --samples 200 --epsilon 1 4 16"
     )
+    from securecluster.studies.plan import Outlook, frontier, plan, refuse_left
+
+    refuse_left(word.partition("=")[0].removeprefix("--") for word in arguments)
     options = _parsed(labels, arguments)
-    from securecluster.studies.plan import Outlook, frontier, plan
 
     plan_options = options.plan
     is_plan = outputs.json_with([field.name for field in fields(Outlook)])

@@ -10,12 +10,12 @@ from securecluster.figures.looks import Look, looks, name_of
 from securecluster.studies.sweep_figures import axis_label, panels_of, units, with_legend
 
 LABELS = {"ari": "ARI", "accuracy": "accuracy"}
-BAND = 0.12  # opacity of an interval
+BAND = 0.12  # opacity of a band
 Row = dict[str, Any]
 
 
 def frontier(rows: Sequence[Row], title: str = "", axes: Any = None) -> Any:
-    """Return a figure of ARI and accuracy over ε, with a band for one new run.
+    """Return a figure of ARI and accuracy over ε, with bands from the least simulation to the most.
 
     ε of a client and ε of an example have panels of their own.
 
@@ -37,7 +37,7 @@ def frontier(rows: Sequence[Row], title: str = "", axes: Any = None) -> Any:
     for group, line in zip(groups, panels, strict=True):
         for panel, score in zip(line, scores, strict=True):
             _draw(panel, group, score, styles)
-    picture.suptitle(f"{title}\nbands: the interval for one run".strip(), fontsize=10)
+    picture.suptitle(f"{title}\nbands: from the least simulation to the most".strip(), fontsize=10)
     return with_legend(picture, [panel for line in panels for panel in line])
 
 
@@ -65,8 +65,8 @@ def _draw(panel: Any, rows: Sequence[Row], score: str, styles: dict[str, Look]) 
             places, means, look.line, color=look.color, marker=look.marker,
             linewidth=look.width, label=name_of(label),
         )  # fmt: skip
-        lows = [row[f"{score}_low"] for row in variant_rows]
-        highs = [row[f"{score}_high"] for row in variant_rows]
+        lows = [row[f"{score}_least"] for row in variant_rows]
+        highs = [row[f"{score}_most"] for row in variant_rows]
         panel.fill_between(places, lows, highs, color=look.color, alpha=BAND, linewidth=0)
     # the levels themselves, without powers of two
     levels = sorted({row["epsilon"] for row in drawn})

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import securecluster
 from securecluster import CFL, FedAvg, Federation, LabelSwap, Settings
 from securecluster.cli.main import main
 from securecluster.data import Dirichlet, LabelSplit, Pathological, Scenario
-from securecluster.data.stand_ins import PublicSample, public_sample
+from securecluster.data.public_sample import PublicSample, public_sample
 from securecluster.errors import UsageError
+from securecluster.parties.run_check import checked_run
+from securecluster.protocols.registry import protocol_class
 from securecluster.studies import plan as plans
-from securecluster.studies.plan import Outlook, by_chance, frontier, interval, least, plan
+from securecluster.studies.plan import Outlook, cost, frontier, plan
 
 SHARED: dict[str, Any] = {"model": "linear", "rounds": 1, "epochs": 1}
 SMALL: dict[str, Any] = {"clients": 8, "samples": 20, "seeds": 2, **SHARED}
@@ -28,12 +32,19 @@ def outlook() -> Outlook:
     return plan(["cfl", "fedavg"], epsilon=[4, math.inf], **SMALL)
 
 
+@pytest.fixture(scope="module")
+def formulas() -> Outlook:
+    return plan(["cfl", "fedavg"], epsilon=[4, math.inf], work=0, **SMALL)
+
+
 def test_a_line_stands_for_each_protocol_at_each_epsilon(outlook: Outlook) -> None:
     lines = [(line.protocol, line.epsilon) for line in outlook.forecasts]
     assert lines == [("cfl", 4), ("cfl", math.inf), ("fedavg", 4), ("fedavg", math.inf)]
     assert all(line.runs == 2 and line.rounds == 1 for line in outlook.forecasts)
     assert outlook.forecasts[0].power == "clusters drowned, training doubtful"
     assert outlook.forecasts[1].power == "no noise"
+    assert "on 1,797 public rows of digits (label-swap, 4 cluster(s))" in outlook.notes[1]
+    assert "scores are those of digits" in outlook.notes[2]
 
 
 def test_noise_and_bytes_are_those_of_the_run_itself(outlook: Outlook) -> None:
@@ -47,7 +58,7 @@ def test_noise_and_bytes_are_those_of_the_run_itself(outlook: Outlook) -> None:
     assert expected.down == round(cfl.bytes_["down"] / 8)
 
 
-def test_scores_are_those_of_runs_on_the_stand_ins(outlook: Outlook) -> None:
+def test_scores_are_those_of_runs_on_the_named_sample(outlook: Outlook) -> None:
     sample = public_sample("digits")
     settings = Settings(transcript="none", threads=1, keys_from_seed=True)
     scores = []
@@ -57,139 +68,109 @@ def test_scores_are_those_of_runs_on_the_stand_ins(outlook: Outlook) -> None:
         scores.append(float(fitted.scores_.mean()))
     line = outlook.forecasts[3]
     assert line.accuracy == pytest.approx(sum(scores) / 2)
-    assert line.accuracy_least == pytest.approx(min(scores))
-    ends = interval(scores, "accuracy", power="no noise", own=False)
-    assert (line.accuracy_low, line.accuracy_high) == pytest.approx(ends)
+    assert (line.accuracy_least, line.accuracy_most) == pytest.approx((min(scores), max(scores)))
 
 
 def test_what_looks_for_no_clusters_has_no_ari(outlook: Outlook) -> None:
     assert [line.ari is None for line in outlook.forecasts] == [False, False, True, True]
-    with pytest.raises(UsageError, match="fedavg looks for no clusters"):
-        plan(["cfl", "fedavg"], find="epsilon", **SMALL)
 
 
-def test_an_interval_with_noise_spans_half_and_twice_the_epsilon() -> None:
-    at = {e: plan(["fedavg"], epsilon=[e], **SMALL).forecasts[0] for e in (50, 100, 200)}
-    means = [line.accuracy for line in at.values()]
-    assert at[100].accuracy_least <= min(means)
-    assert at[100].accuracy_most >= max(means)
+def test_without_work_formulas_alone_are_left_and_it_is_said(
+    outlook: Outlook, formulas: Outlook
+) -> None:
+    for line, simulated in zip(formulas.forecasts, outlook.forecasts, strict=True):
+        assert (line.runs, line.left_out, line.accuracy, line.up) == (0, 2, None, None)
+        for name in ("noise", "rounds", "power", "delta", "dp_unit"):
+            assert getattr(line, name) == getattr(simulated, name)
+    text = repr(formulas)
+    assert text.count("left out  ") == 8 and "simulated" not in text
+    assert "left out for time, simulations: 2 of cfl at ε = 4, " in text
+    with pytest.raises(UsageError, match="nothing was simulated"):
+        frontier(formulas)
 
 
-def test_an_interval_stays_within_what_a_score_can_be() -> None:
-    told: dict[str, Any] = {"power": "clusters carries", "own": True}
-    margin = plans.MARGINS["ari", False]
-    assert interval([1.0, 0.95], "ari", **told) == (pytest.approx(0.95 - margin), 1.0)
-    assert interval([0.0], "ari", **told) == (-0.25, margin)
-    # what simulations did is in it in any case
-    assert interval([-0.3], "ari", **told)[0] == -0.3
-    assert interval([None], "ari", **told) == (None, None)
-    for accuracy in (0.0, 0.01, 0.99, 1.0):
-        low, high = interval([accuracy], "accuracy", **told)
-        assert low is not None and high is not None
-        assert 0 <= low <= accuracy <= high <= 1
+def test_first_simulations_come_before_second_ones_and_work_is_never_exceeded() -> None:
+    methods = ["fedavg", "local"]
+    federation = public_sample("digits").clients(8, 20, LabelSwap(), 0)
+    checks = [
+        checked_run(protocol_class(name)(clip=1.0, **SHARED), federation, plans.SETTINGS)
+        for name in methods
+    ]
+    both = sum(cost(check) for check in checks) / plans.MILLION
+    for share, runs in ((0.4, [0, 0]), (0.6, [1, 0]), (1.0, [1, 1]), (1.6, [2, 1])):
+        made = plan(methods, epsilon=[math.inf], work=both * share + 1e-9, **SMALL)
+        assert [line.runs for line in made.forecasts] == runs
+        assert [line.left_out for line in made.forecasts] == [2 - some for some in runs]
 
 
-def test_what_chance_does_is_that_of_labels_by_chance() -> None:
-    low, high = by_chance((3, 3, 3))
-    # with six clients more chance strays less, and one true cluster is found or split
-    wider, narrower = high - low, np.subtract(*by_chance((5, 5, 5))[::-1])
-    assert -0.5 < low < 0 < high < 1 and narrower < wider
-    assert by_chance((5,)) == (0.0, 1.0)
-    metrics = pytest.importorskip("sklearn.metrics")
-    draw = np.random.default_rng(7)
-    truth = np.repeat(np.arange(3), 3)
-    found = [metrics.adjusted_rand_score(truth, draw.integers(3, size=9)) for _ in range(2000)]
-    within = np.mean([low - 1e-9 <= value <= high + 1e-9 for value in found])
-    assert 0.93 < within < 0.99
+def test_work_grows_with_what_clients_do() -> None:
+    sample = public_sample("digits")
+
+    def work(clients: int = 8, samples: int = 20, **options: Any) -> float:
+        federation = sample.clients(clients, samples, LabelSwap(), 0)
+        method = FedAvg(**{"clip": 1.0, "noise": 1.0, **SHARED, **options})
+        return cost(checked_run(method, federation, plans.SETTINGS))
+
+    least = work()
+    larger = [
+        work(clients=16), work(samples=40), work(rounds=2), work(epochs=2), work(model="mlp"),
+        work(dp_unit="example"),
+    ]  # fmt: skip
+    assert least >= 8 * 20 and all(least < some for some in larger)
 
 
-def test_an_interval_of_ari_minds_what_chance_does() -> None:
-    lost = {"power": "clusters drowned", "own": False, "chance": (-0.3, 0.4)}
-    assert interval([0.0, 0.1], "ari", **lost) == (-0.07, 0.4)
-    assert interval([0.9, 1.0], "ari", power="", own=False, chance=(-0.1, 0.1)) == (0.9 - 0.37, 1.0)
-    # never beyond what a simulation did, and no lower than chance
-    assert interval([-0.2, 0.1], "ari", **{**lost, "chance": (-0.1, 0.1)})[0] == -0.2
-    assert interval([0.0, 0.1], "ari", **{**lost, "chance": (-0.05, 0.1)})[0] == -0.05
+def test_sums_without_masks_have_the_noise_of_secure_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = public_sample("digits").clients(12, 20, LabelSwap(2), 0)
+    # updates are nothing but noise
+    options = {"clip": 1.0, "aggregation": "secagg", "lr": 1e-9, **SHARED}
+
+    def parameters(method: Any) -> Any:
+        module = method.fit(federation, plans.SETTINGS).module_of(federation.names[0])
+        return torch.cat([row.detach().flatten() for row in module.parameters()])
+
+    start = parameters(FedAvg(**options))
+    noisy = FedAvg(**options, target_epsilon=4.0)
+    check = checked_run(noisy, federation, plans.SETTINGS)
+    assert plans._without_masks(check) == (check.method, True)
+    monkeypatch.setattr(plans, "MOST_MASKED", 4)
+    method, masked = plans._without_masks(check)
+    assert not masked and method.aggregation == "plain"
+    norms = [float((parameters(some) - start).norm()) for some in (check.method, method)]
+    assert norms[1] == pytest.approx(norms[0], rel=0.1)
+    assert method.ledger_.price(1e-5).epsilon <= 4
 
 
-def test_an_interval_is_narrower_where_stand_ins_are_a_good_guide() -> None:
-    def width(values: list[float], score: str, power: str, own: bool) -> float:
-        low, high = interval(values, score, power=power, own=own)
-        assert low is not None and high is not None
-        return high - low
-
-    lost = "clusters drowned, training carries"
-    sure = plans.MARGINS["ari", True]
-    assert width([0.1], "ari", lost, False) == pytest.approx(2 * sure)
-    # the check alone, or the stand-ins alone, are no such proof
-    assert width([0.3], "ari", lost, False) > 2 * sure
-    assert width([0.1], "ari", "clusters doubtful, training drowned", False) > 2 * sure
-    assert width([0.5], "accuracy", lost, True) < width([0.5], "accuracy", lost, False)
-    # by logits: less room near the ends
-    assert width([0.95], "accuracy", lost, True) < width([0.5], "accuracy", lost, True) / 2
-    middle = 1 / (1 + math.exp(plans.MARGINS["accuracy", True]))
-    assert interval([0.5], "accuracy", power=lost, own=True)[0] == pytest.approx(middle)
+@pytest.mark.parametrize("name", ["fedavg", "hidden"])
+def test_masks_that_are_left_out_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "MOST_MASKED", 4)
+    made = plan([name], epsilon=[400], **{**SMALL, "seeds": 1}, clusters=2)
+    assert (made.forecasts[0].runs, made.forecasts[0].up) == (1, None)
+    assert any(f"masks of secure sums, and with them kB: {name}" in note for note in made.notes)
 
 
-def test_a_sample_that_is_handed_in_is_the_clients_own_kind() -> None:
-    assert not public_sample("digits").like((12, 12), 5).own
-    assert public_sample((np.eye(10, dtype=np.float32), np.arange(10))).own
+def test_simulations_that_differ_could_not_tell(outlook: Outlook) -> None:
+    line = replace(outlook.forecasts[0], ari=0.5, ari_least=0.0, ari_most=1.0)
+    text = repr(Outlook(8, 20, (line,)))
+    assert "could not tell" in text and "0.00 to 1.00" not in text
+    near = replace(line, ari_least=0.45, ari_most=0.55)
+    assert "0.50 (0.45 to 0.55)" in repr(Outlook(8, 20, (near,)))
+    assert "0.50 (1 run)" in repr(Outlook(8, 20, (replace(line, runs=1),)))
 
 
-@pytest.mark.parametrize(
-    ("first", "answer"),
-    [
-        (1, (1, None, 1.0)),
-        (2, (2, 1, 1.0)),
-        (5, (5, 4, 1.0)),
-        (6, (6, 5, 1.0)),
-        (7, (None, 6, 0.0)),
-    ],
-)
-def test_a_search_finds_the_least_that_suffices(first: int, answer: Any) -> None:
-    tried = []
-
-    def score(value: float) -> float:
-        tried.append(value)
-        return float(value >= first)
-
-    assert least(score, (1, 2, 3, 4, 5, 6), 0.9) == answer
-    assert len(tried) == len(set(tried)) <= 4
+def test_a_table_of_two_classes_has_two_clusters() -> None:
+    made = plan(["ifca"], epsilon=[math.inf], public="breast_cancer", **SMALL)
+    (line,) = made.forecasts
+    assert line.ari is not None and line.accuracy is not None and line.accuracy > 0.5
+    assert "569 public rows of breast_cancer (label-permutation, 2 cluster(s))" in made.notes[1]
+    with pytest.raises(UsageError, match="makes at most 1 clusters of 2 classes"):
+        plan(["cfl"], public="breast_cancer", scenario="label-swap", **SMALL)
 
 
-def test_the_least_epsilon_suffices_and_the_one_before_does_not() -> None:
-    options = {"clients": 8, "samples": 60, "seeds": 1, "model": "linear", "rounds": 3, "k": 4}
-    found = plan(["signature"], find="epsilon", ari=0.9, dp_unit="example", **options)
-    (answer,) = found.needs
-    assert answer.value is not None and answer.below is not None
-    at = plan(
-        ["signature"], epsilon=[answer.below, answer.value], dp_unit="example", **options
-    ).forecasts
-    assert at[0].ari is not None and at[1].ari is not None
-    assert at[0].ari < 0.9 <= at[1].ari == answer.ari
-    # the same prediction as the other way round
-    assert (answer.ari_low, answer.ari_high) == (at[1].ari_low, at[1].ari_high)
-    assert f"signature: ε {answer.value:.3g}" in repr(found)
-
-
-def test_the_head_of_a_search_names_what_is_given() -> None:
-    for find, head in (
-        ("epsilon", "8 clients with 20 samples each:"),
-        ("clients", "clients with 20 samples each:"),
-        ("samples", "8 clients:"),
-    ):
-        answer = plans.Need("cfl", find, None, 384, 0.5, "client", 1e-5)
-        lines = Outlook(8, 20, needs=(answer,)).lines()
-        assert lines[-1] == "ε of one client, at δ = 1e-05: cfl"
-        assert lines[0].startswith(head)
-        assert "up to 384 suffices (ARI 0.50 there)" in lines[1]
-
-
-def test_stand_ins_have_the_size_of_the_clients_and_only_public_rows() -> None:
-    sample = public_sample("digits").like((12, 10), 6)
-    federation = sample.clients(5, 300, LabelSwap(2), seed=3)
-    assert (len(federation), federation.classes, federation.shape) == (5, 6, (1, 12, 10))
-    assert all(len(shard.y) == 300 and len(shard.y_test) == 75 for shard in federation.shards)
+def test_simulated_clients_have_their_size_and_only_public_rows() -> None:
+    sample = public_sample("digits")
+    federation = sample.clients(5, 200, LabelSwap(2), seed=3)
+    assert (len(federation), federation.classes, federation.shape) == (5, 10, (1, 8, 8))
+    assert all(len(shard.y) == 200 and len(shard.y_test) == 50 for shard in federation.shards)
     known = {row.tobytes() for row in sample.x}
     trained = {row.tobytes() for shard in federation.shards for row in shard.x}
     tested = {row.tobytes() for shard in federation.shards for row in shard.x_test}
@@ -203,11 +184,11 @@ def test_rows_that_are_fewer_than_wanted_are_repeated_and_it_is_said() -> None:
     y = np.arange(40) % 2
     made = plan(["fedavg"], epsilon=[math.inf], public=(x, y), scenario="iid", **SMALL)
     assert "each is used about 5.3 times" in made.notes[-1]
-    assert "40 public rows of the public sample" in made.notes[0]
+    assert "40 public rows of your public sample" in made.notes[1]
 
 
 @pytest.mark.parametrize("skew", [Pathological(clusters=4), Dirichlet(clusters=3), LabelSplit()])
-def test_stand_ins_of_skewed_labels_have_all_samples_to_train_and_to_test(skew: Scenario) -> None:
+def test_clients_of_skewed_labels_have_all_samples_to_train_and_to_test(skew: Scenario) -> None:
     sample = public_sample("digits")
     federation = sample.clients(9, 60, skew, 3)
     assert {len(shard.y) for shard in federation.shards} == {60}
@@ -218,37 +199,6 @@ def test_stand_ins_of_skewed_labels_have_all_samples_to_train_and_to_test(skew: 
     )
     # what is tested on is held out of all training, however often rows are repeated
     assert not trained & tested
-
-
-def test_stand_ins_of_light_images_are_negatives_with_their_mean() -> None:
-    sample = public_sample("digits").like((28, 28), None)
-    light = sample.toned(0.96)
-    assert light.x.mean() == pytest.approx(0.96, abs=0.01)
-    # one power of the negatives: what is darker stays darker
-    first, made = (some.x[0].ravel() for some in (sample, light))
-    assert (np.diff(made[np.argsort(first)]) <= 0).all()
-    assert "negatives" in light.notes[-1]
-    assert sample.toned(0.2) is sample
-    table = PublicSample("table", np.zeros((9, 3), np.float32), np.arange(9) % 2, 2)
-    with pytest.raises(UsageError, match="no images with pixels from 0 to 1"):
-        table.toned(0.9)
-    with pytest.raises(UsageError, match="pixels are from 0 to 1"):
-        sample.toned(1.0)
-
-
-def test_a_known_data_set_gives_its_form_and_its_defaults() -> None:
-    digits = public_sample("digits")
-    ink, photos = digits.standing_for("femnist"), digits.standing_for("cifar10")
-    assert (ink.x.shape[1:], photos.x.shape[1:]) == ((1, 28, 28), (3, 32, 32))
-    assert ink.x.mean() == pytest.approx(0.96, abs=0.01)
-    assert np.array_equal(photos.x[:, 0], photos.x[:, 2])
-    made = ink.clients(4, 20, LabelSwap(2), seed=3)
-    assert (made.facts.bright, made.facts.mean) == (True, 0.96)
-    # the clients' own data have defaults that follow from no name
-    own = public_sample("digits").clients(4, 20, LabelSwap(2), seed=3)
-    assert (own.facts.bright, own.facts.mean) == (False, None)
-    with pytest.raises(UsageError, match="unknown data set of images 'ag_news'"):
-        digits.standing_for("ag_news")
 
 
 def test_a_file_and_its_arrays_are_the_same_sample(tmp_path: Path) -> None:
@@ -265,6 +215,20 @@ def test_a_file_and_its_arrays_are_the_same_sample(tmp_path: Path) -> None:
     assert np.array_equal(read.y[order[0]], given.y[order[1]])
     assert read.classes == 2
     assert "standardise the features" in read.notes[0]
+
+
+def test_of_several_clients_the_largest_is_the_sample(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    draws = np.random.default_rng(1)
+    path = tmp_path / "sample.csv"
+    # what a label means differs between hospitals
+    rows = [f"{a},{'high' if (a > 0) == (k % 3 > 0) else 'low'},{'NWW'[k % 3]}"
+            for k, a in enumerate(draws.normal(size=60))]  # fmt: skip
+    path.write_text("\n".join(["a,kind,hospital", *rows]) + "\n")
+    sample = public_sample(str(path), "kind", "hospital")
+    assert len(sample.y) == 40
+    assert np.array_equal(sample.y == 0, sample.x[:, 0] > 0)
+    assert "the 40 rows of W are used, of all 2 clients the most" in sample.notes[0]
 
 
 def test_a_protocol_that_cannot_run_is_refused_beside_those_that_can() -> None:
@@ -314,8 +278,8 @@ def test_the_command_prints_the_table_and_leaves_files(
     files = ["--json", str(tmp_path / "plan.json"), "--picture", str(tmp_path / "plan.png")]
     assert main(["plan", "cfl", "fedavg", *arguments, *files]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "8 clients with 20 samples each: expected, with the interval for one run"
-    assert printed[1].split()[:4] == ["protocol", "ε", "noise", "ARI"]
+    assert printed[0] == "8 clients with 20 samples each"
+    assert printed[1].split()[:4] == ["protocol", "ε", "noise", "rounds"]
     assert [line.split()[0] for line in printed[2:6]] == ["cfl", "cfl", "fedavg", "fedavg"]
     content = json.loads((tmp_path / "plan.json").read_text())
     assert [line["epsilon"] for line in content["forecasts"]] == [4, None, 4, None]
@@ -328,17 +292,16 @@ def test_the_command_prints_the_table_and_leaves_files(
     ("arguments", "sentence"),
     [
         ([], "plan takes the protocols first"),
-        (["cfl", "--shape", "3"], "shape is the height and the width"),
         (["cfl", "--epsilon", "0"], "epsilon = 0 is not possible: a target is above 0"),
-        (["cfl", "--find", "noise"], "unknown quantity to find 'noise'"),
-        (["cfl", "--find", "clients"], "a search for clients takes a single ε"),
-        (["cfl", "--find", "epsilon", "--ari", "2"], "ari = 2 is not possible"),
         (["cfl", "--public", "nope"], "unknown public sample 'nope'"),
         (["cfl", "--public", "x.csv"], "x.csv needs the name of the column with the labels"),
         (["cfl", "--public", "x.csv", "--label-column", "y"], "x.csv cannot be read"),
-        (["cfl", "--classes", "12"], "digits has 10 classes"),
-        (["cfl", "--data", "ag_news"], "unknown data set of images 'ag_news'"),
-        (["cfl", "--mean", "2"], "is not possible: pixels are from 0 to 1"),
+        *(
+            (["cfl", f"--{name}", "3"], f"plan has no option {name} any more")
+            for name in plans.LEFT
+        ),
+        (["cfl", "--work", "-1"], "work = -1.0 is not possible"),
+        (["cfl", "--work", "inf"], "work = inf is not possible"),
         (["cfl", "--k", "3"], "--k is an option of"),
         (["cfl", "--picture", "x.txt"], "its name ends in .png, .pdf or .svg"),
         (["cfl", "--clients", "1"], "--clients = 1 is not possible"),
@@ -347,14 +310,11 @@ def test_the_command_prints_the_table_and_leaves_files(
         (["cfl", "--samples", "9" * 23], "is not possible: it is a whole number from 2 to"),
         (["cfl", "--clients", "100000", "--samples", "100000"], "give fewer of either"),
         (["cfl", "--rounds", "9" * 23], "is not possible: it is a whole number from 1 to"),
-        (["cfl", "--shape", "9" * 23, "5"], "two whole numbers from 1 to 65,536"),
         (["cfl", "--epsilon", "1e400"], "--epsilon '1e400' is too large: give a smaller number"),
         (["cfl", "--epsilon", "4", "-1e400"], "--epsilon '-1e400' is too large"),
         (["cfl", "--lr", "9" * 400], "is too large: give a smaller number"),
-        (["cfl", "--ari", "0.5"], "ari is what a search is to reach: give find"),
-        (["cfl", "--ari", "nan"], "ari = nan is not possible"),
-        (["cfl", "--label-column", "y"], "is a column of a CSV file, and public is none"),
-        (["cfl", "--public", "mnist", "--label-column", "y"], "is a column of a CSV file"),
+        (["cfl", "--label-column", "y"], "are of a CSV file, and public is none"),
+        (["cfl", "--public", "mnist", "--label-column", "y"], "are of a CSV file"),
         (["cfl", "--public", "x" * 300], "unknown public sample 'xxx"),
         (["cfl", "--public", "é" * 200 + "/a"], "unknown public sample 'éé"),
         (["cfl", "--public", "x" * 300 + ".csv", "--label-column", "y"], "cannot be read as a CSV"),
@@ -403,5 +363,5 @@ def test_mistakes_from_python_are_sentences() -> None:
     few = PublicSample("few", np.zeros((4, 2), np.float32), np.arange(4), 4)
     with pytest.raises(UsageError, match="few has 4 rows"):
         few.clients(2, 2, LabelSwap(2), 0)
-    with pytest.raises(UsageError, match="no frontier"):
-        frontier(Outlook(2, 2))
+    with pytest.raises(UsageError, match="plan has no option find any more: give several targets"):
+        plan(["cfl"], find="epsilon")
