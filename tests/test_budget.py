@@ -31,7 +31,7 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7120,
-    "benchmarks": 15080,
+    "benchmarks": 14640,
     "protocols": 700,
     "protocols/cfl": 990,
     "protocols/common": 5020,
@@ -48,7 +48,7 @@ CODE_LINES = {
     "securecluster/clustering": 1900,
     "securecluster/commands": 590,
     "securecluster/core": 1780,
-    "securecluster/data": 5350,
+    "securecluster/data": 5290,
     "securecluster/figures": 800,
     "securecluster/folders": 790,
     "securecluster/messaging": 1890,
@@ -63,9 +63,9 @@ CODE_LINES = {
     "securecluster/runs": 1490,
     "securecluster/runtime": 3460,
     "securecluster/statements": 1410,
-    "securecluster/studies": 3320,
+    "securecluster/studies": 3220,
     "securecluster/training": 1750,
-    "tests": 72590,
+    "tests": 72440,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {

@@ -38,6 +38,8 @@ class Describe:
     """columns that are no features"""
     missing: tuple[str, ...] | None = None
     """texts that stand for missing values beside empty cells; None is ?, -, NA and their like"""
+    prepare: str | None = None
+    """auto fills gaps and makes numbers of categories and dates"""
 
 
 def describe(argv: list[str]) -> int:

@@ -83,7 +83,7 @@ class Simulation:
     """true clusters; None is the scenario's own default (label-swap, topics: 4)"""
     samples: int | None = None
     """training samples per client; None is as many as the scenario allows (ag_news: 300)"""
-    labels_per_client: int | None = None
+    labels_per_client: Annotated[int | None, PythonOnly("Pathological(labels=...)")] = None
     """pathological (2), label-split (0.7 of all): labels that a client holds"""
     alpha: float | None = None
     """dirichlet (0.5): the smaller, the fewer labels dominate a client"""

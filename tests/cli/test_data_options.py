@@ -46,7 +46,7 @@ def own(tmp_path: Path) -> Path:
         (["--scenario", "label-permutation", "--clusters", "3"], "label-permutation", 3),
         (["--scenario", "rotation"], "rotation", 4),
         (["--scenario", "inversion"], "inversion", 2),
-        (["--scenario", "pathological", "--labels-per-client", "4"], "pathological", None),
+        (["--scenario", "pathological"], "pathological", None),
         (["--scenario", "pathological", "--clusters", "2"], "pathological", 2),
         (["--scenario", "dirichlet", "--alpha", "5"], "dirichlet", 6),
         (
@@ -142,7 +142,7 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
             ["--scenario", "rotation", "--alpha", "1"],
             "has no alpha: leave it out, or use dirichlet",
         ),
-        (["--scenario", "tasks", "--labels-per-client", "2"], "has no labels per client"),
+        (["--labels-per-client", "2"], "is set in Python, by Pathological(labels=...)"),
         (["--minority", "0.2"], "is set in Python, by Tasks(minority=...)"),
         (["--overlap"], "is set in Python, by IID(overlap=True)"),
         (["--scenario", "tasks", "--clusters", "2"], "takes its clusters from the data set"),

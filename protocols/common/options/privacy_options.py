@@ -73,7 +73,7 @@ class PrivacyOptions(OptionGroup):
     in local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
     while numbers of samples and who takes part are public
     """
-    loss_clip: Annotated[float | None, Number(*CLIP_BOUNDS, high_in=True)] = None
+    loss_clip: Annotated[float | None, Number(*CLIP_BOUNDS, high_in=True), IN_PYTHON] = None
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
     nats, of positions 0.25
     """

@@ -79,7 +79,9 @@ def role(table: Table, name: str, missing: Sequence[str] | None) -> Any:
     return cells
 
 
-def _check_gaps(table: Table, name: str, cells: Any, gaps: Any) -> None:
+def _check_gaps(
+    table: Table, name: str, cells: Any, gaps: Any, advice: str = "fill or drop these rows"
+) -> None:
     """Raise ColumnError if cells are missing.
 
     Args:
@@ -87,6 +89,7 @@ def _check_gaps(table: Table, name: str, cells: Any, gaps: Any) -> None:
         name: of their column.
         cells: the column (pyarrow).
         gaps: whether each cell is missing.
+        advice: what to do.
     """
     first = _first(gaps)
     if first is None:
@@ -96,7 +99,7 @@ def _check_gaps(table: Table, name: str, cells: Any, gaps: Any) -> None:
     cells_in_words = "empty cell" if count == 1 else "empty cells"
     shown = f" ({value!r})" if isinstance(value, str) and value else ""
     text = f"has {count} {cells_in_words}{shown}, the first in {table.place(first)}"
-    raise ColumnError(f"column {name!r}", text, "fill or drop these rows")
+    raise ColumnError(f"column {name!r}", text, advice)
 
 
 def _first(mask: Any) -> int | None:
@@ -260,4 +263,6 @@ def check_complete(table: Table, name: str, values: NDArray[Any]) -> None:
     """
     gaps = np.isnan(values)
     if gaps.any():
-        _check_gaps(table, name, table.column(name), need("pyarrow").chunked_array([gaps]))
+        empty = need("pyarrow").chunked_array([gaps])
+        advice = "let --prepare auto fill them, or drop these rows"
+        _check_gaps(table, name, table.column(name), empty, advice)
