@@ -58,9 +58,6 @@ class Section(NamedTuple):
     text: str
 
 
-# --- what mkdocs calls
-
-
 def on_config(config: Any) -> Any:
     """Put every notebook and protocol into the tree, and the sources where mkdocstrings reads."""
     whole = {
@@ -117,9 +114,6 @@ def notebook_pages(config: Any, files: Any) -> dict[str, str]:
     return found
 
 
-# --- pages
-
-
 def site() -> dict[str, str]:
     """Return the text of every page but those of notebooks, by its path.
 
@@ -171,9 +165,6 @@ def redirected(text: str, path: str) -> str:
 def slug(heading: str) -> str:
     """Return a heading's anchor, as code hosts make it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-# --- methods
 
 
 @cache
@@ -233,10 +224,10 @@ def options_table(kind: Any) -> str:
     for option in command_line._options(command_line.Section("", kind, all_options=True)):
         if option.field not in shared:
             default = f"`{option.default}`" if option.default else ""
-            label = f"`{option.label}`"
-            if option.field in in_python:
-                label = f"`{option.field}`, in Python"
-            rows.append([label, default, escaped(option.text)])
+            label = (
+                f"{option.field}`, in Python" if option.field in in_python else f"{option.label}`"
+            )
+            rows.append([f"`{label}", default, escaped(option.text)])
     return table(["option", "default", "meaning"], rows)
 
 
@@ -304,9 +295,6 @@ def evidence(own: Section) -> str:
     return "\n".join(links) or "No page of evidence names it."
 
 
-# --- commands, Python and result.json
-
-
 def command_line_page() -> str:
     """Return the page of all commands, with their help."""
     usage, _, _ = printed("--help").partition("\n\nprotocols: ")
@@ -358,8 +346,8 @@ def python_page() -> str:
     homes: Mapping[str, str] = securecluster.HOMES
     others = sorted(homes.keys() - done, key=lambda name: (homes[name], name))
     for room, names in groupby(others, lambda name: ".".join(homes[name].split(".")[:2])):
-        pieces.append(f"## Of {room}")
-        pieces += [documented(getattr(securecluster, name)) for name in names]
+        own_names = (documented(getattr(securecluster, name)) for name in names)
+        pieces += [f"## Of {room}", *own_names]
     return "\n\n".join(pieces) + "\n"
 
 
