@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -320,11 +321,10 @@ def killed_at(step: int, action: Callable[[], None]) -> bool:
         os._exit(0)
 
 
-def test_a_kill_at_any_step_leaves_a_recording_that_goes_on(tmp_path: Path) -> None:
-    step = 0
+@pytest.mark.parametrize("first", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_a_kill_at_any_step_leaves_a_recording_that_goes_on(first: int, tmp_path: Path) -> None:
     seen = set()
-    while True:
-        step += 1
+    for step in itertools.count(first, 2):
         folder = tmp_path / str(step)
         if not killed_at(step, lambda folder=folder: write(folder, range(1, 2))):  # type: ignore[misc]
             break

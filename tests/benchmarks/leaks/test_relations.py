@@ -86,7 +86,7 @@ RUN, NEWCOMERS = TEN.select(range(8)), TEN.select(range(8, 10))
 def runs() -> Iterator[tuple[Any, str]]:
     """Yield protocols with noise, which together call every method, each with its unit."""
     for unit in ("client", "example"):
-        noisy = {**NOISE, **WAYS[unit], "model": "linear", "rounds": 3}
+        noisy = {**NOISE, **WAYS[unit], "model": "linear", "epochs": 1, "rounds": 3}
         for name in VARIANTS:
             yield cases.variant(name, **noisy), unit
         yield cases.variant("srfca", **noisy, trim=0.2), unit
@@ -134,7 +134,7 @@ def fitted_runs() -> Iterator[tuple[Any, str]]:
         yield fitted, unit
     # data of which nobody knows the centre
     for unit in ("client", "example"):
-        made = cases.variant("signature noise", **NOISE, **WAYS[unit], model="linear", rounds=3)
+        made = cases.variant("signature noise", **NOISE, **WAYS[unit], model="linear", rounds=2)
         fitted = made.fit(replace(RUN, data="own"))
         fitted.join(replace(NEWCOMERS, data="own"))
         yield fitted, unit
