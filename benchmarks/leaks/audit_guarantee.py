@@ -52,7 +52,7 @@ EPSILON = "the ledger's ε"
 RESULT = "audit_guarantee.csv"
 Patches = Callable[[], Iterator[None]]
 MASKED: dict[str, Any] = {"mask": "permutation", "rounds": 4}
-NOISED: dict[str, Any] = {"mask": "none", "clip": 0.5, "noise": 0.25, "rounds": 1}
+NOISED: dict[str, Any] = {"mask": "none", "clip": 0.5, "noise": 0.25, "rounds": 2}
 SUMMED: dict[str, Any] = {"mask": "none", "aggregation": "secagg", "rounds": 2}
 OF_MASKS = ("label-counts", "mask-public-model", "repeated-mask", "membership-loss-threshold")
 OF_NOISE = ("dp-audit-two-worlds", "dp-audit-one-run", "repeated-seed", "long-updates")
@@ -262,6 +262,9 @@ def measured(deployment: Deployment) -> dict[str, Any]:
         "protocol": deployment.protocol,
         "promise": deployment.promise,
         "verdict": verdict,
+        "called_broken": verdict == BROKEN,
+        "called_sound": verdict == SOUND,
+        "untold": verdict == UNTOLD,
         "by": " ".join(by),
         "refused": reason[:100],
         "seconds": round(time.process_time() - start, 2),
