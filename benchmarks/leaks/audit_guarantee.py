@@ -28,6 +28,7 @@ from unittest.mock import patch
 from benchmarks.table import write
 from securecluster import Federation
 from securecluster.attacks.base import MASK, SUMS
+from securecluster.attacks.registry import attack_named
 from securecluster.attacks.scoring import CHANCE
 from securecluster.audits.findings import BROKEN, UNTOLD
 from securecluster.audits.run_audit import Audit, adversary_of, audited
@@ -52,7 +53,7 @@ EPSILON = "the ledger's ε"
 RESULT = "audit_guarantee.csv"
 Patches = Callable[[], Iterator[None]]
 MASKED: dict[str, Any] = {"mask": "permutation", "rounds": 4}
-NOISED: dict[str, Any] = {"mask": "none", "clip": 0.5, "noise": 0.25, "rounds": 1}
+NOISED: dict[str, Any] = {"mask": "none", "clip": 0.5, "noise": 0.25, "rounds": 2}
 SUMMED: dict[str, Any] = {"mask": "none", "aggregation": "secagg", "rounds": 2}
 OF_MASKS = ("label-counts", "mask-public-model", "repeated-mask", "membership-loss-threshold")
 OF_NOISE = ("dp-audit-two-worlds", "dp-audit-one-run", "repeated-seed", "long-updates")
@@ -202,10 +203,11 @@ def broken() -> Iterator[Deployment]:
     for mistake, (patches, protocols) in masks.items():
         for name in protocols:
             yield Deployment(name, mistake, MASK, OF_MASKS, MASKED, patches)
-    alone = {**SUMMED, "participation": 0.1}
+    paired = {**SUMMED, "participation": 0.5, "cohort_size": 2}
+    helpers = ",".join(f"client:#{position}" for position in range(16))
     for name in ("fedavg", "finetune", "random", "mrmtl"):
-        mistake = "cohorts of two, of whom one colludes"
-        yield Deployment(name, mistake, SUMS, OF_SUMS, alone, helpers="client:#0")
+        mistake = "cohorts of two, with colluders"
+        yield Deployment(name, mistake, SUMS, OF_SUMS, paired, clients=24, helpers=helpers)
 
 
 def sound() -> Iterator[Deployment]:
@@ -228,7 +230,9 @@ def verdict_of(promise: str, audit: Audit) -> tuple[str, list[str]]:
     if audit.broken:
         return BROKEN, [finding.attack for finding in audit.broken]
     held = audit.judged(CHANCE)
-    kept = [f for f in held if (f.bounds if promise == EPSILON else promise in f.held)]
+    # mechanisms are tried with rows of the attack's own, which says nothing of this run
+    own = [finding for finding in held if not attack_named(finding.attack).of_mechanism]
+    kept = [f for f in own if (f.bounds if promise == EPSILON else promise in f.held)]
     return (SOUND if kept else UNTOLD), [finding.attack for finding in kept]
 
 
@@ -262,6 +266,9 @@ def measured(deployment: Deployment) -> dict[str, Any]:
         "protocol": deployment.protocol,
         "promise": deployment.promise,
         "verdict": verdict,
+        "called_broken": verdict == BROKEN,
+        "called_sound": verdict == SOUND,
+        "untold": verdict == UNTOLD,
         "by": " ".join(by),
         "refused": reason[:100],
         "seconds": round(time.process_time() - start, 2),

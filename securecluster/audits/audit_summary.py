@@ -168,7 +168,10 @@ def assumption(adversary: Adversary) -> str:
     if adversary.parties == (WIRE,):
         text = "It is taken to see who sends, when, and how long each message is, not what it says"
     if adversary.clients:
-        text += f", and the data and keys of {len(adversary.clients)} of the clients"
+        text += (
+            f", and the data and keys of {len(adversary.clients)} of the clients, which undo masks "
+            "and seals"
+        )
     return f"{text}."
 
 
