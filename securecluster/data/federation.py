@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,6 @@ from securecluster.data.scaling import Categories, Scale, Scaling, chosen_catego
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
-from securecluster.data.tables.clients import ClientColumns, Roles, read_clients
-from securecluster.data.tables.files import file_table
-from securecluster.data.tables.parts import frame_table, grouped
 from securecluster.data.user_arrays import (
     Pair,
     by_group,
@@ -48,6 +45,9 @@ from securecluster.data.user_arrays import (
 )
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
+
+if TYPE_CHECKING:
+    from securecluster.data.tables.clients import ClientColumns, Roles
 
 OWN = "own"  # name of the scenario of users' own data
 
@@ -479,6 +479,10 @@ class Federation:
             UsageError: no table, or columns or values that cannot be used, all of them in one
                 sentence.
         """
+        # readers of tables are loaded where there is one
+        from securecluster.data.tables.clients import Roles, read_clients
+        from securecluster.data.tables.parts import frame_table, grouped
+
         table, client = grouped(table, client)
         roles = Roles(
             client, label, truth, feature_columns, drop_columns, missing, chosen_categories(prepare)
@@ -538,6 +542,8 @@ class Federation:
             UsageError: files that cannot be read, or columns or values that cannot be used, with
                 all of a table's in one sentence.
         """
+        from securecluster.data.tables.clients import Roles
+
         roles = Roles(
             client_column,
             label_column,
@@ -704,6 +710,9 @@ def _from_files(
         scaling: as in `Federation.from_arrays`.
         seed: of the federation.
     """
+    from securecluster.data.tables.clients import read_clients
+    from securecluster.data.tables.files import file_table
+
     names = class_names.given_names(classes)
     read = read_clients(file_table(path, roles.wanted), roles, names)
     # absolute, so that the recipe holds in any working folder

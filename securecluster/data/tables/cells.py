@@ -110,8 +110,7 @@ def _first(mask: Any) -> int | None:
 
 def _is_text(column_type: Any) -> bool:
     types = need("pyarrow").types
-    checks = (types.is_string, types.is_large_string, types.is_string_view)
-    return any(check(column_type) for check in checks)
+    return bool(types.is_string(column_type) or types.is_large_string(column_type))
 
 
 def encoded(name: str, cells: Any) -> tuple[NDArray[Any], Labels]:
@@ -132,6 +131,8 @@ def encoded(name: str, cells: Any) -> tuple[NDArray[Any], Labels]:
         chunks = cells.dictionary_encode().unify_dictionaries().chunks
     except arrow.ArrowNotImplementedError:  # such as lists
         raise fault from None
+    if not chunks:
+        raise ColumnError(f"column {name!r}", "has no rows", "give a table that has some")
     values = chunks[0].dictionary.to_numpy(zero_copy_only=False)
     positions = np.concatenate([chunk.indices.to_numpy() for chunk in chunks], dtype=np.int64)
     try:

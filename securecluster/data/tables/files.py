@@ -24,6 +24,7 @@ PARQUET = (".parquet", ".pq")
 TABLES = (".csv", ".tsv", ".tab", ".xlsx", *PARQUET)
 LOOSE = (".txt", ".data")  # tables where no file of a folder has a name of a table
 SEPARATORS = ",;\t|"
+MOST_QUOTED = 120  # letters of another package's error
 BLOCK = 1 << 23  # bytes that are parsed at once, of which the longest line is a part
 
 
@@ -108,7 +109,7 @@ def _part(file: Path, lies_in: tuple[str, str], wanted: Sequence[str]) -> Part:
         else:
             cells = _text(file, begin, wanted)
     except (OSError, UnicodeDecodeError, arrow.ArrowException, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:MOST_QUOTED]
         raise UsageError(
             f"{file} cannot be read as CSV ({reason}): it is text in UTF-8, with the same number "
             "of columns in each line"
@@ -147,9 +148,14 @@ def _names_columns(first: Sequence[str], wanted: Sequence[str]) -> bool:
 def _sheet(file: Path) -> Any:
     """Return the cells (pyarrow) of the only sheet of an Excel file, as text."""
     need("openpyxl")
-    sheets = need("pandas").read_excel(
-        file, sheet_name=None, header=None, dtype=str, na_filter=False, engine="openpyxl"
-    )
+    pandas = need("pandas")
+    try:
+        sheets = pandas.read_excel(
+            file, sheet_name=None, header=None, dtype=str, na_filter=False, engine="openpyxl"
+        )
+    except Exception as error:  # of whatever a damaged file makes it meet
+        reason = f"{type(error).__name__} {error}"[:MOST_QUOTED]
+        raise UsageError(f"{file} cannot be read as Excel ({reason}): write it again") from None
     filled = {name: frame for name, frame in sheets.items() if frame.size}
     if len(filled) != 1:
         names = listed([repr(name) for name in filled]) or "none"

@@ -187,9 +187,12 @@ def _joined(name: str, cells: Sequence[Any]) -> Any:
 
 
 def _plain(cells: Any) -> Any:
-    """Return a column (pyarrow) by its values, where it has codes for them."""
-    if need("pyarrow").types.is_dictionary(cells.type):
-        return cells.cast(cells.type.value_type)
+    """Return a column (pyarrow) by its values, where it has codes for them, or views of texts."""
+    types = need("pyarrow").types
+    if types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if str(cells.type) == "string_view":  # of which pyarrow computes little
+        cells = cells.cast("string")
     return cells
 
 

@@ -37,6 +37,9 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert line in text, line
     text = described(capsys, tmp_path / "b.csv", *roles, "--drop-columns", "city")
     assert "a run would train on 1 client" in text
+    assert "a run would train on 2 clients" in described(
+        capsys, tmp_path, *roles, "--prepare", "auto"
+    )
     assert "for clients and classes give --client-column" in described(capsys, tmp_path)
 
 

@@ -176,6 +176,37 @@ def test_a_table_is_the_same_in_whatever_form_it_lies(form: str, tmp_path: Path)
     assert found.class_names == expected.class_names
 
 
+BROKEN: dict[str, bytes] = {
+    "no archive": b"PK\3\4garbage",
+    "cut off": gzip.compress(text_of(COLUMNS).encode())[:90],
+    "UTF-16": text_of(COLUMNS).encode("utf-16"),
+    "zeros": b"age,site,label\n" + b"\0" * 1000,
+    "a line too short": text_of(COLUMNS).encode() + b"1,2\n",
+    "an open quote": text_of(COLUMNS).encode() + b'"1,2,s0,ill\n',
+    "blank lines alone": b"\n\n",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_files_that_are_no_tables_are_refused(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"x\.csv cannot be read as (CSV|Excel) \("):
+        of_text(content, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["string_view", "large_string", "dictionary"])
+def test_texts_of_any_type_are_read(kind: str) -> None:
+    if not hasattr(pa, kind) and kind == "string_view":
+        pytest.skip("this pyarrow has no views of texts")
+    columns = {}
+    for name, values in COLUMNS.items():
+        texts = pa.array(map(str, values))
+        columns[name] = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
+    made = Federation.from_frame(
+        pa.table(columns), client="site", label="label", scaling="client", seed=0
+    )
+    assert made.names == ("s0", "s1", "s2") and made.class_names == ("ill", "well")
+
+
 def test_tabs_with_commas_in_names(tmp_path: Path) -> None:
     text = text_of(COLUMNS, "\t").replace("age", "age, years").replace("dose", "dose, mg, daily")
     assert of_text(text, tmp_path).feature_names == ("age, years", "dose, mg, daily")
