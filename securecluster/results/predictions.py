@@ -14,8 +14,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data.feature_columns import Columns, names_of, order
 from securecluster.data.plausibility import far_doubts
 from securecluster.data.scaling import Categories, Scaling
-from securecluster.data.tables.coded import rows
-from securecluster.data.tables.parts import Table, frame_table
 from securecluster.data.user_arrays import read_pair
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import Classification, Language, Objective, Trajectory
@@ -78,12 +76,6 @@ def read_samples(x: Any, kept: FittedState, seen: torch.Tensor | None = None) ->
     scaling = Scaling.read(config.get("scaling"))
     categories = () if scaling is None else scaling.categories
     names = config.get("feature_names")
-    if names is not None and names_of(x) is None and not isinstance(x, Table):
-        warnings.warn(
-            "the columns of X have no names: they are taken in the order of the run's features",
-            SecureClusterWarning,
-            stacklevel=4,
-        )
     values = _values(x, names, categories)
     shape = (len(categories),) if categories else tuple(config["shape"])
     if values.shape[1:] != shape:
@@ -111,10 +103,20 @@ def _values(x: Any, names: Sequence[str] | None, categories: Sequence[Categories
         names: of the features, if they have some.
         categories: of each of them, where the run fills gaps.
     """
+    from securecluster.data.tables.coded import rows
+    from securecluster.data.tables.parts import Table, frame_table
+
     if isinstance(x, Table):
         return rows(x, names or x.names, categories=categories)
     column_names = names_of(x)
-    if names is None or column_names is None:
+    if names is None:
+        return _numbers(x)
+    if column_names is None:
+        warnings.warn(
+            "the columns of X have no names: they are taken in the order of the run's features",
+            SecureClusterWarning,
+            stacklevel=5,
+        )
         return _numbers(x)
     # before the numbers: columns that are no features may hold text
     positions = order(column_names, names, "X has other columns than the run's data")

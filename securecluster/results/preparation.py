@@ -19,7 +19,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import plain, typed
 from securecluster.data.scaling import Scale, Scaling
 from securecluster.errors import UsageError
-from securecluster.parties import newcomers
 from securecluster.results.fitted_state import FittedState
 
 if TYPE_CHECKING:
@@ -116,7 +115,9 @@ def read_guests(folder: Path) -> dict[str, Guest]:
     Raises:
         RunFolderError: the file differs from what was written.
     """
-    path = folder / newcomers.KEPT
+    from securecluster.parties.newcomers import KEPT
+
+    path = folder / KEPT
     if not path.is_file():
         return {}
     content = manifest.content_with_digest(path, atomic_files.read(path))
@@ -128,8 +129,10 @@ def read_guests(folder: Path) -> dict[str, Guest]:
 
 def write_guests(folder: Path, guests: Mapping[str, Guest]) -> None:
     """Write newcomers beside those that the folder has already, readable by its owner alone."""
+    from securecluster.parties.newcomers import KEPT
+
     data = manifest.with_digest({"newcomers": plain({**read_guests(folder), **guests})})
-    atomic_files.write_atomic(folder / newcomers.KEPT, data, atomic_files.OWNER, durable=True)
+    atomic_files.write_atomic(folder / KEPT, data, atomic_files.OWNER, durable=True)
 
 
 def guests_of(joined: Federation, labels: Sequence[int]) -> dict[str, Guest]:
