@@ -31,7 +31,7 @@ LIBRARY = ("securecluster", "protocols", "attacks")
 CODE_LINES = {
     ".ci": 660,
     "attacks": 7120,
-    "benchmarks": 14640,
+    "benchmarks": 14800,
     "protocols": 700,
     "protocols/cfl": 990,
     "protocols/common": 5020,
@@ -43,12 +43,12 @@ CODE_LINES = {
     "protocols/oneshot": 1040,
     "protocols/srfca": 1380,
     "securecluster": 270,
-    "securecluster/audits": 2410,
+    "securecluster/audits": 2420,
     "securecluster/cli": 1340,
     "securecluster/clustering": 1900,
     "securecluster/commands": 590,
     "securecluster/core": 1780,
-    "securecluster/data": 5290,
+    "securecluster/data": 5310,
     "securecluster/figures": 800,
     "securecluster/folders": 790,
     "securecluster/messaging": 1890,
@@ -65,12 +65,12 @@ CODE_LINES = {
     "securecluster/statements": 1410,
     "securecluster/studies": 3220,
     "securecluster/training": 1750,
-    "tests": 72440,
+    "tests": 72470,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
     "attacks": 43,  # one an attack
-    "tests/attacks": 30,  # one an attack
+    "tests/attacks": 32,  # one an attack
 }
 FILES_NEEDED = {
     "securecluster.protocols.fedavg": 120,

@@ -211,7 +211,8 @@ def test_features_are_said_and_what_is_probably_not_meant_is_noted(
     command = ["run", "fedavg", "--data", str(patients), *OWN, "--rounds", "1"]
     assert main([*command, "--out", str(patients.parent / "r")]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("features (4): patient_id, age, a, b; client: site, label: ill\n")
+    assert said.out.startswith("features (4): patient_id, age, a, b; client: site, label: ill, ")
+    assert "2 classes, the rarest True (69 rows)" in said.out
     ids, scale = said.err.splitlines()
     assert ids == (
         "securecluster: note: column 'patient_id' looks like an id (a whole number that differs "
@@ -236,7 +237,8 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
     out = patients.parent / "r"
     assert exit_of("run fedavg --rounds 2", "--data", patients, *OWN, *options, "--out", out) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("features (2): a, b; client: site, label: ill\n") and said.err == ""
+    assert said.out.startswith("features (2): a, b; client: site, label: ill, 2 classes")
+    assert said.err == ""
     config = json.loads((out / "config.json").read_text())
     assert config["network"]["shape"] == [2] and config["network"]["feature_names"] == ["a", "b"]
     assert exit_of("resume", out, "--quiet") == 0 and exit_of("replay", out) == 0
@@ -405,6 +407,7 @@ def test_text_columns_are_named_with_the_option_that_drops_them(
     path.write_text("site,ill,ward,f\n" + "a,0,er,1\na,1,icu,2\nb,0,er,3\nb,1,er,4\n" * 4)
     assert exit_of(" ".join(["run fedavg --data", str(path), *OWN])) == 2
     said = capsys.readouterr().err
+    assert "column 'ward' of" in said
     assert (
-        "column 'ward' of" in said and "holds text, not numbers: drop it (--drop-columns)" in said
+        "holds text, not numbers, the first of it 'er' (line 2): drop it (--drop-columns)" in said
     )
