@@ -109,8 +109,8 @@ def test_the_weights_of_a_unit_are_read_that_is_dead_for_all_others(
     fitted, taps = tapped(FedAvg(**options), federation, FULL)
     adversary = adversary_of(federation.names, "server")
     result = finding_of(SingleCoordinates(), fitted, federation, adversary, taps)
-    assert result.verdict == verdict, result.reason or result.trace
-    assert result.score is not None
+    assert result.score is not None, result.reason or result.trace
+    assert result.score.verdict == verdict
     assert (result.score.value > 1) == (verdict == BETTER)
 
 
