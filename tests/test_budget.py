@@ -70,7 +70,7 @@ CODE_LINES = {
 MOST_FILES = 25  # in a folder
 CROWDED = {
     "attacks": 43,  # one an attack
-    "tests/attacks": 30,  # one an attack
+    "tests/attacks": 31,  # one an attack
 }
 FILES_NEEDED = {
     "securecluster.protocols.fedavg": 120,
