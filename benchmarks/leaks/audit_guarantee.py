@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
     "tasks": 2, "tune_rounds": 1, "cluster_rounds": 1,
 }  # fmt: skip
 EPSILON = "the ledger's ε"
-RESULT = "audit_guarantee.csv"
+RESULT = "audit_guarantee"
 Patches = Callable[[], Iterator[None]]
 MASKED: dict[str, Any] = {"mask": "permutation", "rounds": 4}
 NOISED: dict[str, Any] = {"mask": "none", "clip": 0.5, "noise": 0.25, "rounds": 2}

@@ -169,7 +169,12 @@ class Finding:
             return False
         if self.bounds:
             return twin.score.value > self.claimed_epsilon
-        return twin.score.verdict == BETTER
+        return twin.score.verdict == BETTER and not self._of_fewer(twin)
+
+    def _of_fewer(self, twin: Finding) -> bool:
+        """Return whether the guess is about fewer than on a twin, whose power it does not have."""
+        assert self.score is not None and twin.score is not None
+        return self.score.units < twin.score.units
 
     def _why_at_chance(self) -> str:
         """Return on which twins the attack succeeds."""
@@ -210,6 +215,11 @@ class Finding:
             more = ": more seconds would tell (--budget)" if SKIPPED in twin.reason else ""
             return f"the attack has no score without {without} either ({twin.reason}){more}"
         value = number(twin.score.value)
+        if not self.bounds and self._of_fewer(twin):
+            return (
+                f"it guesses {self.score.units} here and {twin.score.units} without {without}: "
+                "more clients would tell"
+            )
         if self.bounds:
             return (
                 f"without {without} its bound would be {value}, which is not above the ledger's "

@@ -90,10 +90,30 @@ def test_bounds_are_below_the_ledgers_epsilon_and_not_zero(
     assert two_worlds.chance < 1.0
 
 
-def test_the_noise_of_all_clients_is_in_a_sum(federation: Federation) -> None:
+def test_the_terms_of_a_plain_sum_are_read_and_have_the_noise_of_one_client(
+    federation: Federation,
+) -> None:
     claimed, one_run, two_worlds = bounds(FedAvg(**NOISED), federation)
-    assert two_worlds.value < 1 < claimed
-    assert not one_run.beats_chance
+    assert 0 < two_worlds.value < claimed
+    assert one_run.value < claimed
+
+
+@pytest.mark.parametrize("outlier", [0.0, 3.0, 1000.0])
+def test_one_client_beyond_its_bound_is_not_lost_in_means(outlier: float) -> None:
+    draw = np.random.default_rng(0)
+    present, absent = draw.normal(size=20), draw.normal(size=20)
+    present[0] += outlier
+    bound = dp_audit.by_outlier(present, absent)
+    assert bound > 30 if outlier == 1000.0 else bound < 3
+
+
+def test_half_of_the_noise_takes_clients_enough_to_be_found() -> None:
+    bounds_of = {}
+    for clients in (10, 400):
+        statistics = dict.fromkeys(range(clients), 0.0)
+        planted = dp_audit.Planted(statistics, dp_audit.heads(clients), claimed=8.0)
+        bounds_of[clients] = dp_audit.with_half_the_noise(planted, dp_audit.TwoWorldScorer(), 20)
+    assert bounds_of[10] < 8.0 < bounds_of[400]
 
 
 @pytest.mark.exhaustive

@@ -482,7 +482,7 @@ def test_what_is_assumed_and_bounded_depends_on_who_attacks(folder: Path) -> Non
     said = {
         "wire": "It is taken to see who sends, when, and how long each message is",
         "server": "and some public samples.",
-        "client:3": "some public samples, and the data and keys of 1 of the clients, which undo masks",
+        "client:3": "the data and keys of 1 of the clients, which undo masks",
     }
     for party, text in said.items():
         adversary = audit.adversary_of(run.names, party)
