@@ -91,6 +91,12 @@ def start(argv: Sequence[str]) -> int:
             "compare takes two protocols or more, then the options: choose from "
             f"{', '.join(protocol_names())}"
         )
+    for label in labels:
+        if Path(label).name != label:
+            raise UsageError(
+                f"{label} would name its run's folder, and none can be called so: give the option "
+                "after the protocols"
+            )
     variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters, ())
     sweep_plan.check_distinct(variants)
     protocols = [variant.at(sweep_plan.NOISE, 0.0) for variant in variants]

@@ -328,11 +328,6 @@ def test_a_comparison_of_a_folder_elsewhere_touches_nothing(
     assert contents(victim) == before
 
 
-def test_no_comparison_is_started_with_a_run_in_another_folder() -> None:
-    with pytest.raises(UsageError, match="none can be called so: give the option after"):
-        run_folder.comparison_json(["fedavg", "fedavg:model=../victim"])
-
-
 @pytest.mark.parametrize("command", ["run", "resume"])
 def test_a_run_of_a_comparison_that_is_a_link_is_left_alone(
     command: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
