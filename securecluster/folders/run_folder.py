@@ -822,16 +822,7 @@ def comparison_json(names: Sequence[str]) -> str:
 
     Args:
         names: of the protocols, each with the options of its own.
-
-    Raises:
-        UsageError: a name that no folder can have.
     """
-    for name in names:
-        if Path(name).name != name:
-            raise UsageError(
-                f"{name} would name its run's folder, and none can be called so: give the option "
-                "after the protocols"
-            )
     content = {"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)}
     return json.dumps(content, indent=2) + "\n"
 

@@ -91,6 +91,12 @@ def start(argv: Sequence[str]) -> int:
             "compare takes two protocols or more, then the options: choose from "
             f"{', '.join(protocol_names())}"
         )
+    for label in labels:
+        if Path(label).name != label:
+            raise UsageError(
+                f"{label} would name its run's folder, and none can be called so: give the option "
+                "after the protocols"
+            )
     variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters, ())
     sweep_plan.check_distinct(variants)
     protocols = [variant.at(sweep_plan.NOISE, 0.0) for variant in variants]
@@ -245,8 +251,7 @@ def _carry_out(
 
 def _carried_out(batch: Sequence[_Run]) -> list[Row]:
     """Carry out a run; what worker processes do."""
-    (run,) = batch
-    return [run.row()]
+    return [run.row() for run in batch]
 
 
 def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
@@ -380,10 +385,8 @@ def _runs(folder: Path, plans: Plans, quiet: bool) -> list[_Run]:
         plans: of the runs, by label.
         quiet: print no progress.
     """
-    runs = []
-    for number, (label, plan) in enumerate(plans.items(), 1):
-        runs.append(_Run(number, plan, folder / label, quiet))
-    return runs
+    numbered = enumerate(plans.items(), 1)
+    return [_Run(number, plan, folder / label, quiet) for number, (label, plan) in numbered]
 
 
 def _together(folder: Path, plans: Plans, rows: Sequence[Row]) -> list[Row]:

@@ -235,6 +235,7 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["cfl"], "two protocols or more"),
         (["cfl", "fedavg", "cfl"], "cfl is named twice"),
         (["cfl", "cfl:"], "would run the same"),
+        (["cfl", "cfl:model=../x"], "none can be called so: give the option after"),
         (["cfl", "cfl:sketsh=64"], "did you mean 'sketch'"),
         (["--rounds", "3", "cfl", "fedavg"], "the protocols first"),
         (["fedavg", "local", "--eps1", "0.3"], "--eps1 is an option of cfl only"),
