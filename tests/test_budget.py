@@ -43,14 +43,14 @@ CODE_LINES = {
     "protocols/oneshot": 1040,
     "protocols/srfca": 1380,
     "securecluster": 270,
-    "securecluster/audits": 2420,
+    "securecluster/audits": 2430,
     "securecluster/cli": 1340,
     "securecluster/clustering": 1900,
     "securecluster/commands": 590,
     "securecluster/core": 1780,
     "securecluster/data": 5310,
     "securecluster/figures": 800,
-    "securecluster/folders": 790,
+    "securecluster/folders": 780,
     "securecluster/messaging": 1890,
     "securecluster/models": 2100,
     "securecluster/nodes": 2420,
@@ -65,7 +65,7 @@ CODE_LINES = {
     "securecluster/statements": 1410,
     "securecluster/studies": 3220,
     "securecluster/training": 1750,
-    "tests": 72470,
+    "tests": 72480,
 }
 MOST_FILES = 25  # in a folder
 CROWDED = {
