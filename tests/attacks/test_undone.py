@@ -110,10 +110,6 @@ def test_all_but_one_subtract_themselves_from_a_secure_sum(options: dict[str, An
     assert found.guess is not None and list(found.guess.values) == [3]
 
 
-def test_a_colluders_own_noise_is_not_guessed() -> None:
-    assert updates(3, clip=0.1, noise=1.0).inapplicable
-
-
 def test_masks_themselves_are_attacked_as_they_are() -> None:
     names = [name for name in attack_names() if attack_named(name).of_masks]
     of_masks = ["mask-invariants", "mask-known-plaintext", "mask-public-model", "repeated-mask"]
